@@ -1,0 +1,66 @@
+"""Tensors by parameter name, and the flat vector they are a view of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Named = dict[str, Tensor]
+"""Tensors by parameter name."""
+
+Sums = dict[str, Named]
+"""Sums over examples, by channel and then by name."""
+
+State = dict[str, Any]
+"""A nested dict of tensors, numbers and objects with ``state_dict``; keys that start with ``_`` are scratch:
+recomputable from the secret and the step alone, so a checkpoint leaves them out."""
+
+Losses = Callable[[nn.Module, Any], Tensor]
+"""``losses(model, content)``: one loss per example, shape (n,). ``content`` is what the data gives for n indices."""
+
+
+def trainable(model: nn.Module) -> Named:
+    """The parameters that training changes, by name, in the model's own order."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How named tensors lie one after the other in one flat vector."""
+
+    shapes: tuple[tuple[str, torch.Size], ...]
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Layout:
+        """The layout of these tensors, in their order."""
+        return Layout(tuple((name, t.shape) for name, t in tensors.items()))
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return sum(math.prod(shape) for _, shape in self.shapes)
+
+    def split(self, flat: Tensor) -> Named:
+        """Views of a flat vector, by name."""
+        sizes = [math.prod(shape) for _, shape in self.shapes]
+        parts = torch.split(flat, sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One new flat vector that holds all of them."""
+        return torch.cat([tensors[name].reshape(-1) for name, _ in self.shapes])
+
+
+def add_sums(total: Sums | None, piece: Sums) -> Sums:
+    """Add one piece to a running total, in place; ``None`` starts it."""
+    if total is None:
+        return piece
+    for channel, named in piece.items():
+        for name, value in named.items():
+            total[channel][name] += value
+    return total

@@ -1,0 +1,84 @@
+"""Every generator in hush is made here, as a pure function of (secret, stream, step).
+
+Sampling and noise must be unpredictable to whoever sees the released model, and the same again after a resume. So a
+run holds one 256-bit secret, and each (stream, step) pair keys a counter-based generator of its own through BLAKE2b.
+torch's CPU generator is not used for noise: it keeps 32 bits of its seed, so that two of 100 000 steps would share
+their noise almost surely.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Secret:
+    """Thirty-two bytes from which all sampling and noise of one run derive; never printed, never released."""
+
+    key: bytes
+    origin: str = "system"  # "system", or "seed" where a person chose it: then the guarantee says so
+
+    def __repr__(self) -> str:
+        return f"Secret(origin={self.origin!r}, key hidden)"
+
+    @staticmethod
+    def fresh() -> Secret:
+        """A new secret from the operating system."""
+        return Secret(secrets.token_bytes(32))
+
+    @staticmethod
+    def from_seed(seed: int, *bound_to: str) -> Secret:
+        """A reproducible secret, bound to what it is for (the plan), so that two plans never share noise."""
+        text = "\0".join(["hush secret", str(seed), *bound_to])
+        return Secret(hashlib.blake2b(text.encode(), digest_size=32).digest(), origin="seed")
+
+    def derive(self, stream: str, step: int, size: int = 16) -> bytes:
+        """The key of one stream at one step."""
+        message = f"{stream}\0{step}".encode()
+        return hashlib.blake2b(message, key=self.key, digest_size=size).digest()
+
+    def child(self, stream: str) -> Secret:
+        """A secret of its own for a part of the run."""
+        return Secret(self.derive(stream, 0, size=32), self.origin)
+
+
+def generator(secret: Secret, stream: str, step: int) -> np.random.Generator:
+    """The numpy generator of (secret, stream, step): Philox with a 128-bit key."""
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(secret.derive(stream, step), "little")))
+
+
+def normal(secret: Secret, stream: str, step: int, like: Tensor) -> Tensor:
+    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step)."""
+    if like.device.type == "cuda":
+        seed = int.from_bytes(secret.derive(stream, step, size=8), "little", signed=True)
+        device_generator = torch.Generator(like.device).manual_seed(seed)
+        return torch.randn(like.numel(), generator=device_generator, dtype=like.dtype, device=like.device)
+    wide = like.dtype == torch.float64
+    values = generator(secret, stream, step).standard_normal(like.numel(), dtype=np.float64 if wide else np.float32)
+    return torch.from_numpy(values).to(like.device, like.dtype)
+
+
+@contextmanager
+def model_randomness(secret: Secret, step: int, piece: int, device: torch.device) -> Iterator[None]:
+    """Fix torch's global generator for one piece of one step: dropout and a VAE's draws are the same for every
+    gradient engine, for both points of a two-point query, and after a resume. The caller's state comes back after."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int.from_bytes(secret.derive(f"model/{piece}", step, size=7), "little"))
+        yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Fix torch's global generator by a public seed (initial weights, splits); the caller's state comes back after."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
