@@ -1,0 +1,1 @@
+"""Real data: one loader a dataset, verified bytes, nothing unpickled."""

@@ -1,0 +1,47 @@
+"""Train, validation and test, deterministic by seed.
+
+A split depends on the number of rows and the seed alone, never on what the rows say, so it can be repeated and it is
+public. The guarantee of a run is about the rows of the training part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.errors import BadInput
+from hush.randomness import Secret, generator
+
+Arrays = tuple[Tensor, ...]
+"""Tensors with the examples in their first dimension, usually (features, labels)."""
+
+FOR_CHOOSING = 0.1
+"""The share of the training rows set apart when something is to be chosen (a learning rate, a method)."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows to train on and the rows to test on."""
+
+    train: Arrays
+    test: Arrays
+
+
+def permutation(rows: int, seed: int, stream: str = "validation") -> Tensor:
+    """A permutation of ``rows`` numbers: a pure function of (rows, seed, stream)."""
+    order = generator(Secret.from_seed(seed, "split", stream), stream, rows).permutation(rows)
+    return torch.from_numpy(order.astype(np.int64))
+
+
+def hold_out(arrays: Arrays, fraction: float, *, seed: int, stream: str = "validation") -> tuple[Arrays, Arrays]:
+    """(the rest, the held-out part): ⌊fraction·rows⌋ rows are held out, and both parts keep the original order."""
+    if not 0 <= fraction < 1:
+        raise BadInput(f"the held-out fraction must be at least 0 and below 1, got {fraction}")
+    rows = len(arrays[0])
+    held = int(fraction * rows + 1e-9)
+    order = permutation(rows, seed, stream)
+    kept, out = order[held:].sort().values, order[:held].sort().values
+    return tuple(a[kept] for a in arrays), tuple(a[out] for a in arrays)

@@ -1,0 +1,64 @@
+"""A problem: data, model, loss and metric, and what about the data is taken to be public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush.data.splits import Arrays, Split, hold_out
+from hush.named import Losses
+
+Metric = Literal["accuracy", "loss"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public."""
+
+    name: str
+    summary: str
+    train: Any
+    test: Any
+    validation: Any | None
+    model: Callable[[], nn.Module]
+    losses: Losses
+    metric: Metric = "accuracy"
+    classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """−log softmax(model(x))_y, one number per example."""
+    features, labels = content
+    return functional.cross_entropy(model(features), labels, reduction="none")
+
+
+def classification(
+    name: str,
+    summary: str,
+    split: Split,
+    model: Callable[[], nn.Module],
+    *,
+    classes: int,
+    seed: int,
+    validation: float,
+    assumptions: tuple[str, ...] = (),
+    class_names: tuple[str, ...] | None = None,
+) -> Problem:
+    """A classification problem from a split, with a validation part of its training rows when asked for."""
+    train, held = with_validation(split.train, validation, seed)
+    return Problem(
+        name, summary, train, split.test, held, model, cross_entropy, "accuracy", classes, class_names, assumptions
+    )
+
+
+def with_validation(train: Arrays, fraction: float, seed: int) -> tuple[Arrays, Arrays | None]:
+    """(training part, validation part or None), deterministic by seed."""
+    if fraction == 0:
+        return train, None
+    return hold_out(train, fraction, seed=seed)
