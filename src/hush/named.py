@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.errors import BadInput
+
 Named = dict[str, Tensor]
 """Tensors by parameter name."""
 
@@ -64,3 +66,16 @@ def add_sums(total: Sums | None, piece: Sums) -> Sums:
         for name, value in named.items():
             total[channel][name] += value
     return total
+
+
+def per_example(values: Tensor, examples: int | None = None) -> Tensor:
+    """The losses as given, after checking that there is one for each example."""
+    if values.dim() == 0:
+        raise BadInput(
+            "the loss is a single number, and privacy needs one per example: "
+            "use reduction='none' so that losses(model, content) has shape (n,)"
+        )
+    if values.dim() != 1 or (examples is not None and len(values) != examples):
+        wanted = "(n,)" if examples is None else f"({examples},)"
+        raise BadInput(f"losses(model, content) must have one value per example, shape {wanted}; got {tuple(values.shape)}")
+    return values

@@ -1,0 +1,48 @@
+"""Ordinary training: the sum of gradients as it is, without any bound and so without any guarantee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hush.named import Losses, Named, State, Sums, per_example, trainable
+from hush.queries.clipped import diagnostics
+from hush.queries.query import Channel
+from hush.release import Release
+
+
+@dataclass(frozen=True)
+class PlainSum:
+    """Σ gᵢ by one ordinary backward pass."""
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """One channel without a bound: nothing is proven about it."""
+        return {"gradient": Channel(math.inf, proof="none")}
+
+    def init(self, params: Named) -> tuple[State, State]:
+        """No state."""
+        return {}, {}
+
+    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
+        """The gradient of the piece's summed loss."""
+        params = trainable(model)
+        with torch.enable_grad():
+            values = per_example(losses(model, content))
+            grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
+        named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}
+        detached = values.detach()
+        return {"gradient": named, "diagnostics": diagnostics(detached, torch.zeros_like(detached))}
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        """The sum as it is."""
+        return {"gradient": sums["gradient"]}, private
+
+    def observe(self, release: Release, update: Named, public: State) -> State:
+        """Nothing to learn from the release."""
+        return public

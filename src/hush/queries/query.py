@@ -1,0 +1,52 @@
+"""The protocol of the only code that sees data, and what it declares about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import nn
+
+from hush.named import Losses, Named, State, Sums
+from hush.release import Release
+
+Proof = Literal["sum", "hidden-state", "none"]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One vector that a query gives to be noised.
+
+    ``bound`` is the L2 norm that one example can add to it. ``std`` fixes the noise on this channel's sum; a channel
+    without one gets what is left of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
+    """
+
+    bound: float
+    proof: Proof = "sum"
+    std: float | None = None
+
+
+class Query(Protocol):
+    """Turns a batch into bounded sums. An additive ``piece`` per microbatch or rank, one ``finish`` per step."""
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """What is released, with its bound and the kind of proof it has."""
+        ...
+
+    def init(self, params: Named) -> tuple[State, State]:
+        """The public state (made of released values only) and the private state (never leaves the query)."""
+        ...
+
+    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
+        """Sums over the examples of one piece; the extra key ``diagnostics`` is private and never released."""
+        ...
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        """The channels to be noised, from the whole batch's sums, and the next private state."""
+        ...
+
+    def observe(self, release: Release, update: Named, public: State) -> State:
+        """The next public state, from what was released."""
+        ...

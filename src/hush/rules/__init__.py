@@ -1,0 +1,8 @@
+"""What happens after the noise: post-processing, which cannot break privacy."""
+
+from hush.rules.adam import Adam
+from hush.rules.rule import Cosine, Linear, Rate, Rule
+from hush.rules.sgd import SGD
+from hush.rules.torch_optim import TorchOptim
+
+__all__ = ["SGD", "Adam", "Cosine", "Linear", "Rate", "Rule", "TorchOptim"]

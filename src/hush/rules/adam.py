@@ -1,0 +1,59 @@
+"""Adam (Kingma & Ba 2015) on private gradients, with decoupled weight decay as an option (Loshchilov & Hutter 2019).
+
+m ← β₁m + (1−β₁)g̃;  v ← β₂v + (1−β₂)g̃²;  θ ← θ − η(m̂ / (√v̂ + ζ) + wθ).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hush import validate
+from hush.named import Named, State
+from hush.release import Release
+from hush.rules.rule import Rate, check_rate, rate_at
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction."""
+
+    lr: Rate = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.lr)
+        validate.probability(beta1=self.beta1, beta2=self.beta2)
+        validate.positive(eps=self.eps)
+        validate.not_negative(weight_decay=self.weight_decay)
+
+    def init(self, params: Named) -> State:
+        """First and second moments, and the number of steps taken."""
+        zeros = {n: torch.zeros_like(p) for n, p in params.items()}
+        return {"m": zeros, "v": {n: z.clone() for n, z in zeros.items()}, "taken": 0}
+
+    @torch.no_grad()
+    def step(self, params: Named, release: Release, state: State) -> Named:
+        """One step of Adam on the released gradient."""
+        state["taken"] += 1
+        targets = list(params.values())
+        grads = [release.gradient[name] for name in params]
+        m = [state["m"][name] for name in params]
+        v = [state["v"][name] for name in params]
+        torch._foreach_lerp_(m, grads, 1.0 - self.beta1)
+        torch._foreach_mul_(v, self.beta2)
+        torch._foreach_addcmul_(v, grads, grads, value=1.0 - self.beta2)
+        lr = rate_at(self.lr, release.step)
+        scale = torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"])
+        torch._foreach_sqrt_(scale)
+        torch._foreach_add_(scale, self.eps)
+        update = list(torch._foreach_div(m, scale))
+        torch._foreach_mul_(update, -lr / (1.0 - self.beta1 ** state["taken"]))
+        if self.weight_decay:
+            torch._foreach_add_(update, targets, alpha=-lr * self.weight_decay)
+        torch._foreach_add_(targets, update)
+        return dict(zip(params, update, strict=True))

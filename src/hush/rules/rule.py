@@ -1,0 +1,66 @@
+"""The protocol of a rule, and learning rates that may change over steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from hush import validate
+from hush.named import Named, State
+from hush.release import Release
+
+Rate = float | Callable[[int], float]
+"""A learning rate: a number, or a function of the step (never of anything private)."""
+
+
+class Rule(Protocol):
+    """Turns a release into an update in place. It sees only released values, so it cannot break privacy."""
+
+    def init(self, params: Named) -> State:
+        """The state before the first step."""
+        ...
+
+    def step(self, params: Named, release: Release, state: State) -> Named:
+        """Change the parameters and the state in place; return the update, new minus old."""
+        ...
+
+
+def rate_at(rate: Rate, step: int) -> float:
+    """The learning rate of a step."""
+    return rate(step) if callable(rate) else rate
+
+
+def check_rate(rate: Rate) -> None:
+    """A constant rate must be a positive number."""
+    if not callable(rate):
+        validate.positive(lr=rate)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From ``peak`` down to ``floor`` along half a cosine over ``steps``, after a linear warm-up."""
+
+    peak: float
+    steps: int
+    warmup: int = 0
+    floor: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        return self.floor + (self.peak - self.floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From ``start`` to ``end`` in a straight line over ``steps``."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        return self.start + (self.end - self.start) * min(1.0, step / max(1, self.steps))

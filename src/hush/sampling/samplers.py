@@ -1,0 +1,206 @@
+"""Which examples take part in a step: a pure function of (secret, step), so a resume replays nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush import validate
+from hush.errors import BadInput
+from hush.randomness import Secret, generator
+from hush.sampling.participation import (
+    CyclicPoisson,
+    OnePass,
+    Participation,
+    PoissonSampled,
+    Reshuffled,
+    SameOrder,
+    WithoutReplacement,
+)
+
+
+class Sampler(Protocol):
+    """Draws batches and declares, publicly, how one example takes part."""
+
+    @property
+    def examples(self) -> int:
+        """The public number of examples that the plan was made for."""
+        ...
+
+    @property
+    def participation(self) -> Participation:
+        """How often and how far apart one example can take part."""
+        ...
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """The examples of one step among ``population``, as int64; pure in its arguments."""
+        ...
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every example flips its own coin at every step (Abadi et al. 2016, as analysed there).
+
+    ``rate`` is a public number. It is not recomputed from the data: the population may differ from ``examples``
+    (adding or removing an example must not move the others' coins), and example i's coin depends on i alone.
+    """
+
+    examples: int
+    rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        validate.whole(examples=self.examples, steps=self.steps)
+        validate.rate(sample_rate=self.rate)
+
+    @property
+    def participation(self) -> PoissonSampled:
+        """Poisson at ``rate``."""
+        return PoissonSampled(self.rate, self.steps)
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """The examples whose coin fell on heads."""
+        return _coins(secret, step, np.arange(population), population, self.rate)
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A uniformly random subset of fixed size, drawn anew at every step."""
+
+    examples: int
+    batch_size: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_batch(self.examples, self.batch_size, self.steps)
+
+    @property
+    def participation(self) -> WithoutReplacement:
+        """Without replacement within a step."""
+        return WithoutReplacement(self.examples, self.batch_size, self.steps)
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """A subset of ``batch_size`` examples."""
+        _same_population(self.examples, population)
+        chosen = generator(secret, "sampling", step).choice(population, self.batch_size, replace=False, shuffle=False)
+        return torch.from_numpy(chosen)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A new random order every epoch, cut into batches: what a DataLoader with ``shuffle=True`` does."""
+
+    examples: int
+    batch_size: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_batch(self.examples, self.batch_size, self.steps)
+
+    @property
+    def participation(self) -> Reshuffled:
+        """Once an epoch, at an unknown place: this hides nothing that could be proven, so nothing is amplified."""
+        return Reshuffled(_per_epoch(self), self.steps)
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """One slice of this epoch's order."""
+        epoch, place = divmod(step, _per_epoch(self))
+        return _slice(self, _order(secret, epoch, population), place, population)
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """Fixed batches in the same order every epoch; over at most one epoch this is one pass."""
+
+    examples: int
+    batch_size: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_batch(self.examples, self.batch_size, self.steps)
+
+    @property
+    def participation(self) -> SameOrder | OnePass:
+        """The same slice again every ``per_epoch`` steps."""
+        per_epoch = _per_epoch(self)
+        return OnePass(self.steps) if self.steps <= per_epoch else SameOrder(per_epoch, self.steps)
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """One slice of the one order of this run."""
+        return _slice(self, _order(secret, 0, population), step % _per_epoch(self), population)
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """Fixed groups, visited in turn, each Poisson-sampled at ``rate``: what amplified banded noise needs.
+
+    Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization". An example meets the noise of a step at
+    most once in ``groups`` consecutive steps.
+    """
+
+    examples: int
+    groups: int
+    rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        validate.whole(examples=self.examples, groups=self.groups, steps=self.steps)
+        validate.rate(sample_rate=self.rate)
+        if self.groups > self.examples:
+            raise BadInput(f"{self.groups} groups need at least as many examples, got {self.examples}")
+
+    @property
+    def participation(self) -> CyclicPoisson:
+        """Poisson at ``rate`` within group t mod ``groups``."""
+        return CyclicPoisson(self.groups, self.rate, self.steps)
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """The members of this step's group whose coin fell on heads."""
+        _same_population(self.examples, population)
+        members = np.sort(_order(secret, 0, population)[step % self.groups :: self.groups])
+        return _coins(secret, step, members, population, self.rate)
+
+
+def one_pass(examples: int, batch_size: int) -> Partitioned:
+    """Every example once, in one random order."""
+    _check_batch(examples, batch_size, 1)
+    return Partitioned(examples, batch_size, -(-examples // batch_size))
+
+
+def _per_epoch(sampler: Shuffled | Partitioned) -> int:
+    return -(-sampler.examples // sampler.batch_size)
+
+
+def _coins(secret: Secret, step: int, members: np.ndarray, population: int, rate: float) -> Tensor:
+    coins = generator(secret, "sampling", step).random(population)
+    return torch.from_numpy(members[coins[members] < rate])
+
+
+@lru_cache(maxsize=4)
+def _order(secret: Secret, epoch: int, population: int) -> np.ndarray:
+    return generator(secret, "order", epoch).permutation(population)
+
+
+def _slice(sampler: Shuffled | Partitioned, order: np.ndarray, place: int, population: int) -> Tensor:
+    _same_population(sampler.examples, population)
+    start = place * sampler.batch_size
+    return torch.from_numpy(order[start : start + sampler.batch_size].copy())
+
+
+def _check_batch(examples: int, batch_size: int, steps: int) -> None:
+    validate.whole(examples=examples, batch_size=batch_size, steps=steps)
+    if batch_size > examples:
+        raise BadInput(f"batch size {batch_size} is larger than the data: {examples} examples")
+
+
+def _same_population(planned: int, population: int) -> None:
+    if planned != population:
+        raise BadInput(
+            f"the plan was made for exactly {planned} examples and the data has {population}: "
+            "with these batches the number of examples is a public part of the guarantee"
+        )

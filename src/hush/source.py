@@ -1,0 +1,92 @@
+"""Data as hush reads it: a length, and the content of any set of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from hush.errors import BadInput
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Anything with a length that gives the content of some indices, with the examples along dimension 0."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Tensor) -> Any:
+        """The content of these examples: what ``losses(model, content)`` receives."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Tensors that share their first dimension; the content is the tuple (or the one tensor) indexed."""
+
+    tensors: tuple[Tensor, ...]
+    single: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = {len(t) for t in self.tensors}
+        if len(lengths) != 1:
+            raise BadInput(f"the tensors of a dataset must share their first dimension, got lengths {sorted(lengths)}")
+        for place, tensor in enumerate(self.tensors):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise BadInput(f"tensor {place} of the data holds values that are not finite (NaN or infinity)")
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def take(self, indices: Tensor) -> Any:
+        """The rows of every tensor."""
+        rows = tuple(tensor[indices.to(tensor.device)] for tensor in self.tensors)
+        return rows[0] if self.single else rows
+
+
+@dataclass(frozen=True)
+class Collated:
+    """A map-style torch Dataset, its items collated by torch's default."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Tensor) -> Any:
+        """The collated items; no items give an empty batch of the right shape."""
+        if len(indices) == 0:
+            return to_each(lambda t: t[:0], default_collate([self.dataset[0]]))
+        return default_collate([self.dataset[i] for i in indices.tolist()])
+
+
+def as_source(data: Any) -> Source:
+    """Tensors, a tuple of tensors, or a map-style Dataset, as a Source."""
+    if isinstance(data, Tensor):
+        source: Source = Tensors((data,), single=True)
+    elif isinstance(data, (tuple, list)) and data and all(isinstance(t, Tensor) for t in data):
+        source = Tensors(tuple(data))
+    elif isinstance(data, Source):
+        source = data
+    elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        source = Collated(data)
+    else:
+        raise BadInput(f"data must be a tensor, a tuple of tensors or a Dataset with a length, got {type(data).__name__}")
+    if len(source) == 0:
+        raise BadInput("the data holds no examples")
+    return source
+
+
+def to_each(function: Any, content: Any) -> Any:
+    """Apply a function to every tensor of a nested content."""
+    if isinstance(content, Tensor):
+        return function(content)
+    if isinstance(content, Mapping):
+        return {key: to_each(function, value) for key, value in content.items()}
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return tuple(to_each(function, value) for value in content)
+    return content
