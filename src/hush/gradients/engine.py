@@ -1,0 +1,118 @@
+"""The book-keeping engine: one forward, one backward of the activations' gradients, then norms and one contraction.
+
+Bu, Wang, Zha, Karypis 2022, "Differentially private optimization on large model at small cost".
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hush.gradients.layers  # noqa: F401  (registers the rules)
+from hush.gradients.functional import record_functional
+from hush.gradients.tape import GradientWarning, Point, Tape, check_losses, kept, weights_of
+from hush.gradients.terms import Term, chunked_squares, together
+from hush.gradients.watched import Entry, Session, Unhandled, Watched
+from hush.named import Losses, Named, trainable
+
+
+@dataclass(frozen=True)
+class BookTape:
+    """A tape that holds terms, and per-example gradients only where they are the cheaper way."""
+
+    losses: Tensor
+    params: Named
+    terms: dict[str, list[Term]]
+
+    def squared_norms(self) -> Named:
+        """‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
+        return {name: self._squares(name) for name in self.params}
+
+    def _squares(self, name: str) -> Tensor:
+        terms, n = self.terms[name], self.losses.shape[0]
+        if not terms:
+            return self.params[name].new_zeros(n)
+        return terms[0].squares() if len(terms) == 1 else chunked_squares(terms, n, self.params[name].numel())
+
+    def sum(self, weights: Tensor | Named) -> Named:
+        """Σᵢ wᵢ gᵢ, one contraction per term."""
+        same = None if isinstance(weights, dict) else kept(weights)
+        out: Named = {}
+        for name, param in self.params.items():
+            w = weights_of(weights, name)
+            keep = kept(w) if isinstance(weights, dict) else same
+            parts = [term.weighted(w, keep) for term in self.terms[name]]
+            total = torch.zeros_like(param) if not parts else parts[0]
+            for part in parts[1:]:
+                total = total + part
+            out[name] = total
+        return out
+
+
+@contextmanager
+def _standing_in(model: nn.Module, stand_ins: dict[int, Watched]) -> Iterator[None]:
+    """Put the stand-ins in the parameters' places, wherever one parameter is shared, and take them out again."""
+    swapped: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for module in model.modules():
+            places: dict[str, Any] = module._parameters
+            for key, param in list(places.items()):
+                if id(param) in stand_ins:
+                    swapped.append((places, key, param))
+                    places[key] = stand_ins[id(param)]
+        yield
+    finally:
+        for places, key, param in swapped:
+            places[key] = param
+
+
+def record_book_keeping(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
+    """One forward and one backward per point; raises Unhandled where a rule is missing."""
+    params = trainable(model)
+    terms: dict[str, list[Term]] = {name: [] for name in params}
+    first: Tensor | None = None
+    state = torch.get_rng_state()
+    for point in points:
+        torch.set_rng_state(state)
+        values, entries = _one_point(model, losses, content, n, params, point)
+        first = values if first is None else first
+        for entry in entries:
+            terms[entry.name] += entry.terms
+    assert first is not None
+    return BookTape(
+        first, {name: p.detach() for name, p in params.items()}, {name: together(t) for name, t in terms.items()}
+    )
+
+
+def _one_point(
+    model: nn.Module, losses: Losses, content: Any, n: int, params: Named, point: Point
+) -> tuple[Tensor, list[Entry]]:
+    like = next(iter(params.values()))
+    session = Session(n, torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
+    at = point.params or {}
+    entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
+    stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
+    with torch.enable_grad(), _standing_in(model, stand_ins):
+        values = losses(model, content)
+    check_losses(values, n)
+    if values.requires_grad:
+        start = torch.full_like(values, point.coefficient)
+        torch.autograd.grad(values, session.anchor, start, allow_unused=True)
+    return values.detach(), entries
+
+
+def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
+    """Book-keeping where its rules cover the model, else the reference, which says so."""
+    state = torch.get_rng_state()
+    try:
+        return record_book_keeping(model, losses, content, n, points)
+    except Unhandled as stop:
+        torch.set_rng_state(state)
+        warnings.warn(f"torch.func computes the gradients of this model: {stop.why}", GradientWarning, stacklevel=3)
+        return record_functional(model, losses, content, n, points)

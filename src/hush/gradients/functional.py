@@ -1,0 +1,66 @@
+"""The reference engine: torch.func computes each example's gradient as if it were alone in its batch.
+
+gᵢ = ∇ lossᵢ by vmap(grad) over a batch of one. It holds n gradients at once and is slow, and it is right by
+construction: nothing one example contains can reach another's gradient. Everything else is measured against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils import _pytree as pytree
+
+from hush.gradients.tape import HeldTape, Point, check_losses
+from hush.named import Losses, Named, trainable
+
+
+class Wrapped(nn.Module):
+    """The model and its losses as one module, so that torch.func can call it with other parameters."""
+
+    def __init__(self, model: nn.Module, losses: Losses) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = losses
+
+    def forward(self, content: Any) -> Tensor:
+        """The losses of the content."""
+        return self.losses(self.model, content)
+
+
+def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
+    """Per-example gradients by torch.func, one vmap per point, all points under the same model randomness."""
+    own = {name: p.detach() for name, p in trainable(model).items()}
+    total: Named = {}
+    first: Tensor | None = None
+    state = torch.get_rng_state()
+    for point in points:
+        torch.set_rng_state(state)
+        values, gradients = _one_point(Wrapped(model, losses), own | (point.params or {}), content)
+        first = values if first is None else first
+        for name, g in gradients.items():
+            term = g if point.coefficient == 1.0 else g * point.coefficient
+            total[name] = total[name] + term if name in total else term
+    assert first is not None
+    return HeldTape(first.detach(), total)
+
+
+def _one_point(wrapped: Wrapped, params: Named, content: Any) -> tuple[Tensor, Named]:
+    leaves, spec = pytree.tree_flatten(content)
+    batched = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def one_loss(current: Named, *example: Tensor) -> Tensor:
+        rows = iter(example)
+        alone = [next(rows).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        named = {f"model.{name}": value for name, value in current.items()}
+        loss = functional_call(wrapped, named, (pytree.tree_unflatten(alone, spec),))
+        check_losses(loss, 1)
+        return loss.squeeze(0)
+
+    in_dims = (None, *[0] * len(batched))
+    with torch.enable_grad():
+        gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
+    return values, gradients

@@ -1,0 +1,103 @@
+"""Book-keeping rules of single layers: the ordinary forward, the input's gradient, and a term for each parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from hush.gradients.convolution import Convolution
+from hush.gradients.terms import Outer, Rows
+from hush.gradients.watched import Entry, Session, entry_of, handles, plain, refuse
+
+
+def opened(x: Any, *parameters: Any) -> Session:
+    """The session of these parameters, after checking that x holds the examples in its first dimension."""
+    entries = [e for e in map(entry_of, parameters) if e is not None]
+    session = entries[0].session
+    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < 2 or x.shape[0] != session.n:
+        raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
+    for entry in entries:
+        entry.uses += 1
+    return session
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, entries: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.entries = entries
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        leave_linear(ctx.entries, x, gy)
+        return None, gy @ weight if ctx.needs_input_grad[1] else None, None, None, None
+
+
+def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
+    """The terms of y = x Wᵀ + b, for any number of dimensions between the examples and the features."""
+    weight, bias = entries
+    b = gy.reshape(gy.shape[0], -1, gy.shape[-1])
+    if weight is not None:
+        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b))
+    if bias is not None:
+        bias.leave(Rows(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
+
+
+@handles(F.linear)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """y = x Wᵀ + b."""
+    session = opened(input, weight, bias)
+    entries = (entry_of(weight), entry_of(bias))
+    out: Tensor = _Linear.apply(session.anchor, input, plain(weight), plain(bias), entries)
+    return out
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, rule: Convolution, entries: Any
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rule, ctx.entries = rule, entries
+        return rule.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        w, b = ctx.entries
+        if w is not None:
+            w.leave(ctx.rule.term(x, gy, weight, w.uses == 1))
+        if b is not None:
+            b.leave(Rows(gy.flatten(2).sum(2)))
+        gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
+        return None, gx, None, None, None, None
+
+
+def _convolve(dims: int, transposed: bool) -> Any:
+    def forward(  # noqa: PLR0913
+        input: Tensor,  # noqa: A002
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        session = opened(input, weight, bias)
+        if input.dim() != dims + 2:
+            raise refuse("the convolution's input has no dimension of examples", weight, bias)
+        rule = Convolution.of(dims, stride, padding, dilation, groups, weight.shape[2:])
+        entries = (entry_of(weight), entry_of(bias))
+        out: Tensor = _Conv.apply(session.anchor, rule.padded(input), plain(weight), plain(bias), rule, entries)
+        return out
+
+    return forward
+
+
+for _dims, _function in ((1, F.conv1d), (2, F.conv2d), (3, F.conv3d)):
+    handles(_function)(_convolve(_dims, transposed=False))

@@ -1,0 +1,138 @@
+"""Parameters whose every use is seen.
+
+During a recording each trainable parameter is replaced by a ``Watched`` stand-in without gradient, so autograd
+propagates the activations' gradients alone. A function that takes a stand-in is either one of the known ones, which
+leaves a term on the parameter's entry when the backward pass reaches it, or it is not, and the recording stops with
+``Unhandled``: no use of a parameter can go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.gradients.terms import Term
+
+
+class Unhandled(Exception):  # noqa: N818  (a signal between the engine and its layers, never seen by a user)
+    """A parameter is used in a way that the book-keeping rules do not cover."""
+
+    def __init__(self, names: list[str], why: str) -> None:
+        super().__init__(why)
+        self.names = names
+        self.why = why
+
+
+@dataclass(eq=False)
+class Session:
+    """One forward and backward: the number of examples and what autograd must reach."""
+
+    n: int
+    anchor: Tensor  # requires grad; ties every watched layer into the graph, even the first
+    leaves: list[tuple[Entry, Tensor]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Entry:
+    """One trainable parameter: its value, how often the forward used it, and the terms the backward left."""
+
+    name: str
+    value: Tensor
+    session: Session
+    uses: int = 0
+    terms: list[Term] = field(default_factory=list)
+
+    def leave(self, term: Term) -> None:
+        """Take the term of one use; small ones are added up at once."""
+        self.terms.append(term)
+
+
+Handler = Callable[..., Any]
+HANDLERS: dict[Any, Handler] = {}
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    """Register the rule of these torch functions."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return register
+
+
+class Watched(Tensor):
+    """The stand-in of one parameter."""
+
+    entry: Entry
+
+    @staticmethod
+    def of(entry: Entry) -> Watched:
+        """A stand-in that shares the parameter's memory."""
+        stand_in: Watched = torch.Tensor._make_subclass(Watched, entry.value, False)
+        stand_in.entry = entry
+        return stand_in
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = HANDLERS.get(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            if handler is not None:
+                return handler(*args, **(kwargs or {}))
+            if func in _HARMLESS:
+                return func(*args, **(kwargs or {}))
+        label = getattr(func, "__name__", str(func))
+        raise Unhandled(_names(args), f"'{label}' has no book-keeping rule")
+
+
+def plain(value: Any) -> Any:
+    """The tensor behind a stand-in; anything else as it is."""
+    return value.entry.value if isinstance(value, Watched) else value
+
+
+def entry_of(value: Any) -> Entry | None:
+    """The entry of a stand-in; None for frozen parameters and ordinary tensors."""
+    return value.entry if isinstance(value, Watched) else None
+
+
+def refuse(why: str, *values: Any) -> Unhandled:
+    """The signal that these parameters are used in an unknown way."""
+    return Unhandled(_names(values), why)
+
+
+def _names(values: Any) -> list[str]:
+    found: list[str] = []
+    for value in values:
+        if isinstance(value, Watched):
+            found.append(value.entry.name)
+        elif isinstance(value, (list, tuple)):
+            found.extend(_names(value))
+    return found
+
+
+_HARMLESS: set[Any] = {
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.stride,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.element_size,
+    Tensor.get_device,
+    Tensor.__len__,
+    Tensor.__hash__,
+    Tensor.__repr__,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "is_nested")
+        + ("is_sparse", "is_quantized", "is_mkldnn", "is_meta", "is_cpu", "grad")
+    ),
+}
