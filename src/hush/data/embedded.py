@@ -27,7 +27,7 @@ def digits() -> Split:
 
 
 def breast_cancer() -> tuple[Split, tuple[str, ...]]:
-    """569 tumours, 30 measurements each, 0 malignant and 1 benign (UCI Wisconsin Diagnostic); and the names of these."""
+    """569 tumours, 30 measurements each, 0 malignant and 1 benign (UCI Wisconsin Diagnostic); and their names."""
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()

