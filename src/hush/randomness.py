@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.normals import normal_of_key
+
 
 @dataclass(frozen=True, repr=False)
 class Secret:
@@ -56,14 +58,17 @@ def generator(secret: Secret, stream: str, step: int) -> np.random.Generator:
 
 
 def normal(secret: Secret, stream: str, step: int, like: Tensor) -> Tensor:
-    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step)."""
+    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step).
+
+    On the CPU the bits are AES-256 in counter mode, so they are cryptographically secure, and the transform is Box and
+    Muller's. The vector is made in blocks of a fixed size: it does not depend on the number of threads.
+    """
     if like.device.type == "cuda":
         seed = int.from_bytes(secret.derive(stream, step, size=8), "little", signed=True)
         device_generator = torch.Generator(like.device).manual_seed(seed)
         return torch.randn(like.numel(), generator=device_generator, dtype=like.dtype, device=like.device)
-    wide = like.dtype == torch.float64
-    values = generator(secret, stream, step).standard_normal(like.numel(), dtype=np.float64 if wide else np.float32)
-    return torch.from_numpy(values).to(like.device, like.dtype)
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return normal_of_key(secret.derive(stream, step, size=32), like.numel(), dtype).to(like.device, like.dtype)
 
 
 @contextmanager

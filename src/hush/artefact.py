@@ -1,0 +1,50 @@
+"""The released artefact: weights and privacy card. Nothing private is in it: no secret, no seed, no batch, no loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from hush.files import write_atomic, writable_directory
+
+WEIGHTS, CARD, PAGE = "model.safetensors", "privacy.json", "PRIVACY.md"
+
+
+def write_artefact(directory: Path, model: nn.Module, card: Mapping[str, Any], page: str) -> Path:
+    """Write ``model.safetensors``, ``privacy.json`` and ``PRIVACY.md`` to a directory."""
+    writable_directory(directory)
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+    write_atomic(directory / WEIGHTS, save(weights))
+    write_atomic(directory / CARD, (json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_atomic(directory / PAGE, page.encode())
+    return directory
+
+
+def card_page(card: Mapping[str, Any], sentence: str) -> str:
+    """The card as a page for people."""
+    guarantee = card["guarantee"]
+    lines = ["# Privacy card", "", sentence, ""]
+    if guarantee["assumptions"]:
+        lines += ["It assumes that", "", *(f"- {text}," for text in guarantee["assumptions"]), ""]
+    if len(card["claims"]) > 1:
+        lines += ["## Every ε that is said about this method", "", "| ε | status | reason |", "|---|---|---|"]
+        lines += [f"| {c['epsilon']} | {c['status']} | {c['reason']} |" for c in card["claims"]] + [""]
+    rows = {
+        "method": card["method"],
+        "mechanism": f"`{guarantee['event']}`",
+        "accountant": guarantee["accountant"],
+        "noise multiplier σ": card["noise_multiplier"],
+        "sensitivity of the noise's correlation": card["sensitivity"],
+        "noise on the sum, in clip units": card["noise_std"],
+        "divisor": card["divisor"],
+        "steps planned and accounted for": card["steps"],
+        "steps taken": card["steps_taken"],
+    }
+    lines += ["## How it was trained", "", "| what | value |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())]
+    lines += ["", "The complete plan is in `privacy.json`."]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,137 @@
+"""AES-256 in counter mode (FIPS 197, SP 800-38A): the random bits behind all noise.
+
+The bytes come from the operating system's libcrypto, which uses the processor's AES instructions; where there is none,
+a table-driven numpy version gives the same bytes, slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint32]
+_ZEROS = bytes(1 << 20)
+
+
+def keystream(key: bytes, block: int) -> Callable[[int, int], None]:
+    """A writer of successive key-stream bytes, from 16-byte block number ``block`` on: ``write(address, bytes)``."""
+    library = _libcrypto()
+    return _LibraryStream(library, key, block) if library is not None else _TableStream(key, block)
+
+
+@cache
+def _libcrypto() -> Any:
+    """libcrypto with the signatures of the four functions used here, or None."""
+    name = ctypes.util.find_library("crypto")
+    try:
+        library = ctypes.CDLL(name) if name else None
+    except OSError:
+        return None
+    if library is None or not hasattr(library, "EVP_aes_256_ctr"):
+        return None
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    library.EVP_CIPHER_CTX_new.restype = pointer
+    library.EVP_aes_256_ctr.restype = pointer
+    library.EVP_CIPHER_CTX_free.argtypes = [pointer]
+    library.EVP_EncryptInit_ex.argtypes = [pointer, pointer, pointer, text, text]
+    library.EVP_EncryptUpdate.argtypes = [pointer, pointer, ctypes.POINTER(ctypes.c_int), text, ctypes.c_int]
+    return library
+
+
+class _LibraryStream:
+    def __init__(self, library: Any, key: bytes, block: int) -> None:
+        self.library = library
+        self.context = library.EVP_CIPHER_CTX_new()
+        counter = block.to_bytes(16, "big")
+        if library.EVP_EncryptInit_ex(self.context, library.EVP_aes_256_ctr(), None, key, counter) != 1:
+            raise RuntimeError("libcrypto could not start AES-256 in counter mode")
+
+    def __call__(self, address: int, size: int) -> None:
+        written = ctypes.c_int()
+        for start in range(0, size, len(_ZEROS)):
+            part = min(len(_ZEROS), size - start)
+            done = self.library.EVP_EncryptUpdate(self.context, address + start, ctypes.byref(written), _ZEROS, part)
+            if done != 1 or written.value != part:
+                raise RuntimeError("libcrypto could not write AES-256 bytes")
+
+    def __del__(self) -> None:
+        self.library.EVP_CIPHER_CTX_free(self.context)
+
+
+class _TableStream:
+    def __init__(self, key: bytes, block: int) -> None:
+        self.keys, self.block = expanded_key(key), block
+
+    def __call__(self, address: int, size: int) -> None:
+        stream = counter_bytes(self.keys, self.block, -(-size // 16))
+        self.block += -(-size // 16)
+        ctypes.memmove(address, stream.tobytes(), size)
+
+
+@cache
+def _tables() -> tuple[NDArray[np.uint8], list[Words]]:
+    """The S-box, and the four tables that join it with the mixing of columns."""
+    power, logarithm, x = np.zeros(256, np.int64), np.zeros(256, np.int64), 1
+    for i in range(255):
+        power[i], logarithm[x] = x, i
+        x ^= (x << 1) ^ (0x11B if x & 0x80 else 0)
+    inverse = np.array([0, *(power[(255 - logarithm[v]) % 255] for v in range(1, 256))])
+    box = inverse.copy()
+    for turn in range(1, 5):
+        box ^= (inverse << turn) | (inverse >> (8 - turn))
+    box = (box & 0xFF) ^ 0x63
+    double = (box << 1) ^ np.where(box & 0x80, 0x11B, 0)
+    column = (double << 24) | (box << 16) | (box << 8) | (double ^ box)
+    turned = [((column >> (8 * i)) | (column << (32 - 8 * i))) & 0xFFFFFFFF for i in range(4)]
+    return box.astype(np.uint8), [t.astype(np.uint32) for t in turned]
+
+
+def expanded_key(key: bytes) -> Words:
+    """The fifteen round keys of AES-256, four words each."""
+    box, _ = _tables()
+    words = [int.from_bytes(key[4 * i : 4 * i + 4], "big") for i in range(8)]
+    constant = 1
+    for i in range(8, 60):
+        word = words[-1]
+        if i % 8 == 0:
+            word = ((word << 8) | (word >> 24)) & 0xFFFFFFFF
+        if i % 4 == 0:
+            word = int.from_bytes(bytes(int(box[b]) for b in word.to_bytes(4, "big")), "big")
+        if i % 8 == 0:
+            word, constant = word ^ (constant << 24), constant << 1
+        words.append(words[-8] ^ word)
+    return np.array(words, np.uint32).reshape(15, 4)
+
+
+def counter_bytes(keys: Words, block: int, count: int) -> NDArray[np.uint8]:
+    """The key stream of ``count`` blocks from number ``block`` on (below 2⁶⁴)."""
+    box, tables = _tables()
+    counters = np.uint64(block) + np.arange(count, dtype=np.uint64)
+    zero = np.zeros(count, np.uint32)
+    low, high = (counters & np.uint64(0xFFFFFFFF)).astype(np.uint32), (counters >> np.uint64(32)).astype(np.uint32)
+    state = [word ^ k for word, k in zip((zero, zero, high, low), keys[0], strict=True)]
+    for round_key in keys[1:-1]:
+        state = [_mixed(tables, state, c) ^ round_key[c] for c in range(4)]
+    last = [_joined(box, state, c) ^ keys[-1][c] for c in range(4)]
+    return np.stack(last, 1).astype(">u4").view(np.uint8).reshape(-1)
+
+
+def _bytes_of(state: list[Words], column: int) -> list[Words]:
+    """The bytes that the shift of rows brings into one column."""
+    return [(state[(column + i) % 4] >> np.uint32(24 - 8 * i)) & np.uint32(0xFF) for i in range(4)]
+
+
+def _mixed(tables: list[Words], state: list[Words], column: int) -> Words:
+    a, b, c, d = (table[byte] for table, byte in zip(tables, _bytes_of(state, column), strict=True))
+    return a ^ b ^ c ^ d
+
+
+def _joined(box: NDArray[np.uint8], state: list[Words], column: int) -> Words:
+    a, b, c, d = (box[byte].astype(np.uint32) for byte in _bytes_of(state, column))
+    return (a << np.uint32(24)) | (b << np.uint32(16)) | (c << np.uint32(8)) | d

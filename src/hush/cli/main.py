@@ -1,0 +1,66 @@
+"""The `hush` program: its commands, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import click
+import typer
+
+from hush.cli import account, methods, train
+from hush.cli.console import say
+from hush.errors import HushError
+
+app = typer.Typer(
+    name="hush",
+    help="Train neural networks on private data, and say truthfully how private the result is.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("methods")(methods.methods)
+app.command("problems")(methods.problems)
+app.command("account")(account.account)
+app.command("train")(train.train)
+
+
+@app.callback()
+def _options(
+    show_version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+) -> None:
+    if show_version:
+        typer.echo(f"hush {version('hush')}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program: 0 on success, 2 on bad input with one sentence, 1 on failure, 130 when interrupted."""
+    warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False, prog_name="hush")
+        return code if isinstance(code, int) else 0
+    except HushError as error:
+        say(f"error: {error}")
+        return 2
+    except click.exceptions.NoArgsIsHelpError as error:
+        say(error.format_message())
+        return 2
+    except click.ClickException as error:
+        say(f"error: {error.format_message()}")
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        say("interrupted")
+        return 130
+    except OSError as error:
+        say(f"error: {error}")
+        return 1
+
+
+def run() -> None:
+    """The entry point of the installed program."""
+    sys.exit(main())

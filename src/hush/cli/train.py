@@ -1,0 +1,144 @@
+"""`hush train`: a model trained privately, its guarantee, and the artefact that may be released."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from hush import problems
+from hush import train as training
+from hush.cli import options as o
+from hush.cli.account import warn_delta
+from hush.cli.console import progress, say, show, show_json
+from hush.files import writable_directory
+from hush.methods import make_plan
+from hush.plan import Plan
+from hush.privacy import Adjacency
+from hush.problems import Problem
+from hush.problems.evaluate import evaluate
+from hush.randomness import seeded
+from hush.run import Run
+
+DEFAULT_EPSILON = 3.0
+
+
+def train(
+    problem: Annotated[str, typer.Option(help="One of `hush problems`, or `package.module:factory`.")] = problems.DEFAULT,
+    method: o.MethodName = "dp-sgd",
+    epsilon: o.Epsilon = None,
+    delta: o.Delta = 1e-5,
+    noise_multiplier: o.NoiseMultiplier = None,
+    node_noise: o.NodeNoise = None,
+    epochs: o.Epochs = None,
+    steps: o.Steps = None,
+    batch_size: o.BatchSize = 256,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; the method's own by default.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Clip norm c of one example's gradient.")] = None,
+    clip_mode: Annotated[str | None, typer.Option(help="plain, or normalised by 1/c.")] = None,
+    sampling: o.Sampling = None,
+    sample_rate: o.SampleRate = None,
+    accountant: o.Accountant = "auto",
+    adjacency: o.Adjacent = None,
+    accept_claimed: o.AcceptClaimed = False,
+    settings: o.Settings = None,
+    validation: Annotated[float, typer.Option(help="Fraction of the training data to hold out.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Fixes initial weights and splits (public).")] = 0,
+    secret_seed: Annotated[
+        int | None, typer.Option(help="Fixes sampling and noise, for reproduction only; must stay secret.")
+    ] = None,
+    microbatch: Annotated[int, typer.Option(help="Examples held in memory at a time; changes speed only.")] = 1024,
+    out: Annotated[Path | None, typer.Option(help="Directory for the released model and its privacy card.")] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
+
+    Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
+    """
+    if out is not None:
+        writable_directory(out)
+    task = problems.load(problem, seed=seed, validation=validation)
+    chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
+    noise = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
+    if all(v is None for v in noise.values()) and method != "sgd":
+        noise["epsilon"] = DEFAULT_EPSILON
+    plan = make_plan(
+        method,
+        examples=problems.size(task.train),
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        sample_rate=sample_rate,
+        sampling=sampling,
+        delta=delta,
+        adjacency=cast("Adjacency | None", adjacency),
+        accountant=accountant,
+        accept_claimed=accept_claimed,
+        assumptions=task.assumptions,
+        **noise,
+        **chosen,
+    )
+    if plan.private:
+        warn_delta(delta, plan.sampler.examples)
+    with seeded(seed):
+        model = task.model()
+    run = plan.start(model, task.losses, task.train, secret=secret_seed, microbatch=microbatch)
+    result = _trained(task, run, out, quiet=as_json)
+    if as_json:
+        show_json(result)
+    else:
+        _tell(run.plan, result, str(run.guarantee))
+
+
+def _trained(task: Problem, run: Run, out: Path | None, *, quiet: bool) -> dict[str, Any]:
+    started = time.perf_counter()
+    log = _private_log(out)
+    with progress(quiet) as bar:
+        steps = bar.add_task(f"training {task.name} with {run.plan.method}", total=run.plan.steps)
+        for record in training.train(run):
+            if log is not None:
+                log.write(json.dumps({"step": record.step, **record.numbers()}) + "\n")
+            bar.advance(steps)
+    if log is not None:
+        log.close()
+    seconds = time.perf_counter() - started
+    evaluation = evaluate(run.model, task.test, task.losses, metric=task.metric, classes=task.classes)
+    if out is not None:
+        run.release(out)
+    measured = {"test_loss": evaluation.loss}
+    if task.metric == "accuracy":
+        measured["test_accuracy"] = evaluation.accuracy
+    guarantee = run.guarantee
+    return {
+        "problem": task.name,
+        "method": run.plan.method,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "status": guarantee.status,
+        "noise_multiplier": run.plan.sigma if run.plan.private else 0.0,
+        "steps": run.plan.steps,
+        **measured,
+        "seconds": round(seconds, 3),
+        "out": None if out is None else str(out),
+    }
+
+
+def _private_log(out: Path | None) -> Any:
+    if out is None:
+        return None
+    directory = writable_directory(out / "private", mode=0o700)
+    return (directory / "steps.jsonl").open("w")
+
+
+def _tell(plan: Plan, result: dict[str, Any], sentence: str) -> None:
+    if "test_accuracy" in result:
+        show(f"test accuracy {100 * result['test_accuracy']:.2f} %  ({result['steps']} steps, {result['seconds']:.1f} s)")
+    else:
+        show(f"test loss {result['test_loss']:.4f}  ({result['steps']} steps, {result['seconds']:.1f} s)")
+    show(sentence)
+    if result["out"]:
+        show(f"released: {result['out']}/model.safetensors, privacy.json, PRIVACY.md")
+        say(f"private, keep to yourself: {result['out']}/private")

@@ -1,0 +1,107 @@
+"""The one place where sampler and noise become a privacy event: the table of what is proven.
+
+| participation                 | noise                        | event                                          |
+|-------------------------------|------------------------------|------------------------------------------------|
+| Poisson, rate q               | independent                  | T × PoissonSampled(q, Gaussian(σ))             |
+| fixed size                    | independent                  | T × SampledWithoutReplacement(N, L, Gaussian)  |
+| same order, separated, a pass | any C                        | Gaussian(σ), Z scaled by sens(C)               |
+| reshuffled every epoch        | restarted within every epoch | epochs × Gaussian(σ)                           |
+| cyclic Poisson, w groups      | at most w bands              | ⌈T/w⌉ × PoissonSampled(q, Gaussian(σ))         |
+
+Everything else is refused, and the refusal says what to use instead. Events are written for the sensitivity of their
+own adjacency: under `replace` one example leaves and another comes, so that Gaussian(σ) becomes Gaussian(σ/2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dp_accounting import dp_event
+
+from hush.errors import Refused
+from hush.noise import Structure, sensitivity
+from hush.privacy.guarantee import Adjacency
+from hush.sampling import (
+    CyclicPoisson,
+    OnePass,
+    Participation,
+    PoissonSampled,
+    Reshuffled,
+    SameOrder,
+    Separated,
+    WithoutReplacement,
+)
+
+
+def own_adjacency(participation: Participation) -> Adjacency:
+    """The neighbouring relation under which a participation is analysed unless another is asked for."""
+    match participation:
+        case PoissonSampled():
+            return "add-remove"
+        case WithoutReplacement():
+            return "replace"
+        case OnePass() | SameOrder() | Separated() | Reshuffled() | CyclicPoisson():
+            return "zero-out"
+    raise Refused(_unknown(participation))
+
+
+def event_of(
+    participation: Participation, structure: Structure, scale: float, adjacency: Adjacency, steps: int
+) -> dp_event.DpEvent:
+    """The event of the first ``steps`` steps, where Z is injected with ``scale`` times the query's bound."""
+    check_proof(participation, structure, adjacency)
+    part: Any = replace(participation, steps=steps)
+    first = structure.first(steps) if steps < structure.steps else structure
+    doubled = 2.0 if adjacency == "replace" else 1.0
+    gaussian = dp_event.GaussianDpEvent(scale / (doubled * sensitivity(first, part)))
+    match part:
+        case PoissonSampled(rate=rate):
+            return _times(dp_event.PoissonSampledDpEvent(rate, gaussian), steps)
+        case WithoutReplacement(examples=examples, size=size):
+            return _times(dp_event.SampledWithoutReplacementDpEvent(examples, size, gaussian), steps)
+        case Reshuffled(times=times):
+            return _times(gaussian, times)
+        case CyclicPoisson(groups=groups, rate=rate):
+            return _times(dp_event.PoissonSampledDpEvent(rate, gaussian), -(-steps // groups))
+    return gaussian
+
+
+def check_proof(participation: Participation, structure: Structure, adjacency: Adjacency) -> None:
+    """Refuse what the table does not hold, with the reason and the remedy."""
+    if structure.steps < participation.steps:
+        raise Refused(f"the noise covers {structure.steps} steps and the sampler takes {participation.steps}")
+    own = own_adjacency(participation)
+    match participation:
+        case PoissonSampled() | WithoutReplacement() if structure.bands != 1:
+            raise Refused(
+                "correlated noise has no proof on batches that are sampled anew at every step, because the same "
+                "example can meet correlated steps at unknown distances: use fixed batches in the same order "
+                "(sampling 'same-order'), or banded noise with cyclic Poisson sampling (method dp-bandmf)"
+            )
+        case Reshuffled(per_epoch=b) if structure.restarts is None or b % structure.restarts:
+            raise Refused(
+                "batches reshuffled every epoch are proven only with noise that is independent or restarted within "
+                "every epoch: use sampling 'same-order', or restart the noise every epoch"
+            )
+        case CyclicPoisson(groups=w) if structure.bands is None or structure.bands > w:
+            raise Refused(
+                f"cyclic Poisson sampling with {w} groups is proven only for noise of at most {w} bands: "
+                "use that many bands, or fixed batches in the same order"
+            )
+    if adjacency != own and not (adjacency == "replace" and not isinstance(participation, CyclicPoisson)):
+        raise Refused(
+            f"{type(participation).__name__} batches are analysed under '{own}' adjacency; "
+            f"'{adjacency}' has no proof here: use '{own}'"
+        )
+
+
+def _times(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
+    return dp_event.SelfComposedDpEvent(event, count)
+
+
+def _unknown(participation: object) -> str:
+    return (
+        f"{type(participation).__name__} is no participation with a proof: declare one of PoissonSampled, "
+        "WithoutReplacement, OnePass, SameOrder, Separated, Reshuffled or CyclicPoisson"
+    )

@@ -1,0 +1,48 @@
+"""Files that are whole or absent: write beside, flush to the disk, rename."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from hush.errors import BadInput
+
+PRIVATE = 0o600
+PUBLIC = 0o644
+
+
+def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
+    """Put ``content`` at ``path`` so that after any crash the old file or the new one is there, never a part."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_directory(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in this directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
+    """Create a directory, and prove by a small write that files can be put there, before anything expensive starts."""
+    probe = directory / f".probe.{secrets.token_hex(6)}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=mode)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise BadInput(f"cannot write to '{directory}': {error.strerror or error}") from error
+    return directory

@@ -1,0 +1,243 @@
+"""A plan: sampler, query, noise and rule as one frozen object with σ, a public divisor and a number of steps.
+
+It alone names its privacy event, calibrates itself to (ε, δ), and refuses. What a run does and what is accounted for
+come from the same fields, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from hush import validate
+from hush.errors import Refused
+from hush.events import check_proof, event_of, own_adjacency
+from hush.named import Losses
+from hush.noise import Noise, sensitivity
+from hush.privacy import Adjacency, Guarantee, accounting, calibration
+from hush.queries import Claim, OwnClaims, Query
+from hush.randomness import Secret
+from hush.rules import Rule
+from hush.run import Ranks, Run
+from hush.sampling import Sampler
+from hush.source import as_source
+
+SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the guarantee, and nothing that depends on the data."""
+
+    sampler: Sampler
+    query: Query
+    noise: Noise
+    rule: Rule
+    sigma: float
+    divisor: float
+    steps: int
+    delta: float = 1e-5
+    method: str = "custom"
+    adjacency: Adjacency | None = None
+    accountant: str = "auto"
+    accept_claimed: bool = False
+    assumptions: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        validate.whole(steps=self.steps)
+        validate.positive(divisor=self.divisor)
+        if self.private:
+            validate.positive(noise_multiplier=self.sigma)
+            validate.probability(delta=self.delta)
+            self._check()
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is claimed at all: False for ordinary training."""
+        return all(channel.proof != "none" for channel in self.query.channels.values())
+
+    @property
+    def neighbours(self) -> Adjacency:
+        """The neighbouring relation of the guarantee."""
+        return self.adjacency or own_adjacency(self.sampler.participation)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """sens(C) under the sampler's participation: how much Z is scaled up for being correlated."""
+        return sensitivity(self.noise.structure, self.sampler.participation) if self.private else 1.0
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of Z as injected, in units of the query's bound: σ · sens(C)."""
+        return self.sigma * self.sensitivity
+
+    def channel_stds(self) -> Mapping[str, float]:
+        """The noise on each channel's sum: fixed where the channel says so, the rest of 1/σ² shared by the others."""
+        channels = self.query.channels
+        if not self.private:
+            return dict.fromkeys(channels, 0.0)
+        fixed = {n: c.std for n, c in channels.items() if c.std is not None}
+        left = self.sigma**-2 - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
+        others = len(channels) - len(fixed)
+        if left < 0 or (others and left == 0):
+            raise Refused(f"the channels {sorted(fixed)} use up the whole noise budget: raise their noise or σ")
+        rest = math.sqrt(others / left) if others else 0.0
+        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
+
+    def event(self, steps: int | None = None) -> Any:
+        """The privacy event of the first ``steps`` steps (all by default); refused where there is no proof."""
+        for claim in self._claims(steps):
+            if claim.status == "proven":
+                return claim.event
+        raise Refused(f"method '{self.method}' has no proven privacy event")
+
+    def claims(self, steps: int | None = None) -> tuple[Guarantee, ...]:
+        """Every ε there is for the first ``steps`` steps, each with its status; the proven one first."""
+        if not self.private:
+            return (self._no_privacy(),)
+        return tuple(self._account(claim) for claim in self._claims(steps))
+
+    def guarantee(self, steps: int | None = None) -> Guarantee:
+        """The proven guarantee; a claimed one (labelled so) only where that was accepted."""
+        return self.claims(steps)[0]
+
+    def calibrated(self, epsilon: float, delta: float | None = None) -> Plan:
+        """The same plan with the smallest σ whose ε, by the first of its claims, does not exceed ``epsilon``."""
+        validate.positive(epsilon=epsilon)
+        if not self.private:
+            raise Refused(f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private one")
+        base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
+
+        def event(sigma: float) -> Any:
+            return dataclasses.replace(base, sigma=sigma)._claims(None)[0].event
+
+        sigma = calibration.smallest_sigma(
+            event, epsilon, base.delta, adjacency=base.neighbours, accountant=base._accountant(event(1.0))
+        )
+        return dataclasses.replace(base, sigma=sigma)
+
+    def with_secret(self, secret: Secret) -> Plan:
+        """The plan with what its secret's origin adds to the assumptions."""
+        if secret.origin == "system" or SECRET_SEED in self.assumptions:
+            return self
+        return dataclasses.replace(self, assumptions=(*self.assumptions, SECRET_SEED))
+
+    def card(self, *, steps_taken: int) -> dict[str, Any]:
+        """What is said publicly about a run of this plan: its guarantee, every claim, and the plan itself."""
+        claims = [guarantee.to_json() for guarantee in self.claims()]
+        return {
+            "format": "hush privacy card 1",
+            "method": self.method,
+            "guarantee": claims[0],
+            "claims": claims,
+            "noise_multiplier": self.sigma,
+            "sensitivity": self.sensitivity,
+            "noise_std": self.noise_std,
+            "divisor": self.divisor,
+            "steps": self.steps,
+            "steps_taken": steps_taken,
+            "plan": describe(self),
+            "versions": {name: version(name) for name in ("hush", "torch", "dp-accounting")},
+        }
+
+    def fingerprint(self) -> str:
+        """A digest of everything in the plan; a secret made from a seed is bound to it."""
+        return hashlib.blake2b(repr(describe(self)).encode(), digest_size=16).hexdigest()
+
+    def start(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        data: Any,
+        *,
+        secret: Secret | int | None = None,
+        microbatch: int = 1024,
+        ranks: Ranks | None = None,
+    ) -> Run:
+        """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed."""
+        validate.whole(microbatch=microbatch)
+        if isinstance(secret, int):
+            secret = Secret.from_seed(secret, self.fingerprint())
+        source = as_source(data)
+        return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+
+    def _check(self) -> None:
+        if self.steps > self.sampler.participation.steps:
+            raise Refused(f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}")
+        self.channel_stds()
+        if not hasattr(self.query, "claims"):
+            if any(channel.proof != "sum" for channel in self.query.channels.values()):
+                raise Refused(f"{type(self.query).__name__} is no plain sum and names no claims of its own: nothing is proven")
+            check_proof(self.sampler.participation, self.noise.structure, self.neighbours)
+        elif not any(c.status == "proven" for c in self._claims(None)) and not self.accept_claimed:
+            raise Refused(
+                f"method '{self.method}' has only a claimed ε, which this project could not prove: "
+                "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
+            )
+
+    def _claims(self, steps: int | None) -> tuple[Claim, ...]:
+        count = self.steps if steps is None else steps
+        if not 1 <= count <= self.steps:
+            raise Refused(f"the plan has {self.steps} steps, and the ε of its first {count} was asked for")
+        participation = self.sampler.participation
+        if hasattr(self.query, "claims"):
+            own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(), count)
+            return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
+        event = event_of(participation, self.noise.structure, self.noise_std, self.neighbours, count)
+        return (Claim(event, self.neighbours, "proven", "follows from the accountant"),)
+
+    def _accountant(self, event: Any) -> str:
+        return accounting.default_accountant(event) if self.accountant == "auto" else self.accountant
+
+    def _account(self, claim: Claim) -> Guarantee:
+        accountant = self._accountant(claim.event)
+        epsilon = accounting.epsilon(claim.event, self.delta, adjacency=claim.adjacency, accountant=accountant)
+        return Guarantee(
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency=claim.adjacency,
+            status=claim.status,
+            event=claim.event,
+            accountant=accountant,
+            assumptions=self.assumptions,
+            reason=claim.reason,
+        )
+
+    def _no_privacy(self) -> Guarantee:
+        return Guarantee(
+            epsilon=math.inf,
+            delta=self.delta,
+            adjacency="add-remove",
+            status="none",
+            event=None,
+            accountant="none",
+            reason="ordinary training: no clipping and no noise",
+        )
+
+
+def describe(value: Any) -> Any:
+    """A frozen configuration as plain, readable data: what the privacy card shows and the fingerprint hashes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [describe(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).hexdigest()
+        return {"kind": "array", "shape": list(value.shape), "digest": digest}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)

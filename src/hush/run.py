@@ -1,0 +1,216 @@
+"""A run: one plan on one dataset with one secret, a step at a time.
+
+    data ─ sampler ─ batch ─ query (per-example gradients, clipped, summed) ─(+)─ rule ─ parameters
+                                                             noise ──────────┘
+
+`Run.step` is that picture, line by line. What it returns is private; what may be released is what `release` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hush.artefact import card_page, write_artefact
+from hush.errors import BadInput, Refused
+from hush.gradients import check_model
+from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
+from hush.randomness import Secret, model_randomness, normal
+from hush.release import Release
+from hush.source import Source, to_each
+
+if TYPE_CHECKING:
+    from hush.plan import Plan
+    from hush.privacy import Guarantee
+
+
+class Ranks(Protocol):
+    """How several processes share the examples of a step; each of them adds the same noise and takes the same step."""
+
+    @property
+    def rank(self) -> int:
+        """This process."""
+        ...
+
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+        ...
+
+    def total(self, sums: Sums) -> Sums:
+        """The sums over all processes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process."""
+
+    rank: int = 0
+    world: int = 1
+
+    def total(self, sums: Sums) -> Sums:
+        """The sums as they are."""
+        return sums
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The examples of one step of one run. Which they are, and how many, is private."""
+
+    step: int
+    indices: Tensor = field(repr=False)
+    run: object = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened in a step. ``private`` (loss, batch size, clipped examples) must never be released."""
+
+    step: int
+    private: Named
+
+    def numbers(self) -> dict[str, float]:
+        """The private figures as plain numbers, for a file marked private."""
+        return {name: float(value) for name, value in self.private.items()}
+
+
+class Run:
+    """Made by :meth:`hush.plan.Plan.start`; iterate ``batches()`` and hand each to ``step``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        losses: Losses,
+        source: Source,
+        secret: Secret,
+        *,
+        microbatch: int = 1024,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.plan, self.model, self.losses = plan, model, losses
+        self.microbatch, self.ranks = microbatch, ranks or Alone()
+        self.next = 0
+        self._source, self._secret = source, secret
+        self._params = trainable(model)
+        if not self._params:
+            raise BadInput("the model has no parameter to train: every requires_grad is False")
+        if plan.private:
+            check_model(model)
+        first = next(iter(self._params.values()))
+        self._device, self._dtype = first.device, first.dtype
+        self._public, self._private = plan.query.init(self._params)
+        self._rule = plan.rule.init(self._params)
+        self._noise: dict[str, State] = {}
+        self._stds = plan.channel_stds()
+        self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()} if plan.private else {}
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches that remain, in order."""
+        while self.next < self.plan.steps:
+            step = self.next
+            yield self.batch(step)
+            if self.next == step:
+                raise BadInput(f"the batch of step {step} was not used: hand every batch to run.step before the next")
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: a pure function of the run's secret and the step."""
+        indices = self.plan.sampler.indices(self._secret, step, len(self._source))
+        return Batch(step, indices, self)
+
+    def step(self, batch: Batch) -> Record:
+        """Sum, add noise, update."""
+        self._check(batch)
+        sums = self._sum(batch)
+        self._check_buffers()
+        channels, self._private = self.plan.query.finish(sums, self._public, self._private)
+        release = self._noised(channels)
+        update = self.plan.rule.step(self._params, release, self._rule)
+        self._public = self.plan.query.observe(release, update, self._public)
+        self.next += 1
+        return Record(batch.step, sums.get("diagnostics", {}))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the whole plan with what this run adds to its assumptions."""
+        return self.plan.with_secret(self._secret).guarantee()
+
+    def release(self, directory: str | Path) -> Path:
+        """Write the released artefact: weights and privacy card, nothing private."""
+        plan = self.plan.with_secret(self._secret)
+        card = plan.card(steps_taken=self.next)
+        return write_artefact(Path(directory), self.model, card, card_page(card, plan.guarantee().sentence()))
+
+    def state(self) -> State:
+        """Everything that a checkpoint needs, private parts and secret included."""
+        return {
+            "step": self.next,
+            "secret": {"key": self._secret.key.hex(), "origin": self._secret.origin},
+            "params": {name: p.detach() for name, p in self._params.items()},
+            "rule": self._rule,
+            "public": self._public,
+            "private": self._private,
+            "noise": self._noise,
+        }
+
+    def _check(self, batch: Batch) -> None:
+        if not isinstance(batch, Batch) or batch.run is not self:
+            raise Refused(
+                "this batch was not drawn by this run, so the guarantee would not cover it: "
+                "take batches from run.batches()"
+            )
+        if batch.step != self.next:
+            raise Refused(f"batch {batch.step} is out of order: the run is at step {self.next} of {self.plan.steps}")
+        if self.next >= self.plan.steps:
+            raise Refused(f"the plan covers {self.plan.steps} steps and all are taken: make a plan with more steps")
+
+    def _check_buffers(self) -> None:
+        """A buffer that a forward changes carries the batch past the noise: found at the first step, before release."""
+        for name, buffer in self.model.named_buffers():
+            if name in self._buffers and not torch.equal(buffer, self._buffers[name]):
+                raise Refused(
+                    f"buffer '{name}' changes in a training forward, so it would carry the data past the noise: use a "
+                    "layer without running statistics, such as GroupNorm (hush.gradients.to_group_norm(model))"
+                )
+        self._buffers = {}
+
+    def _sum(self, batch: Batch) -> Sums:
+        total: Sums | None = None
+        mine = batch.indices.tensor_split(self.ranks.world)[self.ranks.rank]
+        for number, indices in enumerate(mine.split(self.microbatch) if len(mine) else [mine]):
+            content = to_each(lambda t: t.to(self._device), self._source.take(indices))
+            piece = number * self.ranks.world + self.ranks.rank
+            with model_randomness(self._secret, batch.step, piece, self._device):
+                total = add_sums(total, self.plan.query.piece(self.model, self.losses, content, self._public))
+        assert total is not None
+        return self.ranks.total(total)
+
+    def _noised(self, channels: Sums) -> Release:
+        shape = self.plan.noise.std(self.next) / self.plan.divisor
+        values = {name: self._add_noise(name, named, self._stds[name]) for name, named in channels.items()}
+        return Release(self.next, values, {name: std * shape for name, std in self._stds.items()})
+
+    @torch.no_grad()
+    def _add_noise(self, channel: str, sums: Named, std: float) -> Named:
+        if std > 0:
+            layout = Layout.of(sums)
+            noise = self._draw(channel, torch.empty(layout.size, dtype=self._dtype, device=self._device))
+            torch._foreach_add_(list(sums.values()), list(layout.split(noise).values()), alpha=std)
+        torch._foreach_div_(list(sums.values()), self.plan.divisor)
+        return sums
+
+    def _draw(self, channel: str, like: Tensor) -> Tensor:
+        if channel not in self._noise:
+            self._noise[channel] = self.plan.noise.init(like)
+
+        def rows(index: int) -> Tensor:
+            return normal(self._secret, f"noise/{channel}", index, like)
+
+        noise, self._noise[channel] = self.plan.noise.draw(self.next, rows, self._noise[channel])
+        return noise
