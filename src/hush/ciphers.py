@@ -134,4 +134,5 @@ def _mixed(tables: list[Words], state: list[Words], column: int) -> Words:
 
 def _joined(box: NDArray[np.uint8], state: list[Words], column: int) -> Words:
     a, b, c, d = (box[byte].astype(np.uint32) for byte in _bytes_of(state, column))
-    return (a << np.uint32(24)) | (b << np.uint32(16)) | (c << np.uint32(8)) | d
+    word: Words = (a << np.uint32(24)) | (b << np.uint32(16)) | (c << np.uint32(8)) | d
+    return word

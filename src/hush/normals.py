@@ -1,8 +1,8 @@
 """Standard normal vectors from a 256-bit key: AES in counter mode, then the transform of Box and Muller (1958).
 
-Two independent integers k₁, k₂, uniform over b + 1 bits with sign, give √(−ln s)·(cos θ, sin θ) with s = (k₁² + ¼)/2^{2b}
-and θ = πk₂/2^b. The blocks have a fixed size and a counter of their own, so that the vector is the same on one thread
-and on many.
+Two independent integers k₁, k₂, uniform over b + 1 bits with sign, give √(−ln s)·(cos θ, sin θ) with
+s = (k₁² + ¼)/2^{2b} and θ = πk₂/2^b. The blocks have a fixed size and a counter of their own, so that the vector is the
+same on one thread and on many.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def normal_of_key(key: bytes, size: int, dtype: torch.dtype) -> Tensor:
     """``size`` standard normal numbers of one key, float32 or float64."""
     blocks = -(-size // (2 * PAIRS))
     out = torch.empty(blocks, 2, PAIRS, dtype=dtype)
-    threads = min(torch.get_num_threads(), blocks)
+    threads = min(torch.get_num_threads(), blocks // 4)
     if threads < 2:
         _fill(key, out, 0)
     else:
@@ -36,18 +36,19 @@ def normal_of_key(key: bytes, size: int, dtype: torch.dtype) -> Tensor:
 
 def _fill(key: bytes, out: Tensor, first: int) -> None:
     """The blocks from number ``first`` on: random bits into the place of the result, then the transform in place."""
-    integers = out.view(torch.int64 if out.dtype == torch.float64 else torch.int32)
-    bits = 8 * out.element_size() - 1
-    block_bytes = 2 * PAIRS * out.element_size()
+    bits, block_bytes = 8 * out.element_size() - 1, 2 * PAIRS * out.element_size()
     cipher = keystream(key, first * block_bytes // 16)
-    k, radius = torch.empty_like(out[0]) if len(out) else out, out.new_empty(PAIRS)
-    quarter = out.new_full((), 0.25 / 4.0**bits)
-    for block, raw in zip(out.unbind(), integers.unbind(), strict=True):
-        cipher(raw.data_ptr(), block_bytes)
-        k.copy_(raw)
-        torch.addcmul(quarter, k[0], k[0], value=1 / 4.0**bits, out=radius)
-        radius.log_().neg_().sqrt_()
-        angle = k[1].mul_(math.pi / 2.0**bits)
-        torch.cos(angle, out=block[0])
-        torch.sin(angle, out=block[1])
-        block.mul_(radius)
+    integers = torch.empty(2, PAIRS, dtype=torch.int64 if out.dtype == torch.float64 else torch.int32)
+    address = integers.data_ptr()
+    both = out.new_empty(2, PAIRS)
+    k, angle = both.unbind()
+    quarter, square = out.new_full((), 0.25 / 4.0**bits), 1 / 4.0**bits
+    turn = out.new_full((), math.pi / 2.0**bits)
+    halves = out.view(-1, PAIRS).unbind()
+    for cosine, sine in zip(halves[::2], halves[1::2], strict=True):
+        cipher(address, block_bytes)
+        both.copy_(integers)
+        radius = torch.addcmul(quarter, k, k, value=square, out=k).log_().neg_().sqrt_()
+        angle.mul_(turn)
+        torch.cos(angle, out=cosine).mul_(radius)
+        torch.sin(angle, out=sine).mul_(radius)
