@@ -37,11 +37,11 @@ def permutation(rows: int, seed: int, stream: str = "validation") -> Tensor:
 
 
 def hold_out(arrays: Arrays, fraction: float, *, seed: int, stream: str = "validation") -> tuple[Arrays, Arrays]:
-    """(the rest, the held-out part): ⌊fraction·rows⌋ rows are held out, and both parts keep the original order."""
+    """(the rest, the held-out part): ⌊fraction·rows⌋ rows are held out. Both come in the permuted order, because
+    files are often sorted by class and batches in file order would then hold one class each."""
     if not 0 <= fraction < 1:
         raise BadInput(f"the held-out fraction must be at least 0 and below 1, got {fraction}")
     rows = len(arrays[0])
     held = int(fraction * rows + 1e-9)
     order = permutation(rows, seed, stream)
-    kept, out = order[held:].sort().values, order[:held].sort().values
-    return tuple(a[kept] for a in arrays), tuple(a[out] for a in arrays)
+    return tuple(a[order[held:]] for a in arrays), tuple(a[order[:held]] for a in arrays)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from hush.errors import BadInput, nearest
 from hush.problems import known
+from hush.problems.named import called_with, imported
 from hush.problems.problem import Problem, cross_entropy
 
 DEFAULT = "digits-mlp"
@@ -34,29 +36,17 @@ def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_di
     datasets lie (default: the environment variable HUSH_DATA, then the cache, then a download)."""
     if not 0 <= validation < 1:
         raise BadInput(f"validation must be a fraction of at least 0 and below 1, got {validation}")
-    if ":" in name:
-        factory = imported(name)
-    elif name in _modules():
-        factory = importlib.import_module(_modules()[name]).problem
-    else:
-        raise BadInput(f"unknown problem '{name}': {nearest(name, _modules())}")
     options = {"seed": seed, "validation": validation, "data_dir": None if data_dir is None else Path(data_dir)}
-    found = _called_with(factory, options)
-    if not isinstance(found, Problem):
-        raise BadInput(f"'{name}' returned {type(found).__name__} where a hush.problems.Problem was expected")
-    return found
-
-
-def imported(path: str) -> Any:
-    """The object that ``package.module:attribute`` names."""
-    module, _, attribute = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"'{path}' cannot be imported: {error}") from error
-    return found
+    if ":" in name:
+        found = called_with(imported(name), options)
+        if not isinstance(found, Problem):
+            raise BadInput(f"'{name}' returned {type(found).__name__} where a hush.problems.Problem was expected")
+        return found
+    if name not in _modules():
+        raise BadInput(f"unknown problem '{name}': {nearest(name, _modules())}")
+    module = importlib.import_module(_modules()[name])
+    shipped: Problem = called_with(module.problem, options)
+    return replace(shipped, name=name, summary=_summary(module))
 
 
 def _modules() -> dict[str, str]:
@@ -64,13 +54,5 @@ def _modules() -> dict[str, str]:
     return {m.name.rsplit(".", 1)[1].replace("_", "-"): m.name for m in found if ".known._" not in m.name}
 
 
-def _summary(module: Any) -> str:
+def _summary(module: ModuleType) -> str:
     return (inspect.getdoc(module) or "").splitlines()[0].rstrip(".")
-
-
-def _called_with(factory: Any, options: dict[str, Any]) -> Any:
-    parameters = inspect.signature(factory).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return factory(**options)
-    accepted = {p.name for p in parameters}
-    return factory(**{key: value for key, value in options.items() if key in accepted})

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.data.schema import Schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.named import Losses
 
@@ -30,6 +31,7 @@ class Problem:
     classes: int | None = None
     class_names: tuple[str, ...] | None = None
     assumptions: tuple[str, ...] = ()
+    schema: Schema | None = None
 
 
 def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
@@ -39,8 +41,6 @@ def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def classification(
-    name: str,
-    summary: str,
     split: Split,
     model: Callable[[], nn.Module],
     *,
@@ -50,10 +50,20 @@ def classification(
     assumptions: tuple[str, ...] = (),
     class_names: tuple[str, ...] | None = None,
 ) -> Problem:
-    """A classification problem from a split, with a validation part of its training rows when asked for."""
+    """A classification problem from a split, with a validation part of its training rows when asked for; whoever
+    loads it by a name gives it that name."""
     train, held = with_validation(split.train, validation, seed)
     return Problem(
-        name, summary, train, split.test, held, model, cross_entropy, "accuracy", classes, class_names, assumptions
+        name="",
+        summary="",
+        train=train,
+        test=split.test,
+        validation=held,
+        model=model,
+        losses=cross_entropy,
+        classes=classes,
+        class_names=class_names,
+        assumptions=assumptions,
     )
 
 

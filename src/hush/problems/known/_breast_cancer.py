@@ -51,14 +51,12 @@ ASSUMPTIONS = (
 )
 
 
-def breast_cancer(name: str, summary: str, model: Callable[[], nn.Module], *, seed: int, validation: float) -> Problem:
+def breast_cancer(model: Callable[[], nn.Module], *, seed: int, validation: float) -> Problem:
     """A problem on the tumours with this model."""
     raw, features = embedded.breast_cancer()
     low, high = limits(features)
     split = Split(_scaled(raw.train, low, high), _scaled(raw.test, low, high))
     return classification(
-        name,
-        summary,
         split,
         model,
         classes=2,

@@ -14,13 +14,11 @@ SCALE = 16.0
 ASSUMPTIONS = ("the number of training images and the ten classes are public",)
 
 
-def digits(name: str, summary: str, model: Callable[[], nn.Module], *, seed: int, validation: float) -> Problem:
+def digits(model: Callable[[], nn.Module], *, seed: int, validation: float) -> Problem:
     """A problem on the digits with this model."""
     raw = embedded.digits()
     split = Split(_scaled(raw.train), _scaled(raw.test))
-    return classification(
-        name, summary, split, model, classes=10, seed=seed, validation=validation, assumptions=ASSUMPTIONS
-    )
+    return classification(split, model, classes=10, seed=seed, validation=validation, assumptions=ASSUMPTIONS)
 
 
 def _scaled(arrays: Arrays) -> Arrays:

@@ -9,6 +9,4 @@ from hush.problems.problem import Problem
 
 def problem(*, seed: int, validation: float) -> Problem:
     """456 training and 113 test rows; 62 parameters."""
-    return breast_cancer(
-        "breast-cancer-logistic", __doc__ or "", lambda: logistic(30, 2), seed=seed, validation=validation
-    )
+    return breast_cancer(lambda: logistic(30, 2), seed=seed, validation=validation)

@@ -9,6 +9,4 @@ from hush.problems.problem import Problem
 
 def problem(*, seed: int, validation: float) -> Problem:
     """456 training and 113 test rows; 1 554 parameters."""
-    return breast_cancer(
-        "breast-cancer-mlp", __doc__ or "", lambda: mlp([30, 32, 16, 2]), seed=seed, validation=validation
-    )
+    return breast_cancer(lambda: mlp([30, 32, 16, 2]), seed=seed, validation=validation)

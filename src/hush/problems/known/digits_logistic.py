@@ -9,4 +9,4 @@ from hush.problems.problem import Problem
 
 def problem(*, seed: int, validation: float) -> Problem:
     """1 438 training and 359 test images; 650 parameters."""
-    return digits("digits-logistic", __doc__ or "", lambda: logistic(64, 10), seed=seed, validation=validation)
+    return digits(lambda: logistic(64, 10), seed=seed, validation=validation)

@@ -9,4 +9,4 @@ from hush.problems.problem import Problem
 
 def problem(*, seed: int, validation: float) -> Problem:
     """1 438 training and 359 test images; 17 226 parameters."""
-    return digits("digits-mlp", __doc__ or "", lambda: mlp([64, 128, 64, 10]), seed=seed, validation=validation)
+    return digits(lambda: mlp([64, 128, 64, 10]), seed=seed, validation=validation)

@@ -1,0 +1,153 @@
+"""What a table's columns are, and how each becomes numbers without looking at anybody else's row.
+
+The smallest and largest value of a column, its mean, or the list of its categories are statistics of private rows;
+scaling by them and releasing the model would release them unaccounted. So a column is encoded by public facts only:
+
+- a number with a public range [low, high]: clamped to it and mapped to [−1, 1];
+- a number without one: tanh(x / s) for a fixed bank of scales s, of which some fits whatever the unit is;
+- a category with a public list of values: one slot each, and one for anything else;
+- a category without one: hashed (BLAKE2b) into a fixed number of slots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from hush.errors import BadInput, nearest
+from hush.validate import one_of, whole
+
+Kind = Literal["number", "category", "ignore"]
+KINDS = ("number", "category", "ignore")
+SCALES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0)
+BUCKETS = 32
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its kind, and the public facts about it."""
+
+    name: str
+    kind: Kind
+    low: float | None = None
+    high: float | None = None
+    values: tuple[str, ...] = ()
+    buckets: int = BUCKETS
+    fill: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of(KINDS, kind=self.kind)
+        whole(buckets=self.buckets)
+        if (self.low is None) != (self.high is None):
+            raise BadInput(f"column '{self.name}' has one end of a range: give both low and high")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise BadInput(f"column '{self.name}' has low {self.low} not below high {self.high}")
+
+    @property
+    def width(self) -> int:
+        """How many inputs of the model this column becomes."""
+        if self.kind == "ignore":
+            return 0
+        if self.kind == "number":
+            return 1 if self.low is not None else len(SCALES)
+        return len(self.values) + 1 if self.values else self.buckets
+
+    def code(self, value: str) -> int:
+        """The slot of a category."""
+        if not self.values:
+            return _hashed(value, self.buckets)
+        return _places(self.values).get(value, len(self.values))
+
+    def encoding(self) -> str:
+        """How it is encoded, in words."""
+        if self.kind == "ignore":
+            return "not used"
+        if self.kind == "number" and self.low is not None:
+            return f"range {self.low:g} … {self.high:g} mapped to [−1, 1]"
+        if self.kind == "number":
+            return f"no public range given: tanh at {len(SCALES)} fixed scales"
+        if self.values:
+            return f"{len(self.values)} public values, one slot each, one for anything else"
+        return f"no public list given: hashed into {self.buckets} slots"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table in order, the one to predict, and its classes."""
+
+    columns: tuple[Column, ...]
+    target: str
+    classes: tuple[str, ...]
+    assumed: tuple[str, ...] = field(default=())
+
+    @property
+    def features(self) -> tuple[Column, ...]:
+        """The columns that the model sees."""
+        return tuple(c for c in self.columns if c.kind != "ignore" and c.name != self.target)
+
+    def lines(self) -> list[str]:
+        """One line a column for people to check: name, kind, encoding."""
+        pad = max(len(c.name) for c in self.columns)
+        shown = [f"{c.name:<{pad}}  {c.kind:<8}  {c.encoding()}" for c in self.columns if c.name != self.target]
+        return [*shown, f"{self.target:<{pad}}  target    {len(self.classes)} classes"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that ``Schema.from_json`` reads again."""
+        return {
+            "target": self.target,
+            "classes": list(self.classes),
+            "columns": {c.name: _without_defaults(c) for c in self.columns if c.name != self.target},
+        }
+
+
+def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
+    """The columns written down in a schema: {name: {kind, low, high, values, buckets, fill}}."""
+    known = {"kind", "low", "high", "values", "buckets", "fill"}
+    columns = {}
+    for name, facts in given.items():
+        for key in facts:
+            if key not in known:
+                raise BadInput(f"the schema of column '{name}' has an unknown entry '{key}': {nearest(key, known)}")
+        kind: Any = facts.get("kind") or ("category" if "values" in facts or "buckets" in facts else "number")
+        rest = {key: value for key, value in facts.items() if key not in ("kind", "values")}
+        columns[name] = Column(name, kind, values=tuple(map(str, facts.get("values", ()))), **rest)
+    return columns
+
+
+def read_schema(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+    """A schema given as a dict, or as a .toml or .json file with ``target``, ``classes`` and a table ``columns``."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    path = Path(given)
+    try:
+        text = path.read_text(encoding="utf-8")
+        found: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise BadInput(f"the schema '{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except ValueError as error:
+        raise BadInput(f"the schema '{path}' is not valid {path.suffix[1:] or 'TOML'}: {error}") from error
+    return found
+
+
+def _without_defaults(column: Column) -> dict[str, Any]:
+    plain = Column(column.name, column.kind)
+    facts = {k: v for k, v in asdict(column).items() if v != getattr(plain, k)}
+    return {"kind": column.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in facts.items()}}
+
+
+@lru_cache(maxsize=65536)
+def _hashed(value: str, buckets: int) -> int:
+    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little") % buckets
+
+
+@lru_cache(maxsize=256)
+def _places(values: tuple[str, ...]) -> dict[str, int]:
+    return {value: place for place, value in enumerate(values)}

@@ -1,0 +1,14 @@
+"""UCI Adult census rows, logistic regression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hush.problems.known._adult import adult
+from hush.problems.models import logistic
+from hush.problems.problem import Problem
+
+
+def problem(*, seed: int, validation: float, data_dir: Path | None) -> Problem:
+    """32 561 training and 16 281 test rows; 226 parameters."""
+    return adult(lambda inputs: logistic(inputs, 2), seed=seed, validation=validation, data_dir=data_dir)

@@ -1,0 +1,14 @@
+"""CIFAR-10, CNN with a funnel of fully connected layers of width 50 at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hush.problems.known._images import cifar10
+from hush.problems.models import Funnel
+from hush.problems.problem import Problem
+
+
+def problem(*, seed: int, validation: float, data_dir: Path | None) -> Problem:
+    """50 000 training and 10 000 test images; 1 018 708 parameters."""
+    return cifar10(lambda: Funnel(3, 32), seed=seed, validation=validation, data_dir=data_dir)
