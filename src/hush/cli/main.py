@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 
-import click
 import typer
 
 from hush.cli import account, methods, train
@@ -17,7 +16,6 @@ from hush.errors import HushError
 app = typer.Typer(
     name="hush",
     help="Train neural networks on private data, and say truthfully how private the result is.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -41,19 +39,17 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program: 0 on success, 2 on bad input with one sentence, 1 on failure, 130 when interrupted."""
     warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False, prog_name="hush")
+        code = app(args=given or ["--help"], standalone_mode=False, prog_name="hush")
         return code if isinstance(code, int) else 0
     except HushError as error:
         say(f"error: {error}")
         return 2
-    except click.exceptions.NoArgsIsHelpError as error:
-        say(error.format_message())
-        return 2
-    except click.ClickException as error:
+    except typer.TyperException as error:
         say(f"error: {error.format_message()}")
         return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         say("interrupted")
         return 130
     except OSError as error:

@@ -2,6 +2,17 @@
 
 from hush.queries.clipped import ClipMode, ClippedSum, clip_factors, total_norms
 from hush.queries.plain import PlainSum
-from hush.queries.query import Channel, Proof, Query
+from hush.queries.query import Channel, Claim, OwnClaims, Proof, Query
 
-__all__ = ["Channel", "ClipMode", "ClippedSum", "PlainSum", "Proof", "Query", "clip_factors", "total_norms"]
+__all__ = [
+    "Channel",
+    "Claim",
+    "ClipMode",
+    "ClippedSum",
+    "OwnClaims",
+    "PlainSum",
+    "Proof",
+    "Query",
+    "clip_factors",
+    "total_norms",
+]

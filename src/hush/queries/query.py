@@ -9,7 +9,9 @@ from typing import Any, Literal, Protocol
 from torch import nn
 
 from hush.named import Losses, Named, State, Sums
+from hush.privacy.guarantee import Adjacency, Status
 from hush.release import Release
+from hush.sampling import Participation
 
 Proof = Literal["sum", "hidden-state", "none"]
 
@@ -49,4 +51,22 @@ class Query(Protocol):
 
     def observe(self, release: Release, update: Named, public: State) -> State:
         """The next public state, from what was released."""
+        ...
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is said about a query whose proof is its own: an event, and how far it can be trusted."""
+
+    event: Any  # a dp_accounting DpEvent, or an object with ``delta_of(epsilon)``
+    adjacency: Adjacency
+    status: Status
+    reason: str
+
+
+class OwnClaims(Protocol):
+    """A query whose channels are not plain sums names its events itself (error feedback, released rows)."""
+
+    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
+        """Every claim about the first ``steps`` steps with this noise on each channel's sum."""
         ...

@@ -1,0 +1,173 @@
+"""The command line: the fields that scripts rely on, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hush.cli import main
+
+
+def call(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answer(capsys, *arguments: str):
+    code, out, err = call(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+ACCOUNT = ("account", "--examples", 60000, "--batch-size", 256, "--epochs", 20)
+
+
+def test_methods(capsys) -> None:
+    listed = {row["method"]: row for row in answer(capsys, "methods")}
+    assert {"sgd", "dp-sgd", "dp-adam"} <= set(listed)
+    assert listed["dp-sgd"]["options"]["clip"] == 1.0
+    assert call(capsys, "methods")[0] == 0
+
+
+def test_problems(capsys) -> None:
+    assert {"digits-mlp", "breast-cancer-mlp"} <= {row["problem"] for row in answer(capsys, "problems")}
+
+
+def test_account_has_the_fields_that_scripts_rely_on(capsys) -> None:
+    found = answer(capsys, *ACCOUNT, "--delta", 1e-5, "--noise-multiplier", 1.0)
+    fields = {"method", "epsilon", "delta", "noise_multiplier", "accountant", "adjacency", "status", "steps"}
+    assert fields | {"sample_rate", "sensitivity", "noise_std", "claims"} <= set(found)
+    assert round(found["epsilon"], 3) == 1.571  # MECHANISMS.md §3
+    assert found["accountant"] == "pld"
+    assert found["status"] == "proven"
+    assert found["steps"] == 4700
+    assert found["sample_rate"] == 256 / 60000
+    assert found["claims"][0]["epsilon"] == found["epsilon"]
+    assert {"epsilon", "status", "reason"} <= set(found["claims"][0])
+
+
+# every value of MECHANISMS.md §3 that the shell can give: q, T, σ, accountant, ε
+@pytest.mark.parametrize(
+    ("rate", "steps", "sigma", "accountant", "epsilon"),
+    [(1 / 235, 4700, 1.0, "rdp", 1.757), (1 / 235, 4700, 0.75, "pld", 3.108), (1 / 210, 4200, 0.5, "pld", 13.08)],
+)
+def test_account_golden(capsys, rate, steps, sigma, accountant, epsilon) -> None:
+    flags = ("--sample-rate", rate, "--steps", steps, "--noise-multiplier", sigma, "--accountant", accountant)
+    found = answer(capsys, *ACCOUNT, *flags)
+    assert round(found["epsilon"], 2 if epsilon > 10 else 3) == epsilon
+
+
+def test_account_calibrates(capsys) -> None:
+    found = answer(capsys, "account", "--examples", 50000, "--batch-size", 256, "--epochs", 250, "--epsilon", 5)
+    assert round(found["noise_multiplier"], 3) == 1.218  # MECHANISMS.md §3
+    assert found["epsilon"] <= 5
+
+
+def test_account_for_people(capsys) -> None:
+    code, out, _ = call(capsys, *ACCOUNT, "--noise-multiplier", 1.0)
+    assert code == 0
+    assert "ε = 1.5" in out
+    assert "proven" in out
+
+
+TRAIN = ("train", "--epochs", 1)
+
+
+def test_train_on_embedded_data(capsys, tmp_path) -> None:
+    found = answer(capsys, *TRAIN, "--epsilon", 3, "--lr", 0.5, "--clip", 1.0, "--out", tmp_path / "run")
+    for field in ("problem", "method", "epsilon", "delta", "status", "noise_multiplier", "steps", "test_accuracy", "seconds"):
+        assert field in found
+    assert found["epsilon"] <= 3
+    assert found["status"] == "proven"
+    assert found["out"] == str(tmp_path / "run")
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert card["guarantee"]["epsilon"] == found["epsilon"]
+    private = tmp_path / "run" / "private"
+    assert private.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("problem", ["digits-mlp", "breast-cancer-mlp"])
+@pytest.mark.parametrize("method", ["sgd", "dp-sgd", "dp-adam"])
+def test_every_method_on_embedded_data(capsys, problem, method) -> None:
+    found = answer(capsys, *TRAIN, "--problem", problem, "--method", method, "--batch-size", 64)
+    assert found["status"] == ("none" if method == "sgd" else "proven")
+    assert 0 <= found["test_accuracy"] <= 1
+    assert (found["epsilon"] is None) == (method == "sgd")
+
+
+def test_the_default_is_a_useful_model(capsys) -> None:
+    found = answer(capsys, "train")
+    assert found["epsilon"] <= 3.0
+    assert found["test_accuracy"] > 0.85
+
+
+def test_a_secret_seed_reproduces(capsys, tmp_path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        answer(capsys, *TRAIN, "--secret-seed", 5, "--out", tmp_path / name)
+        runs.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert runs[0] == runs[1]
+    assert "secret seed" in (tmp_path / "a" / "PRIVACY.md").read_text()
+
+
+def test_set(capsys) -> None:
+    found = answer(capsys, *TRAIN, "--method", "dp-adam", "--set", "beta1=0.8", "--set", "lr=0.02")
+    assert found["method"] == "dp-adam"
+
+
+BAD = [
+    ((*ACCOUNT, "--epsilon", 0), "epsilon must be above zero, got 0"),
+    ((*ACCOUNT, "--epsilon", "nan"), "epsilon must be a finite number"),
+    ((*ACCOUNT, "--epsilon", "inf"), "epsilon must be a finite number"),
+    ((*ACCOUNT, "--epsilon", 1, "--delta", 1), "delta must lie between 0 and 1"),
+    ((*ACCOUNT, "--epsilon", 1, "--delta", 0), "delta must lie between 0 and 1"),
+    (("account", "--examples", 100, "--batch-size", 256, "--epsilon", 1), "batch size 256 is larger than the data"),
+    ((*ACCOUNT, "--epsilon", 1, "--noise-multiplier", 1), "exactly one of"),
+    ((*ACCOUNT,), "exactly one of"),
+    ((*ACCOUNT, "--epsilon", 1, "--method", "dp-sdg"), "did you mean 'dp-sgd'"),
+    ((*ACCOUNT, "--epsilon", 1, "--accountant", "pdl"), "did you mean 'pld'"),
+    ((*ACCOUNT, "--epsilon", 1, "--sampling", "shufled"), "did you mean 'shuffled'"),
+    ((*ACCOUNT, "--epsilon", 1, "--sampling", "shuffled", "--sample-rate", 0.01), "use sampling 'poisson'"),
+    ((*ACCOUNT, "--epsilon", 1, "--set", "clp=1"), "did you mean 'clip'"),
+    ((*ACCOUNT, "--epsilon", 1, "--set", "clip"), "--set takes key=value"),
+    ((*ACCOUNT, "--epsilon", 1, "--set", "clip=much"), "option 'clip' takes float"),
+    ((*ACCOUNT, "--epsilon", 1, "--set", "clip=-1"), "clip must be above zero"),
+    ((*ACCOUNT, "--epsilon", "many"), "many"),
+    ((*ACCOUNT, "--epsilonn", 1), "--epsilonn"),
+    (("train", "--problem", "digit-mlp"), "did you mean 'digits-mlp'"),
+    (("train", "--method", "sgd", "--epsilon", 1), "adds no noise"),
+    (("train", "--method", "sgd", "--clip", 1), "no option 'clip'"),
+    (("train", "--clip-mode", "soft"), "unknown clip mode 'soft'"),
+    (("train", "--out", "/proc/nowhere"), "cannot write to '/proc/nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=[" ".join(map(str, a[-4:])) for a, _ in BAD])
+def test_bad_input_gets_one_sentence_and_exit_2(capsys, arguments, sentence) -> None:
+    code, out, err = call(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert sentence in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_large_delta_is_warned_of(capsys) -> None:
+    code, _, err = call(capsys, "account", "--examples", 1000, "--batch-size", 10, "--noise-multiplier", 1, "--delta", 0.01)
+    assert code == 0
+    assert "warning: δ = 0.01 is not below 1/N" in err
+
+
+def test_the_installed_program(tmp_path) -> None:
+    program = Path(sys.executable).with_name("hush")
+    done = subprocess.run([program, "account", "--help"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--noise-multiplier" in done.stdout
+    done = subprocess.run([program], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert "train" in done.stdout

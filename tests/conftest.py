@@ -1,0 +1,21 @@
+"""What all tests share: one thread, and where real data lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The real datasets: HUSH_DATA, else ../shared/data beside the project; skipped where there is neither."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    found = Path(os.environ["HUSH_DATA"]) if "HUSH_DATA" in os.environ else beside
+    if not found.is_dir():
+        pytest.skip("no real data: set HUSH_DATA to a folder with mnist, fashion-mnist, cifar-10 and adult")
+    return found

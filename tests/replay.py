@@ -1,0 +1,84 @@
+"""Record a run's sums and releases, and replay the releases into a run on a neighbouring dataset.
+
+Sensitivity is a statement about one step given everything released before it. So both runs must stand at the same
+parameters at every step: the second run is fed the first one's releases, and its own sums are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hush.named import Named, State, Sums
+from hush.plan import Plan
+from hush.queries import Channel, Query
+from hush.release import Release
+from hush.rules import Rule
+
+
+@dataclass(frozen=True)
+class RecordingQuery:
+    """Any query, with the sums that go to the noise kept."""
+
+    query: Query
+    seen: list[Sums] = field(default_factory=list)
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        return self.query.channels
+
+    def init(self, params: Named) -> tuple[State, State]:
+        return self.query.init(params)
+
+    def piece(self, model, losses, content: Any, public: State) -> Sums:
+        return self.query.piece(model, losses, content, public)
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        channels, private = self.query.finish(sums, public, private)
+        self.seen.append(copy.deepcopy(channels))
+        return channels, private
+
+    def observe(self, release: Release, update: Named, public: State) -> State:
+        return self.query.observe(release, update, public)
+
+
+@dataclass(frozen=True)
+class ReplayRule:
+    """Any rule, with its releases kept, or replaced by those of an earlier run."""
+
+    rule: Rule
+    given: list[Release] | None = None
+    seen: list[Release] = field(default_factory=list)
+
+    def init(self, params: Named) -> State:
+        return self.rule.init(params)
+
+    def step(self, params: Named, release: Release, state: State) -> Named:
+        used = release if self.given is None else self.given[release.step]
+        self.seen.append(copy.deepcopy(used))
+        return self.rule.step(params, used, state)
+
+
+def recorded(plan: Plan, model, losses, data, *, secret: int = 1, given: list[Release] | None = None, **how: Any):
+    """Run a plan to its end; return the sums that met the noise, and the releases that the rule saw."""
+    query, rule = RecordingQuery(plan.query), ReplayRule(plan.rule, given)
+    run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=secret, **how)
+    for batch in run.batches():
+        run.step(batch)
+    return query.seen, rule.seen
+
+
+def sensitivities(plan: Plan, make_model, losses, data, neighbour, *, secret: int = 1) -> list[dict[str, float]]:
+    """By step and channel: how far the two sums lie apart, at equal parameters."""
+    sums, releases = recorded(plan, make_model(), losses, data, secret=secret)
+    others, _ = recorded(plan, make_model(), losses, neighbour, secret=secret, given=releases)
+    return [{name: distance(a[name], b[name]) for name in a} for a, b in zip(sums, others, strict=True)]
+
+
+def distance(first: Named, second: Named) -> float:
+    """‖first − second‖ over all names, in double precision."""
+    return float(torch.sqrt(sum(((first[n].double() - second[n].double()) ** 2).sum() for n in first)))

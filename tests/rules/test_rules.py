@@ -1,0 +1,131 @@
+"""One conformance table for every rule: a new rule is a row in RULES."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from hush.errors import BadInput, Refused
+from hush.release import Release
+from hush.rules import SGD, Adam, Cosine, Linear, TorchOptim
+
+RULES = {
+    "sgd": SGD(0.1),
+    "sgd-momentum": SGD(0.05, momentum=0.9, weight_decay=1e-3),
+    "sgd-cosine": SGD(Cosine(0.2, 200, warmup=10)),
+    "adam": Adam(0.05),
+    "adamw": Adam(0.05, weight_decay=1e-3),
+    "torch-adamw": TorchOptim(lambda p: torch.optim.AdamW(p.values(), lr=0.05)),
+    "torch-sgd-scheduled": TorchOptim(
+        lambda p: torch.optim.SGD(p.values(), lr=0.2, momentum=0.5),
+        lambda o: torch.optim.lr_scheduler.StepLR(o, 50, 0.5),
+    ),
+    "torch-groups": TorchOptim(
+        lambda p: torch.optim.SGD([{"params": [p["a"]], "lr": 0.2}, {"params": [p["b"]], "lr": 0.05}])
+    ),
+}
+TARGET = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]])}
+
+
+def parameters() -> dict[str, torch.Tensor]:
+    return {"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.nn.Parameter(torch.ones(1, 1))}
+
+
+def release(step: int, gradient: dict[str, torch.Tensor], std: float = 0.0) -> Release:
+    return Release(step, {"gradient": gradient}, {"gradient": std})
+
+
+def descend(rule, params, steps: int) -> None:
+    state = rule.init(params)
+    for step in range(steps):
+        rule.step(params, release(step, {n: p.detach() - TARGET[n] for n, p in params.items()}), state)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_converges_on_a_quadratic_without_noise(name: str) -> None:
+    params = parameters()
+    descend(RULES[name], params, 400)
+    for key, value in params.items():
+        assert torch.allclose(value, TARGET[key], atol=0.02), (key, value)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_update_is_new_minus_old_and_the_release_is_untouched(name: str) -> None:
+    params = parameters()
+    rule = RULES[name]
+    state = rule.init(params)
+    for step in range(3):
+        before = {n: p.detach().clone() for n, p in params.items()}
+        gradient = {n: torch.randn_like(p) for n, p in params.items()}
+        kept = copy.deepcopy(gradient)
+        update = rule.step(params, release(step, gradient), state)
+        for key in params:
+            assert torch.allclose(params[key] - before[key], update[key], atol=1e-7)
+            assert torch.equal(gradient[key], kept[key])
+            assert params[key].grad is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (SGD(0.1, momentum=0.9, weight_decay=0.01), lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01)),
+        (Adam(0.03), lambda p: torch.optim.Adam(p, 0.03)),
+        (Adam(0.03, weight_decay=0.1), lambda p: torch.optim.AdamW(p, 0.03, weight_decay=0.1)),
+    ],
+    ids=["sgd", "adam", "adamw"],
+)
+def test_equals_torch(ours, theirs) -> None:
+    mine, other = parameters(), parameters()
+    state, optimizer = ours.init(mine), theirs(other.values())
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        gradient = {n: torch.randn(p.shape, generator=generator) for n, p in mine.items()}
+        ours.step(mine, release(step, gradient), state)
+        for name, parameter in other.items():
+            parameter.grad = gradient[name].clone()
+        optimizer.step()
+    for name in mine:
+        assert torch.allclose(mine[name], other[name], atol=1e-6)
+
+
+def test_sgd_by_hand() -> None:
+    params = {"w": torch.nn.Parameter(torch.tensor([2.0]))}
+    rule = SGD(0.5, momentum=0.5)
+    state = rule.init(params)
+    rule.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # m = 1, w = 1.5
+    rule.step(params, release(1, {"w": torch.tensor([1.0])}), state)  # m = 1.5, w = 0.75
+    assert params["w"].item() == 0.75
+
+
+def test_schedules() -> None:
+    cosine = Cosine(1.0, 110, warmup=10, floor=0.1)
+    assert cosine(0) == pytest.approx(0.1)
+    assert cosine(9) == 1.0
+    assert cosine(60) == pytest.approx(0.55)
+    assert cosine(110) == cosine(500) == pytest.approx(0.1)
+    assert Linear(1.0, 0.0, 10)(5) == 0.5
+
+
+def test_rules_that_read_the_loss_are_refused() -> None:
+    params = parameters()
+    with pytest.raises(Refused, match="LBFGS evaluates the loss again"):
+        TorchOptim(lambda p: torch.optim.LBFGS(p.values())).init(params)
+    plateau = TorchOptim(lambda p: torch.optim.SGD(p.values(), 0.1), torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(Refused, match="reads the training loss, which is private"):
+        plateau.init(params)
+
+
+def test_foreign_parameters_are_refused() -> None:
+    other = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(BadInput, match="parameters that this run does not train"):
+        TorchOptim(lambda p: torch.optim.SGD([other], 0.1)).init(parameters())
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_a_bad_learning_rate_is_refused(kind, lr: float) -> None:
+    with pytest.raises(BadInput, match="lr must be"):
+        kind(lr)
