@@ -1,0 +1,88 @@
+"""Results of expensive solvers, kept on disk under the hash of what was asked.
+
+A file is a plain .npz (never unpickled) in $HUSH_CACHE, or the user's cache directory. It carries the question and a
+digest of its arrays; one that is damaged or answers another question is recomputed. Privacy never rests on it:
+sensitivities are computed from the loaded matrix every time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hush.matrices.series import Array
+
+VERSION = 1  # raise it when a solver changes what it finds
+Arrays = dict[str, Array]
+
+
+def directory() -> Path:
+    """$HUSH_CACHE, else $XDG_CACHE_HOME/hush, else ~/.cache/hush; factorisations live in its `matrices` folder."""
+    if chosen := os.environ.get("HUSH_CACHE"):
+        return Path(chosen) / "matrices"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hush" / "matrices"
+
+
+def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arrays]) -> Arrays:
+    """The stored answer to this solver's question if there is a sound one, else solve() stored."""
+    text = json.dumps({"solver": solver, "version": VERSION, **_plain(question)}, sort_keys=True)
+    path = directory() / f"{solver}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
+    found = _load(path, text)
+    if found is None:
+        found = {name: np.asarray(values, dtype=np.float64) for name, values in solve().items()}
+        _store(path, text, found)
+    return found
+
+
+def _plain(question: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in question.items()
+    }
+
+
+def _digest(arrays: Arrays) -> str:
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        total.update(f"{name}{arrays[name].shape}".encode())
+        total.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return total.hexdigest()
+
+
+def _load(path: Path, question: str) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return None
+    asked, digest = str(found.pop("question", "")), str(found.pop("digest", ""))
+    plain = all(values.dtype == np.float64 and np.all(np.isfinite(values)) for values in found.values())
+    return found if plain and asked == question and _digest(found) == digest else None
+
+
+def _store(path: Path, question: str, arrays: Arrays) -> None:
+    """Write beside, then rename; a cache that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                stored: dict[str, Any] = {**arrays, "question": np.array(question), "digest": np.array(_digest(arrays))}
+                np.savez(file, **stored)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
