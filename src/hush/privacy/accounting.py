@@ -1,0 +1,235 @@
+"""ε and δ of any privacy event, by one of three accountants, behind one interface.
+
+- ``pld``: the privacy-loss distribution, composed numerically; the tightest, and always an upper bound.
+- ``rdp``: Rényi divergences (Mironov 2017), by dp-accounting; an upper bound, looser, for the events PLD cannot do.
+- ``gdp``: exact, for compositions of Gaussians and nothing else (Dong, Roth and Su 2022); no central-limit step.
+
+Events are written for the sensitivity of the adjacency they are accounted under (see `hush.privacy.events`); nothing is
+doubled here. So DP-SGD with noise σ·clip is two events: PoissonSampled(q, Gaussian(σ)) against adding or removing an
+example, and PoissonSampled(q, Gaussian(σ/2)) against replacing one, as that moves a sum by twice the clip. At q = 0.01,
+T = 1000, σ = 1, δ = 1e-5 the first costs ε = 1.828 and the second 2.843 (less than plain doubling would: the example is
+seldom sampled at all). Zero-out (one example's contribution becomes zero) costs what add-remove costs.
+
+An event may also be any object with a method ``delta_of(epsilon)``: its own privacy profile, accounted as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from dp_accounting import dp_event
+
+from hush.errors import BadInput, Refused
+from hush.privacy import renyi
+from hush.privacy.discrete import Direction, by_reference, laplace, poisson_gaussian, randomized_response
+from hush.privacy.events import Leaves, Profile, describe, leaves
+from hush.privacy.pld import Composed, Part, compose, surely_below
+from hush.privacy.profile import gaussian_delta, gaussian_epsilon
+from hush.validate import not_negative, one_of, probability
+
+Adjacency = Literal["add-remove", "replace", "zero-out"]
+Accountant = Literal["pld", "rdp", "gdp"]
+ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
+ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
+SMALLEST_DELTA = 1e-100
+MOST_STEPS = 10**12
+MOST_LEAVES = 1000
+
+
+def epsilon(
+    event: Any,
+    delta: float,
+    *,
+    adjacency: Adjacency = "add-remove",
+    accountant: Accountant = "pld",
+    orders: tuple[float, ...] | None = None,
+) -> float:
+    """The smallest ε that the accountant can prove for ``event`` at this δ; infinity where there is none.
+
+    ``orders`` are the Rényi orders of the rdp accountant (dp-accounting's own by default).
+    """
+    probability(delta=delta)
+    if delta < SMALLEST_DELTA:
+        raise BadInput(f"delta must be at least {SMALLEST_DELTA:g}, got {delta:g}: smaller ones mean pure ε-privacy")
+    _check_names(adjacency, accountant, orders)
+    if isinstance(event, Profile):
+        _check_profile(event, accountant)
+        return _own_epsilon(event, delta)
+    parts = _supported(event, accountant, adjacency)
+    if parts.mu == math.inf:
+        return math.inf
+    if accountant == "rdp":
+        return renyi.epsilon(parts, delta, adjacency, orders)
+    if parts.purely_gaussian:
+        return gaussian_epsilon(delta, parts.mu)
+    return _cached(_pld_epsilon, parts, delta, adjacency)
+
+
+def delta(
+    event: Any,
+    epsilon: float,
+    *,
+    adjacency: Adjacency = "add-remove",
+    accountant: Accountant = "pld",
+    orders: tuple[float, ...] | None = None,
+) -> float:
+    """The smallest δ that the accountant can prove for ``event`` at this ε."""
+    not_negative(epsilon=epsilon)
+    _check_names(adjacency, accountant, orders)
+    if isinstance(event, Profile):
+        _check_profile(event, accountant)
+        return min(max(float(event.delta_of(epsilon)), 0.0), 1.0)
+    parts = _supported(event, accountant, adjacency)
+    if parts.mu == math.inf:
+        return 1.0
+    if accountant == "rdp":
+        return renyi.delta(parts, epsilon, adjacency, orders)
+    if parts.purely_gaussian:
+        return gaussian_delta(epsilon, parts.mu)
+    return _cached(_pld_delta, parts, epsilon, adjacency)
+
+
+def default_accountant(event: Any, adjacency: Adjacency = "add-remove") -> Accountant:
+    """The tightest accountant with a proof for this event: gdp for Gaussians alone, else pld, else rdp."""
+    _check_names(adjacency, "pld", None)
+    if isinstance(event, Profile):
+        return "pld"
+    parts = leaves(event)
+    if parts.purely_gaussian:
+        return "gdp"
+    if not any(_no_pld(leaf, adjacency) for leaf, _ in parts.others):
+        return "pld"
+    for leaf, _ in parts.others:
+        renyi.check(leaf, adjacency)
+    return "rdp"
+
+
+def _check_names(adjacency: str, accountant: str, orders: tuple[float, ...] | None) -> None:
+    one_of(ADJACENCIES, adjacency=adjacency)
+    one_of(ACCOUNTANTS, accountant=accountant)
+    if orders is not None and accountant != "rdp":
+        raise BadInput(f"orders are Rényi orders, for the rdp accountant; the accountant here is {accountant}")
+
+
+def _check_profile(event: Any, accountant: str) -> None:
+    if accountant != "pld":
+        raise Refused(f"{event} brings its own privacy profile: the {accountant} accountant cannot use it, pld can")
+
+
+def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> Leaves:
+    """The leaves of the event, all of which the accountant can handle; else a refusal that names the leaf."""
+    parts = leaves(event)
+    if sum(count for _, count in parts.others) > MOST_STEPS:
+        raise Refused(f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {describe(event)}")
+    if len(parts.others) > MOST_LEAVES:
+        raise Refused(
+            f"{len(parts.others)} different releases in one composition are more than the {MOST_LEAVES} that are "
+            "accounted for: let the noise or the rate take fewer values"
+        )
+    for leaf, _ in parts.others:
+        if accountant == "gdp":
+            raise Refused(
+                f"the gdp accountant is exact for Gaussian releases only, and {describe(leaf)} is not one: use "
+                f"accountant '{'rdp' if _no_pld(leaf, adjacency) else 'pld'}'"
+            )
+        if accountant == "rdp":
+            renyi.check(leaf, adjacency)
+        elif reason := _no_pld(leaf, adjacency):
+            raise Refused(reason)
+    return parts
+
+
+def _no_pld(leaf: Any, adjacency: str) -> str:
+    """Why the pld accountant cannot account for the leaf; empty if it can."""
+    name = describe(leaf)
+    match leaf:
+        case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()) | dp_event.LaplaceDpEvent():
+            return ""
+        case dp_event.RandomizedResponseDpEvent():
+            if adjacency == "add-remove":
+                return f"{name} answers for a record that exists: account for it under replace or zero-out"
+            return ""
+        case (
+            dp_event.PoissonSampledDpEvent(event=dp_event.LaplaceDpEvent())
+            | dp_event.DiscreteLaplaceDpEvent()
+            | dp_event.MixtureOfGaussiansDpEvent()
+            | dp_event.TruncatedSubsampledGaussianDpEvent()
+        ):
+            return f"{name} is accounted for under add-remove or zero-out only" if adjacency == "replace" else ""
+        case dp_event.SampledWithoutReplacementDpEvent() | dp_event.RepeatAndSelectDpEvent() | dp_event.ZCDpEvent():
+            return f"the privacy-loss distribution of {name} is not known: use accountant 'rdp'"
+        case _:
+            return f"the pld accountant cannot account for {name}"
+
+
+def _cached(function: Any, parts: Leaves, value: float, adjacency: Adjacency) -> float:
+    try:
+        hash(parts)
+    except TypeError:  # an event that holds a list
+        function = function.__wrapped__
+    return float(function(parts, value, adjacency))
+
+
+@lru_cache(maxsize=1024)
+def _pld_epsilon(parts: Leaves, delta: float, adjacency: Adjacency) -> float:
+    worst, step = 0.0, math.nan
+    for direction in _directions(adjacency):
+        plan = _plan(parts, direction, delta)
+        if worst > 0 and surely_below(plan, delta, worst, step):
+            continue
+        found: Composed = compose(plan, delta=delta)
+        worst, step = max(worst, found.epsilon(delta)), found.product.step
+    return worst
+
+
+@lru_cache(maxsize=1024)
+def _pld_delta(parts: Leaves, epsilon: float, adjacency: Adjacency) -> float:
+    plans = (_plan(parts, direction, 1e-20) for direction in _directions(adjacency))
+    return max(compose(plan, epsilon=epsilon).delta(epsilon) for plan in plans)
+
+
+def _directions(adjacency: Adjacency) -> tuple[Direction, ...]:
+    return ("replace",) if adjacency == "replace" else ("remove", "add")
+
+
+def _plan(parts: Leaves, direction: Direction, delta: float) -> list[Part]:
+    """Every leaf with its grid; losses so rare that all steps' together weigh 1e-7 δ count as unbounded."""
+    steps = sum(count for _, count in parts.others) + 1
+    cut = delta * 1e-7 / steps
+    plan = [_part(leaf, count, direction, cut) for leaf, count in parts.others]
+    if parts.mu > 0:
+        pair = poisson_gaussian(1.0, 1 / parts.mu, "remove", cut)
+        plan.append(Part(pair.grid, pair.width, 1))
+    return plan
+
+
+def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
+    match leaf:
+        case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()):
+            pair = poisson_gaussian(leaf.sampling_probability, leaf.event.noise_multiplier, direction, cut)
+        case dp_event.LaplaceDpEvent():
+            pair = laplace(leaf.noise_multiplier)
+        case dp_event.RandomizedResponseDpEvent():
+            pair = randomized_response(leaf.noise_parameter, leaf.num_buckets, direction)
+        case _:
+            coarse = by_reference(leaf, direction, 1e-3)
+            width = max(len(coarse.masses) - 1, 1) * coarse.step
+            return Part(lambda step: by_reference(leaf, direction, max(step, 1e-6)), width, count)
+    return Part(pair.grid, pair.width, count)
+
+
+def _own_epsilon(event: Profile, delta: float) -> float:
+    """Bisection on the event's own δ(ε); the upper end is returned, so it never says too little."""
+    low, high = 0.0, 1.0
+    if event.delta_of(0.0) <= delta:
+        return 0.0
+    while event.delta_of(high) > delta:
+        low, high = high, 2 * high
+        if high > 1e12:
+            return math.inf
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if event.delta_of(middle) > delta else (low, middle)
+    return high

@@ -1,0 +1,210 @@
+"""Guarantee: what is known about the privacy of a release, printed as one honest sentence.
+
+A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
+could not be proven), ``refuted`` (an audit measured more), ``none`` (no privacy: ordinary training). Only a proven ε
+reads as a guarantee. Printed numbers are rounded up, never down.
+
+`refuted.json` beside this file ships the findings of audits, as a list of objects:
+``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
+"confidence": 0.95, "source": "what was run"}``. A guarantee made for a listed method, with the listed status, becomes
+refuted. ``status`` says which kind of ε the audit broke ("claimed" or "proven").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal, get_args
+
+from hush.errors import BadInput
+from hush.privacy.accounting import ADJACENCIES, Adjacency
+from hush.privacy.events import describe
+from hush.validate import one_of
+
+Status = Literal["proven", "claimed", "refuted", "none"]
+STATUSES: tuple[str, ...] = get_args(Status)
+MEANING = {
+    "add-remove": "adding or removing one {unit}",
+    "replace": "replacing one {unit} by another",
+    "zero-out": "one {unit}'s contribution becoming zero",
+}
+ACCOUNTING = {"pld": "PLD accounting", "rdp": "RDP accounting", "gdp": "exact Gaussian accounting"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One audit that measured more privacy loss than was stated."""
+
+    method: str
+    claimed_epsilon: float
+    epsilon_lower: float
+    delta: float
+    confidence: float
+    status: str = "claimed"
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ) for one unit under one adjacency, with its status, and what it rests on."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = "add-remove"
+    unit: str = "example"
+    status: Status = "proven"
+    event: Any = None
+    accountant: str = "pld"
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+    method: str = ""
+
+    def __post_init__(self) -> None:
+        one_of(STATUSES, status=self.status)
+        one_of(ADJACENCIES, adjacency=self.adjacency)
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise BadInput(f"epsilon must be zero or above (or infinite), got {self.epsilon}")
+        if not 0 <= self.delta <= 1:
+            raise BadInput(f"delta must lie between 0 and 1, got {self.delta}")
+        finding = _finding(self.method, self.status)
+        if finding is not None:
+            object.__setattr__(self, "status", "refuted")
+            measured = (
+                f"an audit measured at least ε = {rounded_down(finding.epsilon_lower)} "
+                f"at δ = {rounded_up(finding.delta)} ({finding.confidence:.0%} confidence) "
+                f"where ε = {rounded_up(finding.claimed_epsilon)} was stated"
+            )
+            object.__setattr__(self, "reason", "; ".join(part for part in (measured, self.reason) if part))
+
+    @property
+    def private(self) -> bool:
+        """Whether this is a finite ε that may be relied on."""
+        return self.status == "proven" and math.isfinite(self.epsilon) and self.delta < 1
+
+    def sentence(self) -> str:
+        """One honest sentence: only a proven, finite ε reads as a guarantee."""
+        if self.status == "none":
+            return f"No privacy: the result may reveal any {self.unit} it was trained on{_because(self.reason)}."
+        pair = f"(ε = {rounded_up(self.epsilon)}, δ = {rounded_up(self.delta)})"
+        scope = f"per {self.unit} ({MEANING[self.adjacency].format(unit=self.unit)})"
+        if self.status == "refuted":
+            return f"Refuted: {pair}-differential privacy {scope} was claimed and does not hold{_because(self.reason)}."
+        if self.status == "claimed":
+            return (
+                f"Not a guarantee: a published formula claims {pair}-differential privacy {scope}, and no proof of it "
+                f"is known here{_because(self.reason)}{self._assumes()}."
+            )
+        if not self.private:
+            at = f"at δ = {rounded_up(self.delta)}"
+            return f"No privacy is proven: no finite ε holds {scope} {at}{_because(self.reason)}."
+        proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
+        return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{self._assumes()}."
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; an infinite ε is null, the event is its readable line."""
+        return {
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+            "status": self.status,
+            "event": None if self.event is None else describe(self.event),
+            "accountant": self.accountant,
+            "assumptions": list(self.assumptions),
+            "reason": self.reason,
+            "method": self.method,
+            "sentence": self.sentence(),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Guarantee:
+        """Back from `to_json`; the event comes back as its readable line."""
+        known = {name: data[name] for name in Guarantee.__dataclass_fields__ if name in data}
+        try:
+            known["epsilon"] = math.inf if known["epsilon"] is None else float(known["epsilon"])
+            known["assumptions"] = tuple(known.get("assumptions", ()))
+            return Guarantee(**known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"not a guarantee as hush writes it: {error}") from error
+
+    def to_markdown(self) -> str:
+        """The guarantee as a section of a privacy card."""
+        rows = {
+            "status": self.status,
+            "ε": rounded_up(self.epsilon),
+            "δ": rounded_up(self.delta),
+            "unit": f"one {self.unit}",
+            "neighbours": MEANING[self.adjacency].format(unit=self.unit),
+            "mechanism": "not stated" if self.event is None else describe(self.event),
+            "accountant": ACCOUNTING.get(self.accountant, self.accountant),
+        }
+        if self.status == "none":
+            rows = {"status": "none"}
+        if self.status in ("claimed", "refuted"):
+            rows["ε"] += " (not a guarantee)"
+        lines = [
+            self.sentence(),
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {_cell(text)} |" for name, text in rows.items()),
+        ]
+        if self.reason:
+            lines += ["", f"Reason: {self.reason}"]
+        if self.assumptions:
+            lines += ["", "It assumes that:", "", *(f"- {text}" for text in self.assumptions)]
+        return "\n".join(lines) + "\n"
+
+    def _assumes(self) -> str:
+        return f"; assumes that {' and that '.join(self.assumptions)}" if self.assumptions else ""
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """The number in a few significant digits (and at least two decimals from 10 on), never smaller than it is."""
+    if not math.isfinite(value):
+        return "∞"
+    return _plain(Decimal(repr(float(value))), ROUND_CEILING, digits)
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """The number in a few significant digits, never larger than it is: for what an audit measured."""
+    return _plain(Decimal(repr(float(value))), ROUND_FLOOR, digits)
+
+
+def _plain(value: Decimal, rounding: str, digits: int) -> str:
+    short = Context(prec=max(digits, value.adjusted() + 3), rounding=rounding).plus(value)
+    if short == 0:
+        return "0"
+    if Decimal("0.001") <= abs(short) < Decimal(1_000_000):
+        return f"{short.normalize():f}"
+    mantissa, exponent = f"{short.normalize():e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason.rstrip('.')}" if reason else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+@lru_cache(maxsize=1)
+def findings() -> tuple[Finding, ...]:
+    """The shipped findings of audits."""
+    text = resources.files("hush.privacy").joinpath("refuted.json").read_text(encoding="utf-8")
+    return tuple(Finding(**entry) for entry in json.loads(text))
+
+
+def _finding(method: str, status: str) -> Finding | None:
+    if not method:
+        return None
+    return next((found for found in findings() if found.method == method and found.status == status), None)
