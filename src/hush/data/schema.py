@@ -27,6 +27,7 @@ Kind = Literal["number", "category", "ignore"]
 KINDS = ("number", "category", "ignore")
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0)
 BUCKETS = 32
+ENTRIES = ("target", "classes", "range", "columns")
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,18 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def read_schema(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """A schema given as a dict, or as a .toml or .json file with ``target``, ``classes`` and a table ``columns``."""
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        return dict(given)
-    path = Path(given)
+    """A schema given as a dict, or as a .toml or .json file: ``target``, ``classes``, ``range`` (for all numbers that
+    have none of their own) and a table ``columns``, each optional."""
+    found = dict(given) if isinstance(given, Mapping) else {} if given is None else _read(Path(given))
+    for key in found:
+        one_of(ENTRIES, schema_entry=key)
+    limits = found.get("range")
+    if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
+        raise BadInput(f"the schema's range must be [low, high] with low below high, got {limits}")
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         found: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

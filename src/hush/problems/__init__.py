@@ -16,12 +16,24 @@ from types import ModuleType
 
 from hush.errors import BadInput, nearest
 from hush.problems import known
+from hush.problems.evaluate import Evaluation, evaluate, evaluate_problem
 from hush.problems.named import called_with, imported
+from hush.problems.own import from_files
 from hush.problems.problem import Problem, cross_entropy
 
 DEFAULT = "digits-mlp"
 
-__all__ = ["DEFAULT", "Problem", "cross_entropy", "load", "names"]
+__all__ = [
+    "DEFAULT",
+    "Evaluation",
+    "Problem",
+    "cross_entropy",
+    "evaluate",
+    "evaluate_problem",
+    "from_files",
+    "load",
+    "names",
+]
 
 
 def names() -> list[tuple[str, str]]:

@@ -1,0 +1,119 @@
+"""What the columns of a table are, found from the file, and what that takes to be public.
+
+Only kinds of columns and the set of classes are inferred by default. Ranges and categories come from a schema that a
+person writes, or from the rows themselves if that person says that they are public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hush.data.schema import Column, Schema, public_columns
+from hush.data.tables import MISSING, Cells, numbers, pieces, texts
+from hush.errors import BadInput, nearest
+from hush.validate import one_of
+
+FACTS = ("ranges", "categories")
+MOST_CLASSES = 1000
+
+
+@dataclass
+class _Seen:
+    """What one column has shown so far."""
+
+    number: bool = True
+    low: float = float("inf")
+    high: float = float("-inf")
+    values: set[str] = field(default_factory=set)
+
+    def add(self, cells: Cells) -> None:
+        found = numbers(cells) if self.number else None
+        self.number = found is not None
+        if found is not None and np.isfinite(found).any():
+            finite = found[np.isfinite(found)]
+            self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
+        if len(self.values) <= MOST_CLASSES:
+            self.values.update(texts(cells))
+
+
+def infer(path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = ()) -> Schema:
+    """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
+    may be read off the rows because they are public anyway: "ranges", "categories"."""
+    for fact in public:
+        one_of(FACTS, public_fact=fact)
+    target = target or given.get("target")
+    if target is None:
+        raise BadInput(f"name the column to predict in '{path}': target=… (on the command line --target)")
+    seen = _look(path, target)
+    columns = public_columns(given.get("columns", {}))
+    for name in columns:
+        if name not in seen:
+            raise BadInput(f"the schema has a column '{name}' that '{path}' has not: {nearest(name, seen)}")
+    found = tuple(ranged(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
+    classes = tuple(str(c) for c in given["classes"]) if "classes" in given else _classes(seen[target], target, path)
+    return Schema(found, target, classes, _assumed(given, columns, found, public))
+
+
+def ranged(column: Column, given: Mapping[str, Any]) -> Column:
+    """The column with the schema's ``range = [low, high]`` for all numbers that have none of their own."""
+    limits = given.get("range")
+    if limits is None or column.kind != "number" or column.low is not None:
+        return column
+    return replace(column, low=float(limits[0]), high=float(limits[1]))
+
+
+def _look(path: Path, target: str) -> dict[str, _Seen]:
+    seen: dict[str, _Seen] = {}
+    for piece in pieces(path):
+        if not seen:
+            seen = {name: _Seen() for name in piece}
+            if target not in seen:
+                raise BadInput(f"'{path}' has no column '{target}': {nearest(target, seen)}")
+        for name, cells in piece.items():
+            seen[name].add(cells)
+    if not seen:
+        raise BadInput(f"'{path}' holds no rows")
+    return seen
+
+
+def _column(name: str, seen: _Seen, public: Collection[str]) -> Column:
+    if not seen.number:
+        if "categories" in public and len(seen.values) <= MOST_CLASSES:
+            return Column(name, "category", values=tuple(sorted(seen.values)))
+        return Column(name, "category")
+    column = Column(name, "number")
+    return replace(column, low=seen.low, high=seen.high) if "ranges" in public and seen.low < seen.high else column
+
+
+def _classes(seen: _Seen, target: str, path: Path) -> tuple[str, ...]:
+    if len(seen.values) > MOST_CLASSES:
+        raise BadInput(f"column '{target}' of '{path}' has more than {MOST_CLASSES} different values: not a class")
+    blank = MISSING if seen.number else {""}
+    if any(value.lower() in blank for value in seen.values):
+        raise BadInput(f"column '{target}' of '{path}' has rows without a label")
+    if len(seen.values) < 2:
+        raise BadInput(f"column '{target}' of '{path}' has one value only: nothing to predict")
+    if seen.number and not all(float(value).is_integer() for value in seen.values):
+        raise BadInput(f"column '{target}' of '{path}' holds fractions: hush predicts classes, so bin them first")
+    return tuple(sorted(seen.values, key=lambda value: (float(value) if seen.number else 0.0, value)))
+
+
+def _assumed(
+    given: Mapping[str, Any], columns: Mapping[str, Column], found: Collection[Column], public: Collection[str]
+) -> tuple[str, ...]:
+    """What the guarantee takes to be public, in words."""
+    said = ["the number of rows and the order in which they are split are public"]
+    said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
+    if any(column.name not in columns for column in found):
+        said.append("the names and kinds of the columns are public (kinds were read off the rows)")
+    if columns or "range" in given:
+        said.append("the ranges and categories of the given schema are public and were not computed from the rows")
+    said += [
+        f"the {fact} of the columns were read off the rows and are public anyway" for fact in FACTS if fact in public
+    ]
+    return tuple(said)

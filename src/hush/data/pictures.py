@@ -1,0 +1,116 @@
+"""A folder of class folders of images, and .npz arrays: images and features of one's own.
+
+Pixels are scaled by the range of their type (a byte: 0 … 255), never by what the images hold.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.data.splits import Arrays
+from hush.errors import BadInput
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_FEATURES = ("x", "features", "data", "images", "x_train")
+_LABELS = ("y", "labels", "target", "targets", "y_train")
+
+
+def image_folder(root: Path) -> tuple[Arrays, tuple[str, ...]]:
+    """((bytes (n, channels, height, width), labels), class names) of ``root``/class/image files."""
+    names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    if len(names) < 2:
+        raise BadInput(f"'{root}' must hold one folder of images per class, and at least two")
+    images, labels, first = [], [], None
+    for label, name in enumerate(names):
+        paths = sorted(p for p in (root / name).iterdir() if p.suffix.lower() in SUFFIXES)
+        if not paths:
+            raise BadInput(f"the class folder '{root / name}' holds no images")
+        for path in paths:
+            image = _image(path)
+            first = first or (path, image.shape)
+            if image.shape != first[1]:
+                raise BadInput(
+                    f"all images must have one size and one number of channels: '{first[0]}' has {_size(first[1])} "
+                    f"and '{path}' has {_size(image.shape)}"
+                )
+            images.append(image)
+            labels.append(label)
+    return (torch.from_numpy(np.stack(images)), torch.tensor(labels)), names
+
+
+def arrays(path: Path, target: str | None) -> tuple[dict[str, Arrays], int]:
+    """({"train": …, and "test": … if the file has one}, number of classes) of a .npz file; nothing is unpickled.
+
+    The labels are the array named ``target``, or y, labels, target; the features x, features, data or images, or the
+    only other one. x_train, y_train, x_test, y_test are understood."""
+    content = _npz(path)
+    label = target or next((name for name in _LABELS if name in content), None)
+    if label is None or label not in content:
+        raise BadInput(f"'{path}' has no array of labels '{target or 'y'}'; it has {', '.join(content) or 'none'}")
+    others = [name for name in content if name != label and not name.endswith("_test")]
+    feature = next((name for name in _FEATURES if name in others), others[0] if len(others) == 1 else None)
+    if feature is None:
+        raise BadInput(f"'{path}' has no array of features 'x'; besides '{label}' it has {', '.join(others) or 'none'}")
+    found = {"train": _pair(content[feature], content[label], path)}
+    if "x_test" in content and "y_test" in content:
+        found["test"] = _pair(content["x_test"], content["y_test"], path)
+    return found, 1 + max(int(labels.max()) for _, labels in found.values())
+
+
+def _pair(features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Path) -> Arrays:
+    if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
+        raise BadInput(f"'{path}' needs features (n, …) and labels (n,); it has {features.shape} and {labels.shape}")
+    if features.dtype.kind not in "fiub" or labels.dtype.kind not in "iub":
+        raise BadInput(f"'{path}' needs numbers and whole labels; it has {features.dtype} and {labels.dtype}")
+    if labels.min() < 0:
+        raise BadInput(f"'{path}' holds the label {labels.min()}: labels count from 0")
+    if features.dtype.kind == "f" and not np.isfinite(features).all():
+        raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
+    return _tensor(features), torch.from_numpy(labels.astype(np.int64))
+
+
+def _tensor(features: np.ndarray[Any, Any]) -> Tensor:
+    if features.ndim == 3:
+        features = features[:, None]
+    elif features.ndim == 4 and features.shape[-1] in (1, 3) and features.shape[1] not in (1, 3):
+        features = np.moveaxis(features, -1, 1)
+    keep = features.dtype == np.uint8 and features.ndim > 2
+    return torch.from_numpy(np.ascontiguousarray(features if keep else features.astype(np.float32)))
+
+
+def _npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise BadInput(f"'{path}' is a single array: an .npz with features and labels was expected")
+            return {name: file[name] for name in file.files}
+    except OSError as error:
+        raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"'{path}' is not a whole .npz of plain arrays: {str(error).splitlines()[0]}") from error
+
+
+def _image(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise BadInput("reading images needs pillow: pip install 'hush[files]'") from error
+    try:
+        with Image.open(path) as image:
+            grey = image.mode in ("1", "L", "I;16", "I", "F")
+            pixels = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadInput(f"'{path}' is not a whole image: {str(error).splitlines()[0]}") from error
+    return pixels[None] if grey else np.moveaxis(pixels, 2, 0)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[2]}×{shape[1]} pixels, {shape[0]} channel{'s' * (shape[0] > 1)}"

@@ -1,0 +1,172 @@
+"""Tables of one's own, read in pieces: .csv and .parquet of any length in the memory of their numbers alone.
+
+A first pass finds what each column is, a second turns rows into numbers; a piece of rows is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.data.schema import Schema
+from hush.errors import BadInput, nearest
+
+Cells = Sequence[str] | np.ndarray[Any, np.dtype[np.float64]]
+Piece = dict[str, Cells]
+"""Some rows, by column: text, or numbers where the file has types of its own."""
+
+ROWS = 20_000
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+_DELIMITERS = ",;\t|"
+
+
+def pieces(path: Path) -> Iterator[Piece]:
+    """The rows of a .csv or .parquet file, some thousands at a time."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+    else:
+        yield from _csv(path)
+
+
+def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """The cells as numbers, missing ones as NaN; None if some cell is neither a number nor missing."""
+    if isinstance(cells, np.ndarray):
+        return cells
+    try:
+        return np.array(cells, dtype=np.str_).astype(np.float64)
+    except ValueError:
+        pass
+    try:
+        return np.array(["nan" if c.strip().lower() in MISSING else c for c in cells], dtype=np.str_).astype(np.float64)
+    except ValueError:
+        return None
+
+
+def texts(cells: Cells) -> list[str]:
+    """The cells as text; whole numbers without their ".0"."""
+    if isinstance(cells, np.ndarray):
+        return [str(int(v)) if float(v).is_integer() else ("" if np.isnan(v) else repr(float(v))) for v in cells]
+    return [cell.strip() for cell in cells]
+
+
+def read_table(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
+    """(columns as numbers and category codes (n, columns), labels (n,)) of a whole file, by its schema."""
+    rows, labels, done = [], [], 0
+    places = {name: place for place, name in enumerate(schema.classes)}
+    for piece in pieces(path):
+        _same_columns(piece, schema, path)
+        labels.append(_labels(piece[schema.target], places, done, path))
+        rows.append(_encoded(piece, schema, done, path))
+        done += len(labels[-1])
+    if not done:
+        raise BadInput(f"'{path}' holds no rows")
+    return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
+
+
+def _encoded(piece: Piece, schema: Schema, done: int, path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    out = np.empty((_length(piece), len(schema.features)), dtype=np.float32)
+    for place, column in enumerate(schema.features):
+        cells = piece[column.name]
+        if column.kind == "category":
+            out[:, place] = [column.code(text) for text in texts(cells)]
+            continue
+        values = numbers(cells)
+        if values is None:
+            raise BadInput(f"column '{column.name}' of '{path}' is said to be a number and holds text")
+        out[:, place] = _filled(values, column.fill)
+        bad = np.flatnonzero(~np.isfinite(out[:, place]))
+        if len(bad):
+            raise BadInput(
+                f"column '{column.name}' of '{path}' has no finite number in row {done + int(bad[0]) + 1}: remove such "
+                "rows, or give the column a public 'fill' in the schema"
+            )
+    return out
+
+
+def _filled(values: np.ndarray[Any, Any], fill: float | None) -> np.ndarray[Any, Any]:
+    return values if fill is None else np.where(np.isnan(values), fill, values)
+
+
+def _labels(cells: Cells, places: Mapping[str, int], done: int, path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+    found = [places.get(text, -1) for text in texts(cells)]
+    if -1 in found:
+        row = found.index(-1)
+        label, known = texts(cells)[row], ", ".join(list(places)[:10])
+        raise BadInput(f"row {done + row + 1} of '{path}' has the label '{label}' where one of {known} was expected")
+    return np.array(found, dtype=np.int64)
+
+
+def _same_columns(piece: Piece, schema: Schema, path: Path) -> None:
+    for name in (schema.target, *(column.name for column in schema.features)):
+        if name not in piece:
+            raise BadInput(f"'{path}' has no column '{name}': {nearest(name, piece)}")
+
+
+def _length(piece: Piece) -> int:
+    return len(next(iter(piece.values())))
+
+
+def _csv(path: Path) -> Iterator[Piece]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            delimiter = max(_DELIMITERS, key=first.count)
+            names = _header(next(csv.reader([first], delimiter=delimiter), []), path)
+            rows: list[list[str]] = []
+            for number, row in enumerate(csv.reader(file, delimiter=delimiter), start=1):
+                if len(row) != len(names):
+                    if not row:
+                        continue
+                    raise BadInput(f"row {number} of '{path}' has {len(row)} cells where the header has {len(names)}")
+                rows.append(row)
+                if len(rows) == ROWS:
+                    yield dict(zip(names, zip(*rows, strict=True), strict=True))
+                    rows = []
+            if rows:
+                yield dict(zip(names, zip(*rows, strict=True), strict=True))
+    except OSError as error:
+        raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"'{path}' is not a text table in UTF-8: {error}") from error
+
+
+def _header(names: list[str], path: Path) -> list[str]:
+    names = [name.strip() for name in names]
+    if not names or not all(names):
+        raise BadInput(f"the first line of '{path}' must name every column")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadInput(f"'{path}' names the column '{twice[0]}' twice")
+    return names
+
+
+def _parquet(path: Path) -> Iterator[Piece]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise BadInput("reading .parquet needs pyarrow: pip install 'hush[files]'") from error
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS):
+                yield {name: _arrow(name, batch.column(name), pa, path) for name in batch.schema.names}
+    except pa.ArrowException as error:
+        raise BadInput(f"'{path}' is not a whole parquet file: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+
+
+def _arrow(name: str, column: Any, pa: Any, path: Path) -> Cells:
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        values: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return values
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        raise BadInput(f"column '{name}' of '{path}' has the type {kind}, where numbers or text were expected")
+    return ["" if value is None else str(value) for value in column.to_pylist()]

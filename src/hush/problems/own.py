@@ -1,0 +1,180 @@
+"""Your own data as a problem: a .csv or .parquet table, an .npz of arrays, or a folder of class folders of images.
+
+Nothing is scaled by a statistic of the rows; what the result takes to be public is in ``Problem.assumptions``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.data.infer import infer, ranged
+from hush.data.pictures import arrays, image_folder
+from hush.data.schema import Column, Schema, read_schema
+from hush.data.splits import Arrays, Split, hold_out
+from hush.data.tables import read_table
+from hush.errors import BadInput, nearest
+from hush.problems.models import Encoder, lenet5, logistic, mlp, small_cnn
+from hush.problems.named import called_with, imported
+from hush.problems.problem import Problem, classification
+from hush.randomness import seeded
+
+MODELS = ("mlp", "logistic", "lenet", "cnn")
+TEST = 0.2
+TABLES = (".csv", ".tsv", ".txt", ".parquet")
+COUNT = "the number of rows and the order in which they are split are public"
+
+
+def from_files(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    model: str | None = None,
+    schema: Mapping[str, Any] | str | Path | None = None,
+    public: Collection[str] = (),
+    test: float | str | Path = TEST,
+    seed: int = 0,
+    validation: float = 0.0,
+) -> Problem:
+    """A problem from a file or folder.
+
+    ``target``: the column (or array) of labels. ``model``: mlp, logistic, lenet, cnn or ``package.module:factory``,
+    called with those of (shape, features, classes) that it takes; by default cnn for images, else mlp. ``schema``: the
+    public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off the
+    rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind."""
+    place, given = Path(path), read_schema(schema)
+    read = _read(place, target, given, public)
+    split = _split(read, test, target, given)
+    network = _network(model, split.train[0], read.schema, len(read.classes))
+    base = classification(
+        split,
+        network,
+        classes=len(read.classes),
+        seed=seed,
+        validation=validation,
+        assumptions=read.assumptions,
+        class_names=read.classes,
+    )
+    summary = f"{place.name}: {len(split.train[0])} rows to train on, {len(split.test[0])} to test on"
+    return replace(base, name=place.stem, summary=summary, schema=read.schema)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a file gave: its rows, its own test rows if any, the columns of a table, the classes."""
+
+    rows: Arrays
+    test: Arrays | None
+    schema: Schema | None
+    classes: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Collection[str]) -> _Own:
+    if not place.exists():
+        raise BadInput(f"there is no file or folder '{place}'")
+    if place.is_dir():
+        return _folder(place, given)
+    if place.suffix == ".npz":
+        return _npz(place, target, given)
+    if place.suffix in TABLES:
+        schema = infer(place, target, given, public)
+        return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed)
+    raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
+
+
+def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
+    """``root``/class/image, or ``root``/train/class/image with ``root``/test/class/image."""
+    inside = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    own_test = inside == ["test", "train"]
+    (images, labels), names = image_folder(root / "train" if own_test else root)
+    test: Arrays | None = None
+    if own_test:
+        (test_images, test_labels), test_names = image_folder(root / "test")
+        if test_names != names or test_images.shape[1:] != images.shape[1:]:
+            raise BadInput(f"'{root}/train' and '{root}/test' differ in their classes or in the size of their images")
+        test = (_centred(test_images, given), test_labels)
+    said = (COUNT, "the classes (the folders' names), the images' size and their channels are public")
+    return _Own((_centred(images, given), labels), test, None, names, said)
+
+
+def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
+    found, classes = arrays(path, target)
+    names = tuple(map(str, given.get("classes", range(classes))))
+    if len(names) < classes:
+        raise BadInput(f"'{path}' holds the label {classes - 1} where the schema has {len(names)} classes")
+    said = (COUNT, "the shape of an example and the number of classes are public")
+    rows, test = found["train"], found.get("test")
+    if rows[0].dim() > 2:
+        images = {part: (_centred(x, given), y) for part, (x, y) in found.items()}
+        return _Own(images["train"], images.get("test"), None, names, said)
+    columns = tuple(ranged(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
+    schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said)
+    return _Own(rows, test, schema, names, said)
+
+
+def _centred(images: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """Pixels with their public range mapped to [−1, 1]: bytes have 0 … 255, other numbers [0, 1] or the schema's."""
+    low, high = given.get("range") or ((0, 255) if images.dtype == torch.uint8 else (0, 1))
+    values = images.float()
+    if float(values.min()) < low or float(values.max()) > high:
+        raise BadInput(
+            f"pixels must lie in [{low}, {high}]: give their public range in the schema, range = [low, high]"
+        )
+    return (values - low).mul_(2 / (high - low)).sub_(1)
+
+
+def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapping[str, Any]) -> Split:
+    if read.test is not None:
+        return Split(read.rows, read.test)
+    if isinstance(test, (str, Path)):
+        if read.schema is not None and Path(test).suffix in TABLES:
+            return Split(read.rows, read_table(Path(test), read.schema))
+        other = _read(Path(test), target, given, ())
+        if other.classes != read.classes or other.rows[0].shape[1:] != read.rows[0].shape[1:]:
+            raise BadInput(f"'{test}' differs from the training data in its classes or in the shape of an example")
+        return Split(read.rows, other.rows)
+    if not 0 < test < 1 or int(test * len(read.rows[0])) < 1:
+        raise BadInput(f"a test fraction of {test} of {len(read.rows[0])} rows leaves no test rows or no training rows")
+    return Split(*hold_out(read.rows, test, seed=0, stream="test"))
+
+
+def _network(model: str | None, features: Tensor, schema: Schema | None, classes: int) -> Callable[[], nn.Module]:
+    """The factory of the chosen model, behind an encoder if the data is a table."""
+    if schema is None:
+        return _chosen(model or "cnn", tuple(features.shape[1:]), classes)
+    width = Encoder(schema.features).width
+    inner = _chosen(model or "mlp", (width,), classes)
+    return lambda: nn.Sequential(Encoder(schema.features), inner())
+
+
+def _chosen(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    flat = math.prod(shape)
+    if ":" in model:
+        factory = imported(model)
+        return lambda: _module(called_with(factory, {"shape": shape, "features": flat, "classes": classes}), model)
+    if model == "mlp":
+        return lambda: mlp([flat, 128, 64, classes])
+    if model == "logistic":
+        return lambda: logistic(flat, classes)
+    if model not in MODELS:
+        raise BadInput(f"unknown model '{model}': {nearest(model, MODELS)}, or package.module:factory")
+    if len(shape) != 3:
+        raise BadInput(f"the model '{model}' is for images, and an example here has the shape {shape}: use mlp")
+    images = (shape[0], shape[1], shape[2])
+    build = lenet5 if model == "lenet" else small_cnn
+    with seeded(0):
+        build(images, classes)  # too small an image is noticed now
+    return lambda: build(images, classes)
+
+
+def _module(made: Any, model: str) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise BadInput(f"'{model}' returned {type(made).__name__} where a torch.nn.Module was expected")
+    return made
