@@ -1,0 +1,78 @@
+"""``hush data list|verify|fetch``: rows of plain data."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from hush.data import catalog, shelf
+from hush.errors import BadInput
+
+CONTENT = b"the official bytes" * 100
+PIN = catalog.File("rows", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A catalog of one dataset, and a folder that holds it."""
+    monkeypatch.setattr(shelf, "DATASETS", {"toy": catalog.Dataset("toy", "a toy", "CC0", (PIN,))})
+    monkeypatch.setattr(catalog, "DATASETS", shelf.DATASETS)
+    folder = tmp_path / "data"
+    (folder / "toy").mkdir(parents=True)
+    (folder / "toy" / "rows.gz").write_bytes(gzip.compress(CONTENT))
+    return folder
+
+
+def test_a_whole_folder_verifies(toy: Path) -> None:
+    path = str(toy / "toy" / "rows.gz")
+    assert shelf.verify(None, toy) == [
+        {"dataset": "toy", "file": "rows", "path": path, "status": "ok", "problem": None}
+    ]
+
+
+def test_one_changed_byte_is_found_and_named(toy: Path) -> None:
+    path = toy / "toy" / "rows.gz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    (row,) = shelf.verify("toy", toy)
+    assert row["status"] == "altered"
+    assert "rows.gz" in row["problem"]
+
+
+def test_a_change_in_the_packing_alone_is_found_through_the_folders_own_list(toy: Path) -> None:
+    path = toy / "toy" / "rows.gz"
+    content = bytearray(path.read_bytes())
+    (toy / "SHA256SUMS").write_text(f"{hashlib.sha256(content).hexdigest()}  toy/rows.gz\n")
+    assert shelf.verify("toy", toy)[0]["status"] == "ok"
+    content[4] ^= 1  # the time stamp in the gzip header: the bytes inside stay the same
+    path.write_bytes(content)
+    assert shelf.verify("toy", toy)[0]["status"] == "altered"
+
+
+def test_verify_looks_at_every_copy(toy: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_DATA", str(toy))
+    (own_cache / "toy").mkdir()
+    (own_cache / "toy" / "rows").write_bytes(CONTENT[:-1])
+    assert [row["status"] for row in shelf.verify("toy")] == ["ok", "altered"]
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    rows = shelf.verify("mnist", tmp_path)
+    assert [row["status"] for row in rows] == ["missing"] * 4
+    assert "mnist/train-images-idx3-ubyte" in rows[0]["problem"]
+
+
+def test_the_list_is_plain_data(toy: Path) -> None:
+    (row,) = shelf.list_datasets(toy)
+    assert row["where"] == str(toy / "toy")
+    assert row["bytes"] == len(CONTENT)
+    assert shelf.list_datasets()[0]["where"] is None
+
+
+def test_an_unknown_dataset_gets_a_hint() -> None:
+    with pytest.raises(BadInput, match="did you mean 'mnist'"):
+        shelf.verify("mnits")
