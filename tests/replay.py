@@ -16,6 +16,7 @@ import torch
 from hush.named import Named, State, Sums
 from hush.plan import Plan
 from hush.queries import Channel, Query
+from hush.randomness import Secret
 from hush.release import Release
 from hush.rules import Rule
 
@@ -66,7 +67,8 @@ class ReplayRule:
 def recorded(plan: Plan, model, losses, data, *, secret: int = 1, given: list[Release] | None = None, **how: Any):
     """Run a plan to its end; return the sums that met the noise, and the releases that the rule saw."""
     query, rule = RecordingQuery(plan.query), ReplayRule(plan.rule, given)
-    run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=secret, **how)
+    same = Secret.from_seed(secret, plan.fingerprint())  # of the plan under test, whatever is recorded or replayed
+    run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=same, **how)
     for batch in run.batches():
         run.step(batch)
     return query.seen, rule.seen

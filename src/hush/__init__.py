@@ -1,1 +1,38 @@
 """Train neural networks on private data, and say truthfully how private the result is."""
+
+from hush.errors import BadInput, HushError, Refused
+from hush.gradients import to_group_norm
+from hush.methods import make_plan
+from hush.noise import Independent
+from hush.plan import Plan
+from hush.privacy.guarantee import Guarantee
+from hush.queries import ClippedSum
+from hush.randomness import Secret
+from hush.rules import SGD, Adam, TorchOptim
+from hush.run import Batch, Record, Run
+from hush.sampling import FixedSize, Partitioned, Poisson, Shuffled
+from hush.train import train
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "BadInput",
+    "Batch",
+    "ClippedSum",
+    "FixedSize",
+    "Guarantee",
+    "HushError",
+    "Independent",
+    "Partitioned",
+    "Plan",
+    "Poisson",
+    "Record",
+    "Refused",
+    "Run",
+    "Secret",
+    "Shuffled",
+    "TorchOptim",
+    "make_plan",
+    "to_group_norm",
+    "train",
+]

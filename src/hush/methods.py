@@ -12,7 +12,7 @@ from hush.errors import BadInput, Refused, nearest
 from hush.imported import imported
 from hush.noise import Independent
 from hush.plan import Plan
-from hush.privacy import Adjacency
+from hush.privacy.guarantee import Adjacency
 from hush.queries import ClipMode, ClippedSum, PlainSum
 from hush.rules import SGD, Adam
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled

@@ -23,7 +23,8 @@ from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
 from hush.named import Losses
 from hush.noise import Noise, sensitivity
-from hush.privacy import Adjacency, Guarantee, accounting, calibration
+from hush.privacy import accounting, calibration
+from hush.privacy.guarantee import Adjacency, Guarantee
 from hush.queries import Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
@@ -193,10 +194,10 @@ class Plan:
             own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(), count)
             return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
         event = event_of(participation, self.noise.structure, self.noise_std, self.neighbours, count)
-        return (Claim(event, self.neighbours, "proven", "follows from the accountant"),)
+        return (Claim(event, self.neighbours, "proven", ""),)
 
     def _accountant(self, event: Any) -> str:
-        return accounting.default_accountant(event) if self.accountant == "auto" else self.accountant
+        return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant
 
     def _account(self, claim: Claim) -> Guarantee:
         accountant = self._accountant(claim.event)
@@ -210,6 +211,7 @@ class Plan:
             accountant=accountant,
             assumptions=self.assumptions,
             reason=claim.reason,
+            method=self.method,
         )
 
     def _no_privacy(self) -> Guarantee:

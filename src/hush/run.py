@@ -26,7 +26,7 @@ from hush.source import Source, to_each
 
 if TYPE_CHECKING:
     from hush.plan import Plan
-    from hush.privacy import Guarantee
+    from hush.privacy.guarantee import Guarantee
 
 
 class Ranks(Protocol):
@@ -124,6 +124,7 @@ class Run:
         indices = self.plan.sampler.indices(self._secret, step, len(self._source))
         return Batch(step, indices, self)
 
+    @torch.no_grad()
     def step(self, batch: Batch) -> Record:
         """Sum, add noise, update."""
         self._check(batch)
@@ -186,8 +187,9 @@ class Run:
         for number, indices in enumerate(mine.split(self.microbatch) if len(mine) else [mine]):
             content = to_each(lambda t: t.to(self._device), self._source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
-            with model_randomness(self._secret, batch.step, piece, self._device):
-                total = add_sums(total, self.plan.query.piece(self.model, self.losses, content, self._public))
+            with model_randomness(self._secret, batch.step, piece, self._device), torch.enable_grad():
+                sums = self.plan.query.piece(self.model, self.losses, content, self._public)
+            total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
         return self.ranks.total(total)
 
@@ -196,7 +198,6 @@ class Run:
         values = {name: self._add_noise(name, named, self._stds[name]) for name, named in channels.items()}
         return Release(self.next, values, {name: std * shape for name, std in self._stds.items()})
 
-    @torch.no_grad()
     def _add_noise(self, channel: str, sums: Named, std: float) -> Named:
         if std > 0:
             layout = Layout.of(sums)

@@ -138,7 +138,7 @@ BAD = [
     ((*ACCOUNT, "--epsilon", 1, "--set", "clip"), "--set takes key=value"),
     ((*ACCOUNT, "--epsilon", 1, "--set", "clip=much"), "option 'clip' takes float"),
     ((*ACCOUNT, "--epsilon", 1, "--set", "clip=-1"), "clip must be above zero"),
-    ((*ACCOUNT, "--epsilon", "many"), "many"),
+    ((*ACCOUNT, "--epsilon", "many"), "--epsilon"),
     ((*ACCOUNT, "--epsilonn", 1), "--epsilonn"),
     (("train", "--problem", "digit-mlp"), "did you mean 'digits-mlp'"),
     (("train", "--method", "sgd", "--epsilon", 1), "adds no noise"),

@@ -10,18 +10,19 @@ from typing import Annotated, Any, cast
 import typer
 
 from hush import problems
-from hush import train as training
 from hush.cli import options as o
 from hush.cli.account import warn_delta
 from hush.cli.console import progress, say, show, show_json
 from hush.files import writable_directory
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.privacy import Adjacency
+from hush.privacy.guarantee import Adjacency
 from hush.problems import Problem
-from hush.problems.evaluate import evaluate
+from hush.problems.evaluate import evaluate_problem
 from hush.randomness import seeded
 from hush.run import Run
+from hush.source import as_source
+from hush.train import train as take_steps
 
 DEFAULT_EPSILON = 3.0
 
@@ -67,7 +68,7 @@ def train(
         noise["epsilon"] = DEFAULT_EPSILON
     plan = make_plan(
         method,
-        examples=problems.size(task.train),
+        examples=len(as_source(task.train)),
         batch_size=batch_size,
         epochs=epochs,
         steps=steps,
@@ -98,14 +99,14 @@ def _trained(task: Problem, run: Run, out: Path | None, *, quiet: bool) -> dict[
     log = _private_log(out)
     with progress(quiet) as bar:
         steps = bar.add_task(f"training {task.name} with {run.plan.method}", total=run.plan.steps)
-        for record in training.train(run):
+        for record in take_steps(run):
             if log is not None:
                 log.write(json.dumps({"step": record.step, **record.numbers()}) + "\n")
             bar.advance(steps)
     if log is not None:
         log.close()
     seconds = time.perf_counter() - started
-    evaluation = evaluate(run.model, task.test, task.losses, metric=task.metric, classes=task.classes)
+    evaluation = evaluate_problem(run.model, task)
     if out is not None:
         run.release(out)
     measured = {"test_loss": evaluation.loss}

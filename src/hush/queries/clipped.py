@@ -1,54 +1,108 @@
 """The clipped sum of per-example gradients: Σ gᵢ · min(1, c/‖gᵢ‖) (Abadi et al. 2016).
 
-Normalised by 1/c (De et al. 2022) it is Σ gᵢ · min(1/c, 1/‖gᵢ‖), which makes the learning rate independent of c. An
-example whose gradient is not finite contributes exactly zero.
+Normalised by 1/c (De et al. 2022) it is Σ gᵢ · min(1/c, 1/‖gᵢ‖), which makes the learning rate independent of c.
+Automatic (Bu et al. 2023, "Automatic clipping") it is Σ gᵢ / (‖gᵢ‖ + γ), which has no c to choose. Per layer (McMahan et
+al. 2018), each of G layers is clipped to its share c/√G, so that the whole is still bounded by c. An example whose
+gradient is not finite contributes exactly zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from hush import validate
-from hush.gradients import record
+from hush.gradients import Tape, record
 from hush.named import Losses, Named, State, Sums
 from hush.queries.query import Channel
 from hush.release import Release
 
-ClipMode = Literal["plain", "normalised"]
+ClipMode = Literal["plain", "normalised", "automatic"]
+CLIP_MODES = ("plain", "normalised", "automatic")
+STABILITY = 0.01  # γ of automatic clipping: keeps a vanishing gradient from being blown up; the paper's default
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How one example's gradient is brought within :attr:`bound`."""
+
+    clip: float = 1.0
+    mode: ClipMode = "plain"
+    per_layer: bool = False
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip)
+        validate.one_of(CLIP_MODES, clip_mode=self.mode)
+
+    @property
+    def bound(self) -> float:
+        """The largest norm of what one example adds: ``clip``, or 1 where it is divided by the clip or by its norm."""
+        return self.clip if self.mode == "plain" else 1.0
+
+    def weigh(self, squared: Named, clip: float | None = None) -> Weighed:
+        """The weights at this clip (its own by default), from the squared norms by parameter."""
+        at = self.clip if clip is None else clip
+        norms = total_norms(squared)
+        if not self.per_layer:
+            return Weighed(clip_factors(norms, at, self.mode), norms, norms > at)
+        layers = by_layer(squared)
+        each = {layer: total_norms({n: squared[n] for n in names}) for layer, names in layers.items()}
+        share = 1.0 / sqrt(len(layers))
+        finite = torch.isfinite(norms)
+        weights: Named = {}
+        for layer, names in layers.items():
+            factors = clip_factors(each[layer] / share, at, self.mode)
+            weights |= dict.fromkeys(names, torch.where(finite, factors, torch.zeros_like(factors)))
+        return Weighed(weights, norms, torch.stack(list(each.values())).amax(0) > at * share)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The weight of each example (by parameter where layers differ), its norm, and whether it was cut."""
+
+    weights: Tensor | Named
+    norms: Tensor
+    clipped: Tensor
 
 
 @dataclass(frozen=True)
 class ClippedSum:
     """Per-example gradients, clipped to norm ``clip`` and summed."""
 
-    clip: float
+    clip: float = 1.0
     mode: ClipMode = "plain"
+    per_layer: bool = False
     engine: str = "auto"
 
     def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
-        validate.one_of(("plain", "normalised"), clip_mode=self.mode)
+        assert self.clipping  # its checks
+
+    @property
+    def clipping(self) -> Clipping:
+        """How one example is bounded."""
+        return Clipping(self.clip, self.mode, self.per_layer)
 
     @property
     def channels(self) -> Mapping[str, Channel]:
         """One channel; an example adds at most ``clip``, or 1 where the sum is normalised."""
-        return {"gradient": Channel(self.clip if self.mode == "plain" else 1.0)}
+        return {"gradient": Channel(self.clipping.bound)}
 
     def init(self, params: Named) -> tuple[State, State]:
         """No state."""
         return {}, {}
 
+    def tape(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Tape:
+        """The gradients that are clipped."""
+        return record(model, losses, content, engine=self.engine)
+
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The clipped sum of one piece."""
-        tape = record(model, losses, content, engine=self.engine)
-        norms = total_norms(tape.squared_norms())
-        weights = clip_factors(norms, self.clip, self.mode)
-        return {"gradient": tape.sum(weights), "diagnostics": diagnostics(tape.losses, norms > self.clip)}
+        return clipped_sums(self.tape(model, losses, content, public), self.clipping)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         """The sum as it is."""
@@ -59,17 +113,33 @@ class ClippedSum:
         return public
 
 
+def clipped_sums(tape: Tape, clipping: Clipping) -> Sums:
+    """Σ wᵢ gᵢ and what a person training wants to see."""
+    weighed = clipping.weigh(tape.squared_norms())
+    return {"gradient": tape.sum(weighed.weights), "diagnostics": diagnostics(tape.losses, weighed.clipped)}
+
+
 def total_norms(squared: Named) -> Tensor:
     """‖gᵢ‖ over all parameters, from the squared norms by parameter; in double precision."""
     return torch.stack([value.double() for value in squared.values()]).sum(0).sqrt()
 
 
 def clip_factors(norms: Tensor, clip: float, mode: ClipMode) -> Tensor:
-    """min(1, c/‖g‖), or that divided by c; zero where the norm is not finite."""
-    factors = (clip / norms).clamp(max=1.0)  # a zero norm gives infinity, which the clamp makes 1
-    if mode == "normalised":
-        factors = factors / clip
+    """min(1, c/‖g‖), or that divided by c, or 1/(‖g‖ + γ); zero where the norm is not finite."""
+    if mode == "automatic":
+        factors = 1.0 / (norms + STABILITY)
+    else:
+        factors = (clip / norms).clamp(max=1.0)  # a zero norm gives infinity, which the clamp makes 1
+        factors = factors / clip if mode == "normalised" else factors
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+
+
+def by_layer(names: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Parameter names by the module that holds them: a layer's weight and bias go together."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return layers
 
 
 def diagnostics(losses: Tensor, clipped: Tensor) -> Named:

@@ -32,9 +32,8 @@ class PlainSum:
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the piece's summed loss."""
         params = trainable(model)
-        with torch.enable_grad():
-            values = per_example(losses(model, content))
-            grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
+        values = per_example(losses(model, content))
+        grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
         named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}
         detached = values.detach()
         return {"gradient": named, "diagnostics": diagnostics(detached, torch.zeros_like(detached))}

@@ -1,0 +1,164 @@
+"""DiceSGD's query: what clipping cuts off is kept, and fed back in later steps.
+
+Zhang, Bu, Wu, Hong 2024, "Differentially private SGD without clipping bias: an error-feedback approach", all on the scale
+of the sum: v = Σ clip(gᵢ, C₁) + clip(e, C₂) is released with noise, and e ← e + Σgᵢ − v. The error e holds unclipped
+gradients. It is private, never leaves the query, and is not part of any release.
+
+Two ε are said about it. The paper's: DP-SGD with noise s = σC₁√(1 + 2C₂/C₁), "claimed". What can be proven: after the
+first step e may differ arbitrarily between neighbouring datasets, whether the example was sampled or not, so every step
+moves by up to 2C₂, and by C₁ more where the example takes part. With K ~ Binomial(T, q) participations,
+δ(ε) = E_K δ_Gauss(ε; √(4C₂²T + (C₁² + 4C₁C₂)K)/s).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting import dp_event
+from scipy import stats
+from torch import nn
+
+from hush import validate
+from hush.errors import BadInput, Refused
+from hush.gradients import record
+from hush.named import Losses, Named, State, Sums
+from hush.privacy.profile import gaussian_delta
+from hush.queries.clipped import Clipping, ClipMode, diagnostics
+from hush.queries.query import Channel, Claim
+from hush.release import Release
+from hush.sampling import Participation, PoissonSampled
+
+LARGEST_ERROR = 1e18  # the norm at which the error stops growing: far beyond use, far from overflow
+LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
+
+PROVEN = (
+    "covers the error memory: what clipping cuts off one person's gradient stays in the memory and can come back in every "
+    "later step, so every step is charged for it, sampled or not"
+)
+CLAIMED = (
+    "the paper's formula, which charges a person only for the steps whose batch they are in; the error memory replays them "
+    "in other steps too, and no proof covers that"
+)
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """Σ clip(gᵢ, ``clip``) + clip(e, ``feedback``), with the error e kept inside."""
+
+    clip: float
+    feedback: float
+    mode: ClipMode = "plain"
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip, clip_feedback=self.feedback)
+        if self.mode == "automatic":
+            raise BadInput("automatic clipping cuts nothing off that could be fed back: use 'plain' or 'normalised'")
+        assert self.clipping  # its checks
+
+    @property
+    def clipping(self) -> Clipping:
+        """How one example is bounded, before any division by the clip."""
+        return Clipping(self.clip)
+
+    @property
+    def scale(self) -> float:
+        """What the release is divided by: the clip where it is normalised."""
+        return self.clip if self.mode == "normalised" else 1.0
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """One channel whose proof needs the hidden state; an example's own gradient adds at most the clip."""
+        return {"gradient": Channel(self.clip / self.scale, proof="hidden-state")}
+
+    def init(self, params: Named) -> tuple[State, State]:
+        """Nothing public; the error is zero."""
+        return {}, {"error": {name: torch.zeros_like(p) for name, p in params.items()}}
+
+    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
+        """Clipped and unclipped sums of one piece; who has no finite gradient is in neither."""
+        tape = record(model, losses, content, engine=self.engine)
+        weighed = self.clipping.weigh(tape.squared_norms())
+        everybody = torch.isfinite(weighed.norms).to(weighed.norms.dtype)
+        return {
+            "clipped": tape.sum(weighed.weights),
+            "raw": tape.sum(everybody),
+            "diagnostics": diagnostics(tape.losses, weighed.clipped),
+        }
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        """v = Σ clip(gᵢ) + clip(e), and the next error."""
+        error = private["error"]
+        back = min(1.0, self.feedback / max(total_norm(error), math.ulp(0.0)))
+        value = {name: clipped + back * error[name] for name, clipped in sums["clipped"].items()}
+        after = {name: error[name] + sums["raw"][name] - value[name] for name in value}
+        return {"gradient": {n: v / self.scale for n, v in value.items()}}, {"error": bounded(after)}
+
+    def observe(self, release: Release, update: Named, public: State) -> State:
+        """Nothing to learn from the release."""
+        return public
+
+    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
+        """What is proven, and what the paper says."""
+        if not isinstance(participation, PoissonSampled):
+            raise Refused(
+                f"error feedback is analysed for Poisson batches only, not for {type(participation).__name__}: "
+                "use sampling 'poisson'"
+            )
+        std = noise_std["gradient"] * self.scale
+        c1, c2 = self.clip, self.feedback
+        proven = Replayed(steps, participation.rate, 4 * (c2 / std) ** 2, c1 * (c1 + 4 * c2) / std**2)
+        sigma = std / (c1 * math.sqrt(1 + 2 * c2 / c1))
+        sampled = dp_event.PoissonSampledDpEvent(participation.rate, dp_event.GaussianDpEvent(sigma))
+        claimed = dp_event.SelfComposedDpEvent(sampled, steps)
+        return Claim(proven, "add-remove", "proven", PROVEN), Claim(claimed, "add-remove", "claimed", CLAIMED)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """T Gaussian releases that each cost ``every`` in μ², and ``taken`` more in K ~ Binomial(T, q) of them.
+
+    Revealing who is sampled when only helps the attacker, and given K the releases are one Gaussian.
+    """
+
+    steps: int
+    rate: float
+    every: float
+    taken: float
+
+    def __str__(self) -> str:
+        mu, more = math.sqrt(self.every), math.sqrt(self.every + self.taken)
+        return f"{self.steps} × Gaussian(μ {mu:.6g}, and {more:.6g} where sampled, rate {self.rate:.6g})"
+
+    def delta_of(self, epsilon: float) -> float:
+        """E_K δ_Gauss(ε; √(T·every + K·taken)); the tails of K that are left out count in full."""
+        count = stats.binom(self.steps, self.rate)
+        low, high = (int(k) for k in (count.ppf(LEFT_OUT), count.isf(LEFT_OUT)))
+        times = np.arange(max(low, 0), high + 1)
+        base = self.steps * self.every
+        deltas = [gaussian_delta(epsilon, math.sqrt(base + k * self.taken)) for k in times]
+        outside = float(count.cdf(times[0] - 1) + count.sf(times[-1]))
+        return min(1.0, float(count.pmf(times) @ np.array(deltas)) * (1 + 1e-12) + outside)
+
+
+def total_norm(named: Named) -> float:
+    """The norm over all names, in double precision."""
+    return math.sqrt(sum(float(value.double().square().sum()) for value in named.values()))
+
+
+def bounded(error: Named) -> Named:
+    """The error, guarded against overflow: shrunk where it is huge, dropped where it is not finite.
+
+    What it is can be anything as far as the proof is concerned; only its finiteness matters.
+    """
+    norm = total_norm(error)
+    if norm <= LARGEST_ERROR:
+        return error
+    if not math.isfinite(norm):
+        return {name: torch.zeros_like(value) for name, value in error.items()}
+    return {name: value * (LARGEST_ERROR / norm) for name, value in error.items()}
