@@ -1,13 +1,16 @@
-"""Convolutions: per-example weight gradients, their norms and their weighted sum.
+"""Convolutions and transposed convolutions: per-example weight gradients, their norms and their weighted sum.
 
-With x unfolded into its windows, a convolution is linear at every output position: gᵢ = Σ_p b_ip a_ipᵀ, where a is a
-window and b the output's gradient there (Rochette, Manoel, Tramel 2019, "Efficient per-example gradient computations in
-convolutional neural networks").
+With the wide side (a convolution's input, a transposed one's output gradient) unfolded into its windows a, and b the
+narrow side at the same position, gᵢ = Σ_p b_ip a_ipᵀ (Rochette, Manoel, Tramel 2019, "Efficient per-example gradient
+computations in convolutional neural networks"). Windows are copied a few examples at a time, so that they stay in the
+cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.tape import squares
-from hush.gradients.terms import Rows, Term
+from hush.gradients.costs import ENTRY, GRAM, HOLD, chunk_of
+from hush.gradients.terms import Rows, Term, Weights
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
@@ -33,70 +36,56 @@ class Convolution:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    before: tuple[int, ...]  # explicit zeros for F.pad, where the padding is not the same on both sides
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    extra: tuple[int, ...] = ()  # zeros for F.pad, where the padding is not the same on both sides
 
     @staticmethod
     def of(dims: int, stride: Any, padding: Any, dilation: Any, groups: int, kernel: Sequence[int]) -> Convolution:
         """The settings as F.conv1d … F.conv3d take them."""
-        dilated = _each(dilation, dims)
-        before: tuple[int, ...] = ()
+        dilated, extra = _each(dilation, dims), ()
         if padding == "valid":
             padding = 0
         elif padding == "same":
             total = [d * (k - 1) for d, k in zip(dilated, kernel, strict=True)]
             padding = tuple(t // 2 for t in total)
-            if any(t % 2 for t in total):
-                before = tuple(side for t in reversed(total) for side in (0, t % 2))
-        return Convolution(dims, _each(stride, dims), _each(padding, dims), dilated, groups, before)
+            extra = tuple(side for t in reversed(total) for side in (0, t % 2)) if any(t % 2 for t in total) else ()
+        return Convolution(dims, _each(stride, dims), _each(padding, dims), dilated, groups, extra=extra)
+
+    @staticmethod
+    def transpose(dims: int, stride: Any, padding: Any, output_padding: Any, groups: int, dilation: Any) -> Convolution:
+        """The settings as F.conv_transpose1d … F.conv_transpose3d take them."""
+        each = [_each(value, dims) for value in (stride, padding, dilation, output_padding)]
+        return Convolution(dims, each[0], each[1], each[2], groups, True, each[3])
+
+    def _settings(self) -> tuple[Any, ...]:
+        added = list(self.output_padding) or [0] * self.dims
+        return list(self.stride), list(self.padding), list(self.dilation), self.transposed, added, self.groups
 
     def padded(self, x: Tensor) -> Tensor:
-        """x with the zeros that the two-sided padding cannot express."""
-        return F.pad(x, self.before) if self.before else x
+        """x with the zeros that two-sided padding cannot express."""
+        return F.pad(x, self.extra) if self.extra else x
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The ordinary convolution."""
-        zero = [0] * self.dims
-        return torch.convolution(
-            x, weight, bias, list(self.stride), list(self.padding), list(self.dilation), False, zero, self.groups
-        )
-
-    def _backward(self, x: Tensor, gy: Tensor, weight: Tensor, mask: list[bool]) -> Any:
-        settings = (
-            None,
-            list(self.stride),
-            list(self.padding),
-            list(self.dilation),
-            False,
-            [0] * self.dims,
-            self.groups,
-        )
-        return torch.ops.aten.convolution_backward(gy, x, weight, *settings, mask)
+        return torch.convolution(x, weight, bias, *self._settings())
 
     def input_gradient(self, x: Tensor, gy: Tensor, weight: Tensor) -> Tensor:
         """The gradient of the input, as in ordinary training."""
-        out: Tensor = self._backward(x, gy, weight, [True, False, False])[0]
+        mask = [True, False, False]
+        out: Tensor = torch.ops.aten.convolution_backward(gy, x, weight, None, *self._settings(), mask)[0]
         return out
 
     def weight_gradient(self, x: Tensor, gy: Tensor, weight: Tensor) -> Tensor:
         """The sum of the weight's gradients over all examples, as in ordinary training."""
-        out: Tensor = self._backward(x, gy, weight, [False, True, False])[1]
+        mask = [False, True, False]
+        out: Tensor = torch.ops.aten.convolution_backward(gy, x, weight, None, *self._settings(), mask)[1]
         return out
 
-    def windows(self, x: Tensor, weight: Tensor, out: Sequence[int]) -> Tensor:
-        """x unfolded: (n, groups, in/groups · kernel, positions)."""
-        if any(self.padding):
-            x = F.pad(x, [p for p in reversed(self.padding) for _ in (0, 1)])
-        n, channels = x.shape[:2]
-        inner = x.stride()[2:]
-        shape = (n, channels, *weight.shape[2:], *out)
-        strides = [s * d for s, d in zip(inner, self.dilation, strict=True)]
-        strides += [s * d for s, d in zip(inner, self.stride, strict=True)]
-        view = x.as_strided(shape, (*x.stride()[:2], *strides), x.storage_offset())
-        return view.reshape(n, self.groups, -1, view[0, 0].numel() // weight[0, 0].numel())
-
-    def term(self, x: Tensor, gy: Tensor, weight: Tensor, alone: bool) -> Term:
-        """The term of one use."""
-        return Rows(Windowed(self, x, gy, weight).rows(0, x.shape[0]))
+    def term(self, x: Tensor, gy: Tensor, weight: Tensor) -> Term:
+        """The gradients themselves where that is the cheaper way, else what they are made of."""
+        kept = Windowed(self, x, gy.contiguous(), weight)
+        return Rows(kept.rows(0, x.shape[0])) if kept.held_is_cheaper() else kept
 
 
 @dataclass(frozen=True)
@@ -108,21 +97,92 @@ class Windowed:
     gy: Tensor
     weight: Tensor
 
+    @property
+    def wide(self) -> Tensor:
+        """The side that is unfolded."""
+        return self.gy if self.rule.transposed else self.x
+
+    @property
+    def narrow(self) -> Tensor:
+        """The side with one entry per window."""
+        return self.x if self.rule.transposed else self.gy
+
+    @property
+    def positions(self) -> int:
+        """The number of windows."""
+        return math.prod(self.narrow.shape[2:])
+
+    @property
+    def window(self) -> int:
+        """The numbers in one window of one group."""
+        return self.weight[0].numel()
+
+    def held_is_cheaper(self) -> bool:
+        """The cost model of :mod:`hush.gradients.costs` with the wide side's own Gram matrix."""
+        pairs = math.prod(self.wide.shape[2:]) ** 2 * self.wide.shape[1] * GRAM
+        pairs += self.positions**2 * (self.weight.shape[0] * GRAM + self.weight[0, 0].numel() * ENTRY * self.rule.groups)
+        return self.weight.numel() * HOLD < pairs
+
+    def factors(self, start: int, stop: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few examples at a time: windows (m·groups, window, P) and the narrow side (m·groups, channels, P)."""
+        groups, positions = self.rule.groups, self.positions
+        view = self._windows(start, stop)
+        buffer = view.new_empty((min(step, stop - start), *view.shape[1:]))
+        narrow = self.narrow[start:stop].reshape(stop - start, groups, -1, positions)
+        for low in range(0, stop - start, step):
+            high = min(low + step, stop - start)
+            part = buffer[: high - low].copy_(view[low:high])
+            windows = part.view((high - low) * groups, self.window, positions)
+            yield windows, narrow[low:high].reshape((high - low) * groups, -1, positions)
+
+    def _windows(self, start: int, stop: int) -> Tensor:
+        """The windows as a view of the padded wide side: (m, channels, *kernel, *positions)."""
+        rule, wide = self.rule, self.wide[start:stop]
+        if any(rule.padding):
+            wide = F.pad(wide, [p for p in reversed(rule.padding) for _ in (0, 1)])
+        inner = wide.stride()[2:]
+        along = [s * d for s, d in zip(inner, rule.dilation, strict=True)]
+        across = [s * d for s, d in zip(inner, rule.stride, strict=True)]
+        shape = (*wide.shape[:2], *self.weight.shape[2:], *self.narrow.shape[2:])
+        return wide.as_strided(shape, (*wide.stride()[:2], *along, *across), wide.storage_offset())
+
     def rows(self, start: int, stop: int) -> Tensor:
         """gᵢ by one batched product over the windows."""
-        gy = self.gy[start:stop]
-        a = self.rule.windows(self.x[start:stop], self.weight, gy.shape[2:])
-        b = gy.reshape(gy.shape[0], self.rule.groups, -1, a.shape[3])
-        return (b @ a.transpose(2, 3)).reshape(gy.shape[0], *self.weight.shape)
+        groups, channels = self.rule.groups, self.weight.shape[0]
+        out = self.weight.new_empty((stop - start) * groups, channels // groups, self.window)
+        step, done = chunk_of(self.wide.shape[1] * self.weight[0, 0].numel() * self.positions, stop - start), 0
+        for windows, narrow in self.factors(start, stop, step):
+            torch.bmm(narrow, windows.transpose(1, 2), out=out[done : done + len(windows)])
+            done += len(windows)
+        return out.view(stop - start, *self.weight.shape)
 
     def squares(self) -> Tensor:
-        """‖gᵢ‖² through the gradients."""
-        return squares(self.rows(0, self.x.shape[0]))
+        """‖gᵢ‖² = Σ_pq (a_p·a_q)(b_p·b_q). The windows' Gram matrix is a sum over the kernel's taps of entries of the wide
+        side's own, (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}, so no window is ever copied."""
+        n, groups = self.x.shape[0], self.rule.groups
+        wide, narrow = (t.reshape(n * groups, -1, math.prod(t.shape[2:])) for t in (self.wide, self.narrow))
+        step = chunk_of(max(wide.shape[2], self.positions) ** 2, n * groups)
+        parts = [self._gram(a, b) for a, b in zip(wide.split(step), narrow.split(step), strict=True)]
+        return torch.cat(parts).view(n, groups).sum(1)
 
-    def weighted(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+    def _gram(self, wide: Tensor, narrow: Tensor) -> Tensor:
+        m, side, grid = wide.shape[0], tuple(self.wide.shape[2:]), tuple(self.narrow.shape[2:])
+        pairs = torch.bmm(wide.transpose(1, 2), wide).view(m, *side, *side)
+        windows = pairs.new_zeros(m, *grid, *grid)
+        for tap in itertools.product(*map(range, self.weight.shape[2:])):
+            to, source = zip(*map(self._reach, range(self.rule.dims), tap, side, grid), strict=True)
+            windows[(slice(None), *to, *to)] += pairs[(slice(None), *source, *source)]
+        ends = torch.bmm(narrow.transpose(1, 2), narrow)
+        return windows.view(m, -1).mul_(ends.view(m, -1)).sum(1).clamp_(min=0)
+
+    def _reach(self, dim: int, tap: int, size: int, positions: int) -> tuple[slice, slice]:
+        """The positions at which a tap falls inside the wide side along one dimension, and where it falls."""
+        stride, offset = self.rule.stride[dim], tap * self.rule.dilation[dim] - self.rule.padding[dim]
+        first = max(0, -(offset // stride))
+        last = min(positions, (size - 1 - offset) // stride + 1)
+        start = first * stride + offset
+        return slice(first, max(first, last)), slice(start, start + max(0, last - first) * stride, stride)
+
+    def weighted(self, weights: Weights) -> Tensor:
         """The ordinary weight gradient with the output's gradient scaled by w."""
-        x, gy = self.x, self.gy
-        if keep is not None:
-            x, gy, weights = x.index_select(0, keep), gy.index_select(0, keep), weights.index_select(0, keep)
-        scaled = gy * weights.to(gy.dtype).view(-1, *[1] * (gy.dim() - 1))
-        return self.rule.weight_gradient(x, scaled, self.weight)
+        return self.rule.weight_gradient(weights.rows(self.x), weights.scale(self.gy), self.weight)

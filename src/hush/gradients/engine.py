@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import hush.gradients.layers  # noqa: F401  (registers the rules)
 from hush.gradients.functional import record_functional
-from hush.gradients.tape import GradientWarning, Point, Tape, check_losses, kept, weights_of
-from hush.gradients.terms import Term, chunked_squares, together
+from hush.gradients.tape import GradientWarning, Point, Tape, check_losses, weights_of
+from hush.gradients.terms import Term, Weights, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 from hush.named import Losses, Named, trainable
 
@@ -42,13 +42,13 @@ class BookTape:
 
     def sum(self, weights: Tensor | Named) -> Named:
         """Σᵢ wᵢ gᵢ, one contraction per term."""
-        same = None if isinstance(weights, dict) else kept(weights)
+        dtype = next(iter(self.params.values())).dtype
+        same = None if isinstance(weights, dict) else Weights.of(weights, dtype)
         out: Named = {}
         for name, param in self.params.items():
-            w = weights_of(weights, name)
-            keep = kept(w) if isinstance(weights, dict) else same
-            parts = [term.weighted(w, keep) for term in self.terms[name]]
-            total = torch.zeros_like(param) if not parts else parts[0]
+            w = same or Weights.of(weights_of(weights, name), param.dtype)
+            parts = [term.weighted(w) for term in self.terms[name]]
+            total = parts[0] if parts else torch.zeros_like(param)
             for part in parts[1:]:
                 total = total + part
             out[name] = total

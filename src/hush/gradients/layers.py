@@ -43,13 +43,13 @@ def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tens
     weight, bias = entries
     b = gy.reshape(gy.shape[0], -1, gy.shape[-1])
     if weight is not None:
-        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b))
+        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b).cheapest())
     if bias is not None:
         bias.leave(Rows(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
 
 
 @handles(F.linear)
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b."""
     session = opened(input, weight, bias)
     entries = (entry_of(weight), entry_of(bias))
@@ -71,16 +71,25 @@ class _Conv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         w, b = ctx.entries
         if w is not None:
-            w.leave(ctx.rule.term(x, gy, weight, w.uses == 1))
+            w.leave(ctx.rule.term(x, gy, weight))
         if b is not None:
             b.leave(Rows(gy.flatten(2).sum(2)))
         gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
         return None, gx, None, None, None, None
 
 
-def _convolve(dims: int, transposed: bool) -> Any:
-    def forward(  # noqa: PLR0913
-        input: Tensor,  # noqa: A002
+def _convolve(rule: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    session = opened(x, weight, bias)
+    if x.dim() != rule.dims + 2:
+        raise refuse("the convolution's input has no dimension of examples", weight, bias)
+    entries = (entry_of(weight), entry_of(bias))
+    out: Tensor = _Conv.apply(session.anchor, rule.padded(x), plain(weight), plain(bias), rule, entries)
+    return out
+
+
+def _convolution(dims: int) -> Any:
+    def forward(
+        input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
         stride: Any = 1,
@@ -88,16 +97,30 @@ def _convolve(dims: int, transposed: bool) -> Any:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
-        session = opened(input, weight, bias)
-        if input.dim() != dims + 2:
-            raise refuse("the convolution's input has no dimension of examples", weight, bias)
         rule = Convolution.of(dims, stride, padding, dilation, groups, weight.shape[2:])
-        entries = (entry_of(weight), entry_of(bias))
-        out: Tensor = _Conv.apply(session.anchor, rule.padded(input), plain(weight), plain(bias), rule, entries)
-        return out
+        return _convolve(rule, input, weight, bias)
 
     return forward
 
 
-for _dims, _function in ((1, F.conv1d), (2, F.conv2d), (3, F.conv3d)):
-    handles(_function)(_convolve(_dims, transposed=False))
+def _transposed(dims: int) -> Any:
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Tensor:
+        rule = Convolution.transpose(dims, stride, padding, output_padding, groups, dilation)
+        return _convolve(rule, input, weight, bias)
+
+    return forward
+
+
+for _dims, _function in enumerate((F.conv1d, F.conv2d, F.conv3d), 1):
+    handles(_function)(_convolution(_dims))
+for _dims, _function in enumerate((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), 1):
+    handles(_function)(_transposed(_dims))

@@ -87,7 +87,7 @@ def weights_of(weights: Tensor | Named, name: str) -> Tensor:
 def squares(rows: Tensor) -> Tensor:
     """The squared norm of each row of a tensor of shape (n, …)."""
     flat = rows.reshape(rows.shape[0], -1)
-    return torch.linalg.vecdot(flat, flat)
+    return torch.linalg.vector_norm(flat, dim=1).square_()
 
 
 def kept(weights: Tensor) -> Tensor | None:

@@ -7,15 +7,40 @@ many it is cheaper to hold gᵢ itself. The weighted sum is one product of matri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hush.gradients.tape import squares, weighted_rows
+from hush.gradients.costs import chunk_of, held_is_cheaper
+from hush.gradients.tape import squares
 
-CHUNK = 1 << 20  # elements of per-example gradients that are held at once where they are only needed for a norm
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one sum: all of them, and the rows whose weight is not zero (None: every row)."""
+
+    values: Tensor
+    keep: Tensor | None
+
+    @staticmethod
+    def of(values: Tensor, dtype: torch.dtype) -> Weights:
+        """Weights in the gradients' own type; rows of weight zero are left out of every sum, since 0·NaN is NaN."""
+        values = values.detach().to(dtype)
+        if bool(values.all()):
+            return Weights(values, None)
+        keep = values.nonzero().squeeze(1)
+        return Weights(values.index_select(0, keep), keep)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The rows that count."""
+        return tensor if self.keep is None else tensor.index_select(0, self.keep)
+
+    def scale(self, tensor: Tensor) -> Tensor:
+        """wᵢ · tensorᵢ of the rows that count."""
+        return self.rows(tensor) * self.values.view(-1, *[1] * (tensor.dim() - 1))
 
 
 class Term(Protocol):
@@ -29,8 +54,8 @@ class Term(Protocol):
         """The squared norms of this term alone, shape (n,)."""
         ...
 
-    def weighted(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        """Σᵢ wᵢ gᵢ over the rows in ``keep`` (None: all)."""
+    def weighted(self, weights: Weights) -> Tensor:
+        """Σᵢ wᵢ gᵢ."""
         ...
 
 
@@ -48,9 +73,10 @@ class Rows:
         """‖gᵢ‖² directly."""
         return squares(self.values)
 
-    def weighted(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+    def weighted(self, weights: Weights) -> Tensor:
         """One product of a vector and a matrix."""
-        return weighted_rows(self.values, weights)
+        rows = weights.rows(self.values)
+        return (weights.values @ rows.reshape(rows.shape[0], -1)).view(rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -60,36 +86,43 @@ class Outer:
     a: Tensor
     b: Tensor
 
-    @property
-    def positions(self) -> int:
-        """P."""
-        return self.a.shape[1]
-
     def rows(self, start: int, stop: int) -> Tensor:
         """gᵢ by one batched product."""
         return self.b[start:stop].transpose(1, 2) @ self.a[start:stop]
 
     def squares(self) -> Tensor:
         """By the outer product's norm, the Gram matrices, or the gradients in chunks: whichever costs least."""
-        if self.positions == 1:
+        n, positions, inputs = self.a.shape
+        outputs = self.b.shape[2]
+        if positions == 1:
             return squares(self.a) * squares(self.b)
-        if self.positions * (self.a.shape[2] + self.b.shape[2]) <= self.a.shape[2] * self.b.shape[2]:
-            gram = (self.a @ self.a.transpose(1, 2)).mul_(self.b @ self.b.transpose(1, 2))
-            return gram.sum((1, 2)).clamp_(min=0)
-        return chunked_squares([self], self.a.shape[0], self.a.shape[2] * self.b.shape[2])
+        if held_is_cheaper(positions, inputs, outputs):
+            return chunked_squares([self], n, inputs * outputs)
+        step = chunk_of(positions * max(inputs, outputs, positions), n)
+        return torch.cat([gram_squares(a, b) for a, b in zip(self.a.split(step), self.b.split(step), strict=True)])
 
-    def weighted(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+    def weighted(self, weights: Weights) -> Tensor:
         """(w·b)ᵀ a: one product of matrices."""
-        a, b = self.a, self.b
-        if keep is not None:
-            a, b, weights = a.index_select(0, keep), b.index_select(0, keep), weights.index_select(0, keep)
-        scaled = b * weights.to(b.dtype)[:, None, None]
-        return scaled.flatten(0, 1).t() @ a.flatten(0, 1)
+        a, b = weights.rows(self.a), weights.scale(self.b)
+        return b.flatten(0, 1).t() @ a.flatten(0, 1)
+
+    def cheapest(self) -> Term:
+        """The gradients themselves where that is the cheaper way, else these factors."""
+        n, positions, inputs = self.a.shape
+        if positions > 1 and held_is_cheaper(positions, inputs, self.b.shape[2]):
+            return Rows(self.rows(0, n))
+        return self
 
 
-def chunked_squares(terms: list[Term], n: int, size: int) -> Tensor:
+def gram_squares(a: Tensor, b: Tensor) -> Tensor:
+    """Σ_pq (a_p·a_q)(b_p·b_q) of each example, for a and b with positions in dimension 1."""
+    product = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(b, b.transpose(1, 2)))
+    return product.sum((1, 2)).clamp_(min=0)
+
+
+def chunked_squares(terms: Sequence[Term], n: int, size: int) -> Tensor:
     """‖Σ_terms gᵢ‖² with the per-example gradients of a few examples in memory at a time."""
-    step = max(1, CHUNK // max(size, 1))
+    step = chunk_of(size, n)
     parts = []
     for start in range(0, n, step):
         total = terms[0].rows(start, min(n, start + step))
@@ -101,16 +134,13 @@ def chunked_squares(terms: list[Term], n: int, size: int) -> Tensor:
 
 def together(terms: list[Term]) -> list[Term]:
     """Fewer terms with the same sum: rows are added, positions of linear uses are put side by side."""
+    if len(terms) < 2:
+        return terms
     held = [t for t in terms if isinstance(t, Rows)]
     outer = [t for t in terms if isinstance(t, Outer)]
-    other = [t for t in terms if not isinstance(t, (Rows, Outer))]
-    merged: list[Term] = []
+    merged: list[Term] = [t for t in terms if not isinstance(t, (Rows, Outer))]
     if held:
-        merged.append(held[0] if len(held) == 1 else Rows(torch.stack([t.values for t in held]).sum(0)))
+        merged.append(Rows(torch.stack([t.values for t in held]).sum(0)) if len(held) > 1 else held[0])
     if outer:
-        merged.append(
-            outer[0]
-            if len(outer) == 1
-            else Outer(torch.cat([t.a for t in outer], 1), torch.cat([t.b for t in outer], 1))
-        )
-    return merged + other
+        merged.append(Outer(torch.cat([t.a for t in outer], 1), torch.cat([t.b for t in outer], 1)))
+    return merged

@@ -1,0 +1,29 @@
+"""The cost model that picks, layer by layer, the cheaper way to a norm.
+
+Per example, for a weight of in × out used at P positions, in nanoseconds of one core:
+
+    held  = P·in·out·a + in·out·b          the gradient is computed, kept, read for the norm and read for the sum
+    gram  = P²·(in + out)·c + P²·d + P·in·out·a      two Gram matrices for the norm, one product of matrices for the sum
+
+``benchmarks/layer_costs.py`` measures both and prints the constants that fit.
+"""
+
+from __future__ import annotations
+
+MULTIPLY = 0.022  # a: one multiplication in a large product of matrices
+HOLD = 1.5  # b: writing, and reading twice, one number of a held gradient
+GRAM = 0.040  # c: one multiplication in a small product
+ENTRY = 1.0  # d: one entry of the two Gram matrices
+CHUNK = 1 << 18  # numbers in one temporary: a megabyte stays in the second-level cache
+
+
+def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether to keep the per-example gradient rather than compare positions."""
+    size = inputs * outputs
+    gram = positions**2 * ((inputs + outputs) * GRAM + ENTRY)
+    return size * HOLD < gram
+
+
+def chunk_of(numbers_per_example: int, n: int) -> int:
+    """How many examples to take at a time so that a temporary stays in the cache."""
+    return max(1, min(n, CHUNK // max(1, numbers_per_example)))
