@@ -8,8 +8,39 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hush"
-ORDER = """errors validate files imported named ciphers normals randomness privacy matrices sampling source gradients release queries noise
-events rules sanitize artefact run plan methods checkpoint train data problems audit bench report cli""".split()
+ORDER = [
+    "errors",
+    "validate",
+    "files",
+    "imported",
+    "named",
+    "ciphers",
+    "normals",
+    "randomness",
+    "privacy",
+    "matrices",
+    "sampling",
+    "source",
+    "gradients",
+    "release",
+    "queries",
+    "noise",
+    "events",
+    "rules",
+    "sanitize",
+    "artefact",
+    "run",
+    "plan",
+    "methods",
+    "checkpoint",
+    "train",
+    "data",
+    "problems",
+    "audit",
+    "bench",
+    "report",
+    "cli",
+]
 PICKLING = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

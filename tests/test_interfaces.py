@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from dp_accounting import dp_event
-from replay import recorded
 from torch import nn
 from torch.nn import functional
 
@@ -30,6 +29,7 @@ from hush.queries import Channel, Claim, ClippedSum, clip_factors, total_norms
 from hush.release import Release
 from hush.rules import SGD
 from hush.sampling import OnePass, Partitioned, Poisson
+from replay import recorded
 
 N, STEPS = 24, 6
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay import recorded, sensitivities
 from safetensors.torch import load_file
 from scipy import stats
 from torch import nn
@@ -19,6 +18,7 @@ from torch.utils.data import TensorDataset
 from hush.errors import BadInput, Refused
 from hush.methods import make_plan
 from hush.randomness import Secret
+from replay import recorded, sensitivities
 
 N = 40
 

@@ -21,7 +21,7 @@ from dp_accounting import dp_event
 
 from hush.errors import Refused
 from hush.noise import Structure, sensitivity
-from hush.privacy.guarantee import Adjacency
+from hush.privacy.accounting import Adjacency
 from hush.sampling import (
     CyclicPoisson,
     OnePass,

@@ -12,7 +12,7 @@ from hush.errors import BadInput, Refused, nearest
 from hush.imported import imported
 from hush.noise import Independent
 from hush.plan import Plan
-from hush.privacy.guarantee import Adjacency
+from hush.privacy.accounting import Adjacency
 from hush.queries import ClipMode, ClippedSum, PlainSum
 from hush.rules import SGD, Adam
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
@@ -56,10 +56,10 @@ class Setting:
 
     @property
     def total_steps(self) -> int:
-        """``steps`` where given, else a whole number of them for ``epochs`` (10 by default)."""
+        """``steps`` where given, else a whole number of them for ``epochs`` (30 by default)."""
         if self.steps is not None:
             return self.steps
-        return max(1, round((10 if self.epochs is None else self.epochs) * self.per_epoch))
+        return max(1, round((30 if self.epochs is None else self.epochs) * self.per_epoch))
 
     @property
     def rate(self) -> float:
@@ -73,7 +73,7 @@ class Setting:
             return Poisson(self.examples, self.rate, self.total_steps)
         if self.sample_rate is not None:
             raise Refused(
-                f"a sample rate amplifies privacy only for Poisson batches, and '{sampling}' batches are not sampled so: "
+                f"a sample rate amplifies privacy only for Poisson batches, and '{sampling}' batches are not such: "
                 "use sampling 'poisson', or leave the sample rate out"
             )
         kinds: dict[str, Any] = {"fixed-size": FixedSize, "shuffled": Shuffled, "same-order": Partitioned}
@@ -101,7 +101,7 @@ def sgd(setting: Setting, *, lr: float = 0.1, momentum: float = 0.0, weight_deca
 def dp_sgd(
     setting: Setting,
     *,
-    lr: float = 0.5,
+    lr: float = 1.0,
     clip: float = 1.0,
     clip_mode: ClipMode = "plain",
     momentum: float = 0.0,
@@ -191,7 +191,17 @@ def make_plan(
     factory = find(method)
     _check_options(method, factory, chosen)
     setting = Setting(
-        examples, batch_size, epochs, steps, sample_rate, sampling, delta, adjacency, accountant, accept_claimed, assumptions
+        examples,
+        batch_size,
+        epochs,
+        steps,
+        sample_rate,
+        sampling,
+        delta,
+        adjacency,
+        accountant,
+        accept_claimed,
+        assumptions,
     )
     plan = factory(setting, **chosen)
     if not plan.private:

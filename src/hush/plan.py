@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from torch import nn
@@ -24,7 +24,8 @@ from hush.events import check_proof, event_of, own_adjacency
 from hush.named import Losses
 from hush.noise import Noise, sensitivity
 from hush.privacy import accounting, calibration
-from hush.privacy.guarantee import Adjacency, Guarantee
+from hush.privacy.accounting import Accountant, Adjacency
+from hush.privacy.guarantee import Guarantee
 from hush.queries import Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
@@ -49,7 +50,7 @@ class Plan:
     delta: float = 1e-5
     method: str = "custom"
     adjacency: Adjacency | None = None
-    accountant: str = "auto"
+    accountant: Accountant | Literal["auto"] = "auto"
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
 
@@ -115,7 +116,9 @@ class Plan:
         """The same plan with the smallest σ whose ε, by the first of its claims, does not exceed ``epsilon``."""
         validate.positive(epsilon=epsilon)
         if not self.private:
-            raise Refused(f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private one")
+            raise Refused(
+                f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private one"
+            )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
 
         def event(sigma: float) -> Any:
@@ -173,11 +176,15 @@ class Plan:
 
     def _check(self) -> None:
         if self.steps > self.sampler.participation.steps:
-            raise Refused(f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}")
+            raise Refused(
+                f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
+            )
         self.channel_stds()
         if not hasattr(self.query, "claims"):
             if any(channel.proof != "sum" for channel in self.query.channels.values()):
-                raise Refused(f"{type(self.query).__name__} is no plain sum and names no claims of its own: nothing is proven")
+                raise Refused(
+                    f"{type(self.query).__name__} is no plain sum and names no claims of its own: nothing is proven"
+                )
             check_proof(self.sampler.participation, self.noise.structure, self.neighbours)
         elif not any(c.status == "proven" for c in self._claims(None)) and not self.accept_claimed:
             raise Refused(
@@ -196,7 +203,7 @@ class Plan:
         event = event_of(participation, self.noise.structure, self.noise_std, self.neighbours, count)
         return (Claim(event, self.neighbours, "proven", ""),)
 
-    def _accountant(self, event: Any) -> str:
+    def _accountant(self, event: Any) -> Accountant:
         return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant
 
     def _account(self, claim: Claim) -> Guarantee:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -184,7 +184,7 @@ class Run:
     def _sum(self, batch: Batch) -> Sums:
         total: Sums | None = None
         mine = batch.indices.tensor_split(self.ranks.world)[self.ranks.rank]
-        for number, indices in enumerate(mine.split(self.microbatch) if len(mine) else [mine]):
+        for number, indices in enumerate(torch.split(mine, self.microbatch) if len(mine) else [mine]):
             content = to_each(lambda t: t.to(self._device), self._source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
             with model_randomness(self._secret, batch.step, piece, self._device), torch.enable_grad():

@@ -80,7 +80,17 @@ TRAIN = ("train", "--epochs", 1)
 
 def test_train_on_embedded_data(capsys, tmp_path) -> None:
     found = answer(capsys, *TRAIN, "--epsilon", 3, "--lr", 0.5, "--clip", 1.0, "--out", tmp_path / "run")
-    for field in ("problem", "method", "epsilon", "delta", "status", "noise_multiplier", "steps", "test_accuracy", "seconds"):
+    for field in (
+        "problem",
+        "method",
+        "epsilon",
+        "delta",
+        "status",
+        "noise_multiplier",
+        "steps",
+        "test_accuracy",
+        "seconds",
+    ):
         assert field in found
     assert found["epsilon"] <= 3
     assert found["status"] == "proven"
@@ -159,7 +169,9 @@ def test_bad_input_gets_one_sentence_and_exit_2(capsys, arguments, sentence) -> 
 
 
 def test_a_large_delta_is_warned_of(capsys) -> None:
-    code, _, err = call(capsys, "account", "--examples", 1000, "--batch-size", 10, "--noise-multiplier", 1, "--delta", 0.01)
+    code, _, err = call(
+        capsys, "account", "--examples", 1000, "--batch-size", 10, "--noise-multiplier", 1, "--delta", 0.01
+    )
     assert code == 0
     assert "warning: δ = 0.01 is not below 1/N" in err
 

@@ -10,7 +10,7 @@ from hush.cli import options as o
 from hush.cli.console import say, show, show_json, show_table
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.privacy.guarantee import Adjacency
+from hush.privacy.accounting import Adjacency
 
 
 def account(

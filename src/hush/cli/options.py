@@ -15,7 +15,7 @@ MethodName = Annotated[
     str, typer.Option("--method", help="One of `hush methods`, or your own as `package.module:factory`.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Expected number of examples a step.")]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data; ⌈N/L⌉ steps each.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data, ⌈N/L⌉ steps each; 30 by default.")]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee; keep it below 1/N.")]
 Epsilon = Annotated[float | None, typer.Option(help="Calibrate the noise to this ε.")]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="σ of the privacy event.")]
@@ -59,7 +59,8 @@ def _value(key: str, text: str, hint: Any) -> Any:
     except json.JSONDecodeError:
         value = None if text.lower() == "none" else text
     wanted = [t for t in (hint, *typing.get_args(hint)) if t in (int, float, bool, str)]
-    if not wanted or value is None or isinstance(value, tuple(wanted)) and not (isinstance(value, bool) and bool not in wanted):
+    stray = isinstance(value, bool) and bool not in wanted
+    if not wanted or value is None or (isinstance(value, tuple(wanted)) and not stray):
         return value
     if float in wanted and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

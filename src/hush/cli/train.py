@@ -16,7 +16,7 @@ from hush.cli.console import progress, say, show, show_json
 from hush.files import writable_directory
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.privacy.guarantee import Adjacency
+from hush.privacy.accounting import Adjacency
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate_problem
 from hush.randomness import seeded
@@ -28,7 +28,9 @@ DEFAULT_EPSILON = 3.0
 
 
 def train(
-    problem: Annotated[str, typer.Option(help="One of `hush problems`, or `package.module:factory`.")] = problems.DEFAULT,
+    problem: Annotated[
+        str, typer.Option(help="One of `hush problems`, or `package.module:factory`.")
+    ] = problems.DEFAULT,
     method: o.MethodName = "dp-sgd",
     epsilon: o.Epsilon = None,
     delta: o.Delta = 1e-5,
@@ -109,7 +111,7 @@ def _trained(task: Problem, run: Run, out: Path | None, *, quiet: bool) -> dict[
     evaluation = evaluate_problem(run.model, task)
     if out is not None:
         run.release(out)
-    measured = {"test_loss": evaluation.loss}
+    measured: dict[str, float | None] = {"test_loss": evaluation.loss}
     if task.metric == "accuracy":
         measured["test_accuracy"] = evaluation.accuracy
     guarantee = run.guarantee
@@ -135,10 +137,11 @@ def _private_log(out: Path | None) -> Any:
 
 
 def _tell(plan: Plan, result: dict[str, Any], sentence: str) -> None:
+    took = f"({result['steps']} steps, {result['seconds']:.1f} s)"
     if "test_accuracy" in result:
-        show(f"test accuracy {100 * result['test_accuracy']:.2f} %  ({result['steps']} steps, {result['seconds']:.1f} s)")
+        show(f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}")
     else:
-        show(f"test loss {result['test_loss']:.4f}  ({result['steps']} steps, {result['seconds']:.1f} s)")
+        show(f"test loss {result['test_loss']:.4f}  {took}")
     show(sentence)
     if result["out"]:
         show(f"released: {result['out']}/model.safetensors, privacy.json, PRIVACY.md")

@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 from torch import nn
 
 from hush.named import Losses, Named, State, Sums
-from hush.privacy.guarantee import Adjacency, Status
+from hush.privacy.accounting import Adjacency
+from hush.privacy.guarantee import Status
 from hush.release import Release
 from hush.sampling import Participation
 
