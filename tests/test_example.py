@@ -18,6 +18,10 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
     if path.name == "own_model.py":
         assert "ε = " in done.stdout
         assert (tmp_path / "runs" / "own_model" / "privacy.json").is_file()
-        code = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith(('"""', "import", "from"))]
+        code = [
+            line
+            for line in path.read_text().splitlines()
+            if line.strip() and not line.startswith(('"""', "import", "from"))
+        ]
         assert len(code) <= 20
         assert code[-6:-1][0].startswith("plan = ")

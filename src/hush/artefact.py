@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from hush.files import write_atomic, writable_directory
+from hush.files import writable_directory, write_atomic
 
 WEIGHTS, CARD, PAGE = "model.safetensors", "privacy.json", "PRIVACY.md"
 
@@ -45,6 +45,12 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
         "steps planned and accounted for": card["steps"],
         "steps taken": card["steps_taken"],
     }
-    lines += ["## How it was trained", "", "| what | value |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())]
+    lines += [
+        "## How it was trained",
+        "",
+        "| what | value |",
+        "|---|---|",
+        *(f"| {k} | {v} |" for k, v in rows.items()),
+    ]
     lines += ["", "The complete plan is in `privacy.json`."]
     return "\n".join(lines) + "\n"

@@ -77,5 +77,7 @@ def per_example(values: Tensor, examples: int | None = None) -> Tensor:
         )
     if values.dim() != 1 or (examples is not None and len(values) != examples):
         wanted = "(n,)" if examples is None else f"({examples},)"
-        raise BadInput(f"losses(model, content) must have one value per example, shape {wanted}; got {tuple(values.shape)}")
+        raise BadInput(
+            f"losses(model, content) must have one value per example, shape {wanted}; got {tuple(values.shape)}"
+        )
     return values

@@ -75,7 +75,9 @@ def as_source(data: Any) -> Source:
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         source = Collated(data)
     else:
-        raise BadInput(f"data must be a tensor, a tuple of tensors or a Dataset with a length, got {type(data).__name__}")
+        raise BadInput(
+            f"data must be a tensor, a tuple of tensors or a Dataset with a length, got {type(data).__name__}"
+        )
     if len(source) == 0:
         raise BadInput("the data holds no examples")
     return source

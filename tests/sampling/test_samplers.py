@@ -40,7 +40,9 @@ def test_a_batch_is_a_pure_function_of_secret_and_step(sampler) -> None:
     steps = [3, 0, 9, 3]
     drawn = [sampler.indices(SECRET, t, N) for t in steps]
     assert torch.equal(drawn[0], drawn[3])
-    assert any(not torch.equal(sampler.indices(Secret.from_seed(8), t, N), d) for t, d in zip(steps, drawn, strict=True))
+    assert any(
+        not torch.equal(sampler.indices(Secret.from_seed(8), t, N), d) for t, d in zip(steps, drawn, strict=True)
+    )
     for indices in drawn:
         assert indices.dtype == torch.int64
         assert len(indices) == len(set(indices.tolist()))
