@@ -9,8 +9,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from hush import problems
 from hush.cli import options as o
+from hush.cli import task as t
 from hush.cli.account import warn_delta
 from hush.cli.console import progress, say, show, show_json
 from hush.files import writable_directory
@@ -28,9 +28,11 @@ DEFAULT_EPSILON = 3.0
 
 
 def train(
-    problem: Annotated[
-        str, typer.Option(help="One of `hush problems`, or `package.module:factory`.")
-    ] = problems.DEFAULT,
+    problem: t.ProblemName = None,
+    data: t.DataPath = None,
+    target: t.Target = None,
+    model: t.Model = None,
+    schema: t.SchemaPath = None,
     method: o.MethodName = "dp-sgd",
     epsilon: o.Epsilon = None,
     delta: o.Delta = 1e-5,
@@ -48,7 +50,7 @@ def train(
     adjacency: o.Adjacent = None,
     accept_claimed: o.AcceptClaimed = False,
     settings: o.Settings = None,
-    validation: Annotated[float, typer.Option(help="Fraction of the training data to hold out.")] = 0.0,
+    validation: t.Validation = 0.0,
     seed: Annotated[int, typer.Option(help="Fixes initial weights and splits (public).")] = 0,
     secret_seed: Annotated[
         int | None, typer.Option(help="Fixes sampling and noise, for reproduction only; must stay secret.")
@@ -63,7 +65,7 @@ def train(
     """
     if out is not None:
         writable_directory(out)
-    task = problems.load(problem, seed=seed, validation=validation)
+    task = t.load_task(problem, data, target, model, schema, seed=seed, validation=validation)
     chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
     noise = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
     if all(v is None for v in noise.values()) and method != "sgd":
@@ -87,8 +89,8 @@ def train(
     if plan.private:
         warn_delta(delta, plan.sampler.examples)
     with seeded(seed):
-        model = task.model()
-    run = plan.start(model, task.losses, task.train, secret=secret_seed, microbatch=microbatch)
+        network = task.model()
+    run = plan.start(network, task.losses, task.train, secret=secret_seed, microbatch=microbatch)
     result = _trained(task, run, out, quiet=as_json)
     if as_json:
         show_json(result)
