@@ -1,0 +1,120 @@
+"""The published methods by name: each a function from the public setting to a plan, with its paper's defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hush import validate
+from hush.errors import BadInput, nearest
+from hush.imported import imported
+from hush.methods import independent
+from hush.methods.setting import SAMPLINGS, Setting
+from hush.plan import Plan
+from hush.privacy.accounting import Adjacency
+from hush.rules.averaged import Averaged, parse_average
+
+__all__ = ["SAMPLINGS", "Method", "Setting", "catalogue", "find", "make_plan", "options"]
+
+Method = Callable[..., Plan]
+MODULES = (independent,)  # every public function in these is a method
+
+
+def catalogue() -> dict[str, Method]:
+    """Every method that comes with hush, by name."""
+    return {method.__name__.replace("_", "-"): method for module in MODULES for method in _made_in(module)}
+
+
+def _made_in(module: Any) -> list[Method]:
+    functions = [f for _, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
+    public = [f for f in functions if not f.__name__.startswith("_")]
+    return sorted(public, key=lambda f: f.__code__.co_firstlineno)
+
+
+def find(name: str) -> Method:
+    """A method by its name, or somebody else's by ``package.module:factory``."""
+    if ":" in name:
+        found: Method = imported(name)
+        return found
+    known = catalogue()
+    if name not in known:
+        raise BadInput(f"unknown method '{name}': {nearest(name, known)}")
+    return known[name]
+
+
+def options(method: Method) -> dict[str, inspect.Parameter]:
+    """What can be set on a method: its keyword arguments."""
+    parameters = inspect.signature(method).parameters.values()
+    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def make_plan(
+    method: str,
+    *,
+    examples: int,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    sample_rate: float | None = None,
+    sampling: str | None = None,
+    delta: float = 1e-5,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    node_noise: float | None = None,
+    adjacency: Adjacency | None = None,
+    accountant: str = "auto",
+    accept_claimed: bool = False,
+    average: str | None = None,
+    assumptions: tuple[str, ...] = (),
+    **chosen: Any,
+) -> Plan:
+    """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
+
+    ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
+
+    >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
+    """
+    validate.probability(delta=delta)
+    validate.one_of(("auto", "pld", "rdp", "gdp"), accountant=accountant)
+    factory = find(method)
+    _check_options(method, factory, chosen)
+    setting = Setting(
+        examples,
+        batch_size,
+        epochs,
+        steps,
+        sample_rate,
+        sampling,
+        delta,
+        adjacency,
+        accountant,
+        accept_claimed,
+        assumptions,
+    )
+    plan = factory(setting, **chosen)
+    if average is not None:
+        plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(average)))
+    if not plan.private:
+        if epsilon is not None or noise_multiplier is not None or node_noise is not None:
+            raise BadInput(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
+        return plan
+    given = [x for x in (epsilon, noise_multiplier, node_noise) if x is not None]
+    if len(given) != 1:
+        raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
+    if epsilon is not None:
+        return plan.calibrated(epsilon)
+    if noise_multiplier is not None:
+        validate.positive(noise_multiplier=noise_multiplier)
+        return replace(plan, sigma=float(noise_multiplier))
+    assert node_noise is not None
+    validate.positive(node_noise=node_noise)
+    return replace(plan, sigma=float(node_noise) / plan.sensitivity)
+
+
+def _check_options(name: str, method: Method, chosen: dict[str, Any]) -> None:
+    known = options(method)
+    for key in chosen:
+        if key not in known:
+            raise BadInput(f"method '{name}' has no option '{key}': {nearest(key, known)}")
