@@ -6,6 +6,7 @@ the values.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,9 @@ def parse(content: bytes, dimensions: int, name: str = "the file") -> Tensor:
     if content[:4] != magic:
         raise BadInput(f"{name} starts with the bytes {content[:4].hex()} where IDX {magic.hex()} was expected")
     start = 4 + 4 * dimensions
-    shape = tuple(int(n) for n in np.frombuffer(content[4:start], dtype=">u4"))
-    if len(shape) != dimensions or len(content) - start != int(np.prod(shape)):
+    header = content[4:start].ljust(start - 4, b"\xff")  # a header that ends early promises more than there is
+    shape = tuple(int(n) for n in np.frombuffer(header, dtype=">u4"))
+    if len(content) - start != math.prod(shape):
         raise BadInput(f"{name} is truncated: its header says {'×'.join(map(str, shape))} bytes of values")
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy())
 

@@ -24,8 +24,9 @@ MOST_CLASSES = 1000
 
 @dataclass
 class _Seen:
-    """What one column has shown so far."""
+    """What one column has shown so far; its different values only if they are wanted (``listed``)."""
 
+    listed: bool
     number: bool = True
     low: float = float("inf")
     high: float = float("-inf")
@@ -37,7 +38,7 @@ class _Seen:
         if found is not None and np.isfinite(found).any():
             finite = found[np.isfinite(found)]
             self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
-        if len(self.values) <= MOST_CLASSES:
+        if self.listed and len(self.values) <= MOST_CLASSES:
             self.values.update(texts(cells))
 
 
@@ -49,7 +50,7 @@ def infer(path: Path, target: str | None, given: Mapping[str, Any], public: Coll
     target = target or given.get("target")
     if target is None:
         raise BadInput(f"name the column to predict in '{path}': target=… (on the command line --target)")
-    seen = _look(path, target)
+    seen = _look(path, target, public)
     columns = public_columns(given.get("columns", {}))
     for name in columns:
         if name not in seen:
@@ -67,11 +68,11 @@ def ranged(column: Column, given: Mapping[str, Any]) -> Column:
     return replace(column, low=float(limits[0]), high=float(limits[1]))
 
 
-def _look(path: Path, target: str) -> dict[str, _Seen]:
+def _look(path: Path, target: str, public: Collection[str]) -> dict[str, _Seen]:
     seen: dict[str, _Seen] = {}
     for piece in pieces(path):
         if not seen:
-            seen = {name: _Seen() for name in piece}
+            seen = {name: _Seen(listed=name == target or "categories" in public) for name in piece}
             if target not in seen:
                 raise BadInput(f"'{path}' has no column '{target}': {nearest(target, seen)}")
         for name, cells in piece.items():
@@ -113,7 +114,5 @@ def _assumed(
         said.append("the names and kinds of the columns are public (kinds were read off the rows)")
     if columns or "range" in given:
         said.append("the ranges and categories of the given schema are public and were not computed from the rows")
-    said += [
-        f"the {fact} of the columns were read off the rows and are public anyway" for fact in FACTS if fact in public
-    ]
+    said += [f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS if fact in public]
     return tuple(said)

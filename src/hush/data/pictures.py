@@ -86,15 +86,11 @@ def _tensor(features: np.ndarray[Any, Any]) -> Tensor:
 
 def _npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
-                raise BadInput(f"'{path}' is a single array: an .npz with features and labels was expected")
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except OSError as error:
         raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        if isinstance(error, BadInput):
-            raise
         raise BadInput(f"'{path}' is not a whole .npz of plain arrays: {str(error).splitlines()[0]}") from error
 
 

@@ -4,7 +4,8 @@ The smallest and largest value of a column, its mean, or the list of its categor
 scaling by them and releasing the model would release them unaccounted. So a column is encoded by public facts only:
 
 - a number with a public range [low, high]: clamped to it and mapped to [−1, 1];
-- a number without one: tanh(x / s) for a fixed bank of scales s, of which some fits whatever the unit is;
+- a number without one: asinh(x)/4, tanh(x), and sin(k u), cos(k u) for u = asinh(10 x) and k = 1, 2, 4: waves on a
+  logarithmic scale, of which some resolve the column whatever its unit is;
 - a category with a public list of values: one slot each, and one for anything else;
 - a category without one: hashed (BLAKE2b) into a fixed number of slots.
 """
@@ -25,7 +26,7 @@ from hush.validate import one_of, whole
 
 Kind = Literal["number", "category", "ignore"]
 KINDS = ("number", "category", "ignore")
-SCALES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0)
+WAVES = (1.0, 2.0, 4.0)
 BUCKETS = 32
 ENTRIES = ("target", "classes", "range", "columns")
 
@@ -56,7 +57,7 @@ class Column:
         if self.kind == "ignore":
             return 0
         if self.kind == "number":
-            return 1 if self.low is not None else len(SCALES)
+            return 1 if self.low is not None else 2 + 2 * len(WAVES)
         return len(self.values) + 1 if self.values else self.buckets
 
     def code(self, value: str) -> int:
@@ -72,7 +73,7 @@ class Column:
         if self.kind == "number" and self.low is not None:
             return f"range {self.low:g} … {self.high:g} mapped to [−1, 1]"
         if self.kind == "number":
-            return f"no public range given: tanh at {len(SCALES)} fixed scales"
+            return f"no public range given: {self.width} fixed functions on a logarithmic scale"
         if self.values:
             return f"{len(self.values)} public values, one slot each, one for anything else"
         return f"no public list given: hashed into {self.buckets} slots"

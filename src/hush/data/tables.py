@@ -6,7 +6,9 @@ A first pass finds what each column is, a second turns rows into numbers; a piec
 from __future__ import annotations
 
 import csv
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +120,38 @@ def _csv(path: Path) -> Iterator[Piece]:
             first = file.readline()
             delimiter = max(_DELIMITERS, key=first.count)
             names = _header(next(csv.reader([first], delimiter=delimiter), []), path)
-            rows: list[list[str]] = []
-            for number, row in enumerate(csv.reader(file, delimiter=delimiter), start=1):
-                if len(row) != len(names):
-                    if not row:
-                        continue
-                    raise BadInput(f"row {number} of '{path}' has {len(row)} cells where the header has {len(names)}")
-                rows.append(row)
-                if len(rows) == ROWS:
+            reader, done = csv.reader(file, delimiter=delimiter), 0
+            while rows := _next(reader):
+                done += len(rows)
+                rows = _same_width(rows, len(names), done - len(rows), path)
+                if rows:
                     yield dict(zip(names, zip(*rows, strict=True), strict=True))
-                    rows = []
-            if rows:
-                yield dict(zip(names, zip(*rows, strict=True), strict=True))
     except OSError as error:
         raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"'{path}' is not a text table in UTF-8: {error}") from error
+
+
+def _next(reader: Iterator[list[str]]) -> list[list[str]]:
+    """The next rows. Python's cycle collector would look at every new row again and again, for four times the price
+    of reading it, and rows of text hold no cycles: it rests meanwhile."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        return list(islice(reader, ROWS))
+    finally:
+        if running:
+            gc.enable()
+
+
+def _same_width(rows: list[list[str]], width: int, done: int, path: Path) -> list[list[str]]:
+    """The rows that are not blank, after checking that each has as many cells as the header."""
+    if set(map(len, rows)) == {width}:
+        return rows
+    for number, row in enumerate(rows, start=done + 1):
+        if len(row) not in (0, width):
+            raise BadInput(f"row {number} of '{path}' has {len(row)} cells where the header has {width}")
+    return [row for row in rows if row]
 
 
 def _header(names: list[str], path: Path) -> list[str]:

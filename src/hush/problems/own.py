@@ -125,7 +125,7 @@ def _centred(images: Tensor, given: Mapping[str, Any]) -> Tensor:
     values = images.float()
     if float(values.min()) < low or float(values.max()) > high:
         raise BadInput(
-            f"pixels must lie in [{low}, {high}]: give their public range in the schema, range = [low, high]"
+            f"pixels must lie in [{low}, {high}], or give their public range in the schema: range = [low, high]"
         )
     return (values - low).mul_(2 / (high - low)).sub_(1)
 

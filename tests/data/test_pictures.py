@@ -1,0 +1,104 @@
+"""Image folders and .npz arrays: values, and bad input in one sentence each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hush.data.pictures import arrays, image_folder
+from hush.errors import BadInput
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def picture(path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: Any = (10, 20, 30)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+def test_a_folder_of_class_folders(tmp_path: Path) -> None:
+    picture(tmp_path / "cat" / "a.png")
+    picture(tmp_path / "dog" / "b.png", value=(1, 2, 3))
+    picture(tmp_path / "dog" / "c.png")
+    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    (images, labels), names = image_folder(tmp_path)
+    assert names == ("cat", "dog")
+    assert labels.tolist() == [0, 1, 1]
+    assert images.shape == (3, 3, 4, 5)
+    assert images[1, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_grey_images_have_one_channel(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "a.png", mode="L", value=7)
+    picture(tmp_path / "b" / "b.png", mode="L", value=9)
+    (images, _), _ = image_folder(tmp_path)
+    assert images.shape == (2, 1, 4, 5)
+    assert images[:, 0, 0, 0].tolist() == [7, 9]
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="one folder of images per class"):
+        image_folder(tmp_path)
+    picture(tmp_path / "a" / "a.png")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(BadInput, match="class folder '.*b' holds no images"):
+        image_folder(tmp_path)
+    picture(tmp_path / "b" / "b.png", size=(6, 4))
+    with pytest.raises(BadInput, match="'.*a.png' has 5×4 pixels, 3 channels and '.*b.png' has 6×4 pixels, 3 channels"):
+        image_folder(tmp_path)
+    content = (tmp_path / "a" / "a.png").read_bytes()
+    (tmp_path / "a" / "a.png").write_bytes(content[:40])
+    with pytest.raises(BadInput, match="a.png' is not a whole image"):
+        image_folder(tmp_path)
+
+
+def npz(folder: Path, **content: Any) -> Path:
+    np.savez(folder / "data.npz", **content)
+    return folder / "data.npz"
+
+
+def test_arrays_and_their_names(tmp_path: Path) -> None:
+    x, y = np.ones((4, 3)), np.array([0, 1, 2, 1])
+    for content, target in (({"x": x, "y": y}, None), ({"anything": x, "kind": y}, "kind")):
+        found, classes = arrays(npz(tmp_path, **content), target)
+        assert found["train"][0].shape == (4, 3)
+        assert found["train"][1].tolist() == [0, 1, 2, 1]
+        assert classes == 3
+    found, _ = arrays(npz(tmp_path, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]), None)
+    assert found["test"][1].tolist() == [0, 1]
+
+
+def test_images_last_channel_first(tmp_path: Path) -> None:
+    pixels = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    found, _ = arrays(npz(tmp_path, x=pixels, y=np.array([0, 1])), None)
+    assert found["train"][0].shape == (2, 3, 4, 5)
+    assert found["train"][0][0, :, 0, 0].tolist() == [0, 1, 2]
+
+
+X, Y = np.ones((3, 2)), np.array([0, 1, 1])
+BAD: dict[str, dict[str, Any]] = {
+    "has no array of labels 'y'; it has a, b": {"a": X, "b": Y},
+    "has no array of features 'x'; besides 'y' it has a, b": {"a": X, "b": X, "y": Y},
+    r"needs features \(n, …\) and labels \(n,\); it has \(3, 2\) and \(2,\)": {"x": X, "y": Y[:2]},
+    "needs numbers and whole labels; it has float64 and float64": {"x": X, "y": Y + 0.5},
+    "holds the label -1: labels count from 0": {"x": X, "y": Y - 1},
+    "hold values that are not finite": {"x": np.array([[1.0], [np.nan], [2.0]]), "y": Y},
+    "is not a whole .npz of plain arrays: Object arrays cannot be loaded": {"x": np.array([{}, {}, {}]), "y": Y},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arrays_are_one_sentence(tmp_path: Path, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        arrays(npz(tmp_path, **BAD[message]), None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_npz(tmp_path: Path) -> None:
+    path = npz(tmp_path, x=X, y=Y)
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(BadInput, match="is not a whole .npz"):
+        arrays(path, None)
