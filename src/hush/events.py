@@ -8,19 +8,21 @@
 | reshuffled every epoch        | restarted within every epoch | epochs × Gaussian(σ)                           |
 | cyclic Poisson, w groups      | at most w bands              | ⌈T/w⌉ × PoissonSampled(q, Gaussian(σ))         |
 
+Where independent noise follows a public schedule σ_t, the compositions run over the steps' (epochs', visits') own σ_t.
 Everything else is refused, and the refusal says what to use instead. Events are written for the sensitivity of their
 own adjacency: under `replace` one example leaves and another comes, so that Gaussian(σ) becomes Gaussian(σ/2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from dp_accounting import dp_event
 
 from hush.errors import Refused
-from hush.noise import Structure, sensitivity
+from hush.noise import Structure, blocks, sensitivity
 from hush.privacy.accounting import Adjacency
 from hush.sampling import (
     CyclicPoisson,
@@ -53,18 +55,17 @@ def event_of(
     check_proof(participation, structure, adjacency)
     part: Any = replace(participation, steps=steps)
     first = structure.first(steps) if steps < structure.steps else structure
-    doubled = 2.0 if adjacency == "replace" else 1.0
-    gaussian = dp_event.GaussianDpEvent(scale / (doubled * sensitivity(first, part)))
+    scale = scale / 2.0 if adjacency == "replace" else scale
     match part:
         case PoissonSampled(rate=rate):
-            return _times(dp_event.PoissonSampledDpEvent(rate, gaussian), steps)
-        case WithoutReplacement(examples=examples, size=size):
-            return _times(dp_event.SampledWithoutReplacementDpEvent(examples, size, gaussian), steps)
-        case Reshuffled(times=times):
-            return _times(gaussian, times)
-        case CyclicPoisson(groups=groups, rate=rate):
-            return _times(dp_event.PoissonSampledDpEvent(rate, gaussian), -(-steps // groups))
-    return gaussian
+            return _composed(first, 1, scale, lambda gaussian: dp_event.PoissonSampledDpEvent(rate, gaussian))
+        case WithoutReplacement(examples=n, size=size):
+            return _composed(first, 1, scale, lambda gaussian: dp_event.SampledWithoutReplacementDpEvent(n, size, gaussian))
+        case Reshuffled(per_epoch=b):
+            return _composed(first, b, scale, lambda gaussian: gaussian)
+        case CyclicPoisson(groups=w, rate=rate):
+            return _composed(first, w, scale, lambda gaussian: dp_event.PoissonSampledDpEvent(rate, gaussian))
+    return dp_event.GaussianDpEvent(scale / sensitivity(first, part))
 
 
 def check_proof(participation: Participation, structure: Structure, adjacency: Adjacency) -> None:
@@ -96,8 +97,15 @@ def check_proof(participation: Participation, structure: Structure, adjacency: A
         )
 
 
-def _times(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
-    return dp_event.SelfComposedDpEvent(event, count)
+def _composed(
+    structure: Structure, length: int, scale: float, sampled: Callable[[dp_event.DpEvent], dp_event.DpEvent]
+) -> dp_event.DpEvent:
+    """One sampled Gaussian for each run of ``length`` steps; those that a noise schedule makes alike are counted."""
+    parts = [
+        dp_event.SelfComposedDpEvent(sampled(dp_event.GaussianDpEvent(scale / norm)), count)
+        for norm, count in blocks(structure, length).items()
+    ]
+    return parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
 
 
 def _unknown(participation: object) -> str:

@@ -2,6 +2,7 @@
 
 from hush.noise.independent import Independent
 from hush.noise.noise import Noise, Rows
-from hush.noise.structure import Identity, Structure, sensitivity
+from hush.noise.schedules import Schedule, Stages
+from hush.noise.structure import Diagonal, Identity, Structure, blocks, sensitivity
 
-__all__ = ["Identity", "Independent", "Noise", "Rows", "Structure", "sensitivity"]
+__all__ = ["Diagonal", "Identity", "Independent", "Noise", "Rows", "Schedule", "Stages", "Structure", "blocks", "sensitivity"]

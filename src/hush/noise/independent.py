@@ -1,39 +1,50 @@
-"""Independent Gaussian noise at every step: C = I, the noise of DP-SGD (Abadi et al. 2016)."""
+"""Independent Gaussian noise at every step: C = I, the noise of DP-SGD (Abadi et al. 2016).
+
+With a schedule s the noise of step t is s(t)·z: C is diagonal with 1/s(t).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from hush import validate
 from hush.named import State
 from hush.noise.noise import Rows
-from hush.noise.structure import Identity
+from hush.noise.schedules import Schedule
+from hush.noise.structure import Diagonal, Identity
 
 
 @dataclass(frozen=True)
 class Independent:
-    """Fresh noise for each of ``steps`` steps."""
+    """Fresh noise for each of ``steps`` steps, the same at each or by a public schedule."""
 
     steps: int
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
+        if self.schedule is not None:
+            for step in range(self.steps):
+                validate.positive(noise_schedule=self.schedule(step))
 
-    @property
-    def structure(self) -> Identity:
-        """C = I."""
-        return Identity(self.steps)
+    @cached_property
+    def structure(self) -> Identity | Diagonal:
+        """C = I, or diagonal."""
+        if self.schedule is None:
+            return Identity(self.steps)
+        return Diagonal(tuple(self.schedule(step) for step in range(self.steps)))
 
     def init(self, like: Tensor) -> State:
         """No state."""
         return {}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """The step's own row of Z."""
-        return z(step), state
+        """The step's own row of Z, scaled by the schedule."""
+        return z(step) if self.schedule is None else z(step) * self.schedule(step), state
 
     def std(self, step: int) -> float:
-        """One."""
-        return 1.0
+        """One, or what the schedule says."""
+        return 1.0 if self.schedule is None else self.schedule(step)

@@ -7,8 +7,11 @@ release whose sensitivity is that of C. How large that is depends on how an exam
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from hush.errors import Refused
 from hush.sampling import (
@@ -89,6 +92,65 @@ class Identity:
     def first(self, steps: int) -> Identity:
         """A smaller identity."""
         return Identity(steps)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Independent noise whose size follows a public schedule: ``scales[t]`` at step t, so C = diag(1/scales)."""
+
+    scales: tuple[float, ...]
+
+    @property
+    def steps(self) -> int:
+        """One scale a step."""
+        return len(self.scales)
+
+    @property
+    def bands(self) -> int:
+        """No row of Z is shared."""
+        return 1
+
+    @property
+    def restarts(self) -> int:
+        """The noise starts anew at every step."""
+        return 1
+
+    def single(self) -> float:
+        """The column of the step with the least noise."""
+        return self.within(0, self.steps)
+
+    def within(self, start: int, stop: int) -> float:
+        """The largest column norm among the steps from ``start`` to ``stop``."""
+        return 1.0 / min(self.scales[start:stop])
+
+    def same_order(self, per_epoch: int) -> float:
+        """Orthogonal columns: the worst batch's Σ 1/s²."""
+        weights = self._weights()
+        return math.sqrt(max(weights[place::per_epoch].sum() for place in range(min(per_epoch, self.steps))))
+
+    def separated(self, times: int, apart: int) -> float:
+        """The best choice of columns, by dynamic programming over how many are taken."""
+        weights = self._weights()
+        best = np.zeros(self.steps)  # the most that can be had up to each step
+        for _ in range(min(times, -(-self.steps // apart))):
+            before = np.concatenate([np.zeros(min(apart, self.steps)), best[: max(0, self.steps - apart)]])
+            best = np.maximum.accumulate(weights + before)
+        return math.sqrt(best[-1])
+
+    def first(self, steps: int) -> Diagonal:
+        """The first scales."""
+        return Diagonal(self.scales[:steps])
+
+    def _weights(self) -> np.ndarray:
+        return np.array(self.scales) ** -2.0
+
+
+def blocks(structure: Structure, length: int) -> dict[float, int]:
+    """The largest column norm within each run of ``length`` steps, and how many of the runs have it."""
+    starts = range(0, structure.steps, length)
+    if isinstance(structure, Diagonal):
+        return dict(Counter(structure.within(start, start + length) for start in starts))
+    return {structure.single(): len(starts)}
 
 
 def sensitivity(structure: Structure, participation: Participation) -> float:

@@ -1,7 +1,7 @@
 """The only code that sees data: what it releases, and the bound on what one example adds to it."""
 
 from hush.queries.adaptive import Adaptive, Quantile
-from hush.queries.clipped import Clipping, ClipMode, ClippedSum, clip_factors, total_norms
+from hush.queries.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
 from hush.queries.error_feedback import ErrorFeedback
 from hush.queries.plain import PlainSum
 from hush.queries.query import Channel, Claim, OwnClaims, Proof, Query

@@ -28,7 +28,7 @@ from hush.errors import BadInput, Refused
 from hush.gradients import record
 from hush.named import Losses, Named, State, Sums
 from hush.privacy.profile import gaussian_delta
-from hush.queries.clipped import Clipping, ClipMode, diagnostics
+from hush.queries.clipped import ClipMode, Clipping, diagnostics
 from hush.queries.query import Channel, Claim
 from hush.release import Release
 from hush.sampling import Participation, PoissonSampled

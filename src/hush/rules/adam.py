@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hush import validate
 from hush.named import Named, State
@@ -33,27 +34,45 @@ class Adam:
 
     def init(self, params: Named) -> State:
         """First and second moments, and the number of steps taken."""
-        zeros = {n: torch.zeros_like(p) for n, p in params.items()}
-        return {"m": zeros, "v": {n: z.clone() for n, z in zeros.items()}, "taken": 0}
+        return zero_moments(params)
 
     @torch.no_grad()
     def step(self, params: Named, release: Release, state: State) -> Named:
         """One step of Adam on the released gradient."""
-        state["taken"] += 1
-        targets = list(params.values())
-        grads = [release.gradient[name] for name in params]
-        m = [state["m"][name] for name in params]
-        v = [state["v"][name] for name in params]
-        torch._foreach_lerp_(m, grads, 1.0 - self.beta1)
-        torch._foreach_mul_(v, self.beta2)
-        torch._foreach_addcmul_(v, grads, grads, value=1.0 - self.beta2)
-        lr = rate_at(self.lr, release.step)
+        m, v = moments(params, release, state, self.beta1, self.beta2)
         scale = torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"])
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, self.eps)
+        lr = rate_at(self.lr, release.step)
         update = list(torch._foreach_div(m, scale))
         torch._foreach_mul_(update, -lr / (1.0 - self.beta1 ** state["taken"]))
-        if self.weight_decay:
-            torch._foreach_add_(update, targets, alpha=-lr * self.weight_decay)
-        torch._foreach_add_(targets, update)
-        return dict(zip(params, update, strict=True))
+        return applied(params, update, lr * self.weight_decay)
+
+
+def zero_moments(params: Named) -> State:
+    """Moments of nothing yet."""
+    zeros = {n: torch.zeros_like(p) for n, p in params.items()}
+    return {"m": zeros, "v": {n: z.clone() for n, z in zeros.items()}, "taken": 0}
+
+
+def moments(
+    params: Named, release: Release, state: State, beta1: float, beta2: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The moving averages of the released gradient and of its square, moved on in place; no bias is corrected."""
+    state["taken"] += 1
+    grads = [release.gradient[name] for name in params]
+    m = [state["m"][name] for name in params]
+    v = [state["v"][name] for name in params]
+    torch._foreach_lerp_(m, grads, 1.0 - beta1)
+    torch._foreach_mul_(v, beta2)
+    torch._foreach_addcmul_(v, grads, grads, value=1.0 - beta2)
+    return m, v
+
+
+def applied(params: Named, update: list[Tensor], decay: float) -> Named:
+    """Decay and update the parameters in place; what was added to them, by name."""
+    targets = list(params.values())
+    if decay:
+        torch._foreach_add_(update, targets, alpha=-decay)
+    torch._foreach_add_(targets, update)
+    return dict(zip(params, update, strict=True))
