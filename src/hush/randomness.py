@@ -75,10 +75,18 @@ def normal(secret: Secret, stream: str, step: int, like: Tensor) -> Tensor:
 def model_randomness(secret: Secret, step: int, piece: int, device: torch.device) -> Iterator[None]:
     """Fix torch's global generator for one piece of one step: dropout and a VAE's draws are the same for every
     gradient engine, for both points of a two-point query, and after a resume. The caller's state comes back after."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(int.from_bytes(secret.derive(f"model/{piece}", step, size=7), "little"))
+    seed = int.from_bytes(secret.derive(f"model/{piece}", step, size=7), "little")
+    generators = [torch.default_generator]  # not torch.manual_seed: without CUDA it keeps a stack trace for every call
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = [each.get_state() for each in generators]
+    try:
+        for each in generators:
+            each.manual_seed(seed)
         yield
+    finally:
+        for each, state in zip(generators, before, strict=True):
+            each.set_state(state)
 
 
 @contextmanager
@@ -87,3 +95,9 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
+
+
+def public_seeds(seed: int, count: int) -> tuple[int, ...]:
+    """Public seeds for repetitions: the first ``count`` children of numpy's ``SeedSequence(seed)``, 32 bits each."""
+    children = np.random.SeedSequence(seed).spawn(count)
+    return tuple(int(child.generate_state(1)[0]) for child in children)
