@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -28,6 +29,8 @@ def keystream(key: bytes, block: int) -> Callable[[int, int], None]:
 @cache
 def _libcrypto() -> Any:
     """libcrypto with the signatures of the four functions used here, or None."""
+    if sys.platform == "darwin":  # the system ends a process that opens its own libcrypto by a plain name
+        return None
     name = ctypes.util.find_library("crypto")
     try:
         library = ctypes.CDLL(name) if name else None
