@@ -61,7 +61,7 @@ def _digest(arrays: Arrays) -> str:
 
 def _load(path: Path, question: str) -> Arrays | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
         return None

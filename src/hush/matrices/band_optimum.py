@@ -1,0 +1,138 @@
+"""Optimal banded strategies: column-normalised (BandMF, Choquette-Choo et al. 2023b) and Toeplitz (McKenna 2024).
+
+BandMF minimises ‖A C⁻¹‖_F over C with w bands and unit columns: with participations at least w apart, k of them cost √k
+exactly. The Toeplitz optimum minimises rmse · sensitivity over w coefficients; it needs O(T·w) a step, for any T.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import OptimizeResult, minimize
+
+from hush.errors import BadInput
+from hush.matrices.banded import Banded, to_columns, to_rows
+from hush.matrices.cache import cached
+from hush.matrices.recursion import Recursion
+from hush.matrices.sensitivity import participations, shifted_sum
+from hush.matrices.series import Array, pad, quotient
+from hush.matrices.structure import Solution
+from hush.matrices.toeplitz import Toeplitz, square_root
+from hush.matrices.workloads import Workload
+from hush.validate import whole
+
+
+def optimal_banded(workload: Workload, bands: int, *, rtol: float = 1e-9) -> Solution[Banded]:
+    """The best C with `bands` bands and unit columns; its sensitivity here is of one participation, 1."""
+    whole(bands=bands)
+    bands = min(bands, workload.steps)
+    question = {"workload": workload, "bands": bands, "rtol": rtol}
+    stored = cached("banded", question, lambda: _banded(workload, bands, rtol))
+    structure = Banded(stored["rows"])
+    return Solution(
+        structure,
+        rmse=structure.rmse(workload),
+        sensitivity=structure.single(),
+        iterations=int(stored["iterations"]),
+    )
+
+
+def optimal_toeplitz(
+    workload: Workload, bands: int, times: int = 1, apart: int | None = None, *, rtol: float = 1e-12
+) -> Solution[Toeplitz]:
+    """The best Toeplitz C with `bands` bands for at most `times` participations at least `apart` steps apart."""
+    whole(bands=bands, times=times)
+    if not workload.toeplitz:
+        raise BadInput("a Toeplitz optimum needs a constant learning rate: use optimal_banded instead")
+    bands, apart = min(bands, workload.steps), min(apart or workload.steps, workload.steps)
+    question = {"workload": workload, "bands": bands, "times": times, "apart": apart, "rtol": rtol}
+    stored = cached("toeplitz", question, lambda: _toeplitz(workload, bands, times, apart, rtol))
+    structure = Toeplitz(workload.steps, stored["coefficients"])
+    return Solution(
+        structure,
+        rmse=structure.rmse(workload),
+        sensitivity=structure.separated(times, apart),
+        iterations=int(stored["iterations"]),
+    )
+
+
+def _banded(workload: Workload, bands: int, rtol: float) -> dict[str, Array]:
+    """L-BFGS over the entries below a unit diagonal; columns are normalised inside the objective."""
+    steps = workload.steps
+    flat = Workload(steps, workload.momentum, workload.decay)
+    start = np.tile(pad(square_root(flat, bands).coefficients, bands), (steps, 1))
+    inside = np.arange(bands) < np.arange(steps, 0, -1)[:, None]  # columns end at the last step
+    below = inside & (np.arange(bands) > 0)
+
+    def columns(free: Array) -> tuple[Array, Array]:
+        raw = np.zeros((steps, bands))
+        raw[:, 0] = 1.0
+        raw[below] = free
+        norm = np.linalg.norm(raw, axis=1, keepdims=True)
+        return raw / norm, norm
+
+    def loss(free: Array) -> tuple[float, Array]:
+        unit, norm = columns(free)
+        value, by_row = Recursion.of(to_rows(unit), workload).total_and_gradient()
+        gradient = to_columns(by_row)
+        tangent = (gradient - unit * np.sum(gradient * unit, axis=1, keepdims=True)) / norm
+        return math.log(value), tangent[below] / value
+
+    found = _descend(loss, start[below], rtol)
+    return {"rows": to_rows(columns(found.x)[0]), "iterations": np.array(float(found.nit))}
+
+
+def _toeplitz(workload: Workload, bands: int, times: int, apart: int, rtol: float) -> dict[str, Array]:
+    """L-BFGS over c₁, … at c₀ = 1; where columns can meet, over falls cⱼ − cⱼ₊₁ ≥ 0, which keep the formula exact."""
+    loss = _toeplitz_loss(workload, bands, times, apart)
+    root = square_root(workload, bands).coefficients
+
+    def by_coefficients(free: Array) -> tuple[float, Array]:
+        value, gradient = loss(np.concatenate([[1.0], free]))
+        return value, gradient[1:]
+
+    def by_falls(falls: Array) -> tuple[float, Array]:
+        value, gradient = loss(np.cumsum(falls[::-1])[::-1])
+        return value, np.cumsum(gradient)
+
+    if bands <= apart:
+        found = _descend(by_coefficients, root[1:], rtol)
+        c = np.concatenate([[1.0], found.x])
+    else:
+        found = _descend(by_falls, root - np.append(root[1:], 0.0), rtol, least=0.0)
+        c = np.cumsum(found.x[::-1])[::-1]
+    return {"coefficients": c / c[0], "iterations": np.array(float(found.nit))}
+
+
+def _toeplitz_loss(workload: Workload, bands: int, times: int, apart: int) -> Callable[[Array], tuple[float, Array]]:
+    """log(error² · sensitivity²) and its gradient; it does not change when c is scaled."""
+    steps = workload.steps
+    target = workload.coefficients()
+    weight = steps - np.arange(steps)
+    count = participations(steps, times, apart)
+
+    def loss(c: Array) -> tuple[float, Array]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            seen = quotient(target, c, steps)
+            error = float(np.dot(weight, seen**2))
+        if not math.isfinite(error * error):  # a step too far: the inverse of c explodes
+            return math.inf, np.zeros(bands)
+        echo, weighted = quotient(seen, c, steps), weight * seen
+        by_error = -2 * np.array([np.dot(weighted[lag:], echo[: steps - lag]) for lag in range(bands)])
+        total = shifted_sum(pad(c, steps), count, apart)
+        padded = pad(total, steps + bands)
+        by_total = 2 * sum((padded[j * apart : j * apart + bands] for j in range(count)), np.zeros(bands))
+        squared = float(np.dot(total, total))
+        return math.log(error) + math.log(squared), by_error / error + by_total / squared
+
+    return loss
+
+
+def _descend(
+    loss: Callable[[Array], tuple[float, Array]], start: Array, rtol: float, least: float | None = None
+) -> OptimizeResult:
+    options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 20, "ftol": rtol, "gtol": 0.0}
+    bounds = None if least is None else [(least, None)] * len(start)
+    return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
