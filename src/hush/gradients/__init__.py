@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from hush.gradients.augmented import Augmented
 from hush.gradients.check import check_model, to_group_norm
 from hush.gradients.engine import record_automatic, record_book_keeping
 from hush.gradients.functional import record_functional
@@ -19,7 +20,7 @@ from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_s
 from hush.named import Losses, trainable
 from hush.validate import one_of
 
-__all__ = ["GradientWarning", "Point", "Tape", "check_model", "record", "to_group_norm"]
+__all__ = ["Augmented", "GradientWarning", "Point", "Tape", "check_model", "record", "to_group_norm"]
 
 _ENGINES = {"auto": record_automatic, "book-keeping": record_book_keeping, "functional": record_functional}
 
@@ -39,4 +40,7 @@ def record(
         params = trainable(model)
         like = next(iter(params.values()))
         return EmptyTape(like.new_zeros(0), {name: p.detach() for name, p in params.items()})
-    return _ENGINES[engine](model, losses, content, n, list(points or [Point()]))
+    chosen = list(points or [Point()])
+    if isinstance(losses, Augmented):
+        losses, chosen = losses.losses, losses.points(content, chosen)
+    return _ENGINES[engine](model, losses, content, n, chosen)

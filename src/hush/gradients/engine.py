@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import hush.gradients.layers  # noqa: F401  (registers the rules)
+import hush.gradients.elementwise
+import hush.gradients.lookup
+import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.gradients.functional import record_functional
 from hush.gradients.tape import GradientWarning, Point, Tape, check_losses, weights_of
-from hush.gradients.terms import Term, Weights, chunked_squares, together
+from hush.gradients.terms import Rows, Term, Weights, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 from hush.named import Losses, Named, trainable
 
@@ -99,11 +101,15 @@ def _one_point(
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
     with torch.enable_grad(), _standing_in(model, stand_ins):
-        values = losses(model, content)
+        values = losses(model, content if point.content is None else point.content)
     check_losses(values, n)
     if values.requires_grad:
         start = torch.full_like(values, point.coefficient)
-        torch.autograd.grad(values, session.anchor, start, allow_unused=True)
+        leaves = [leaf for _, leaf in session.leaves]
+        _, *gradients = torch.autograd.grad(values, [session.anchor, *leaves], start, allow_unused=True)
+        for (entry, _), gradient in zip(session.leaves, gradients, strict=True):
+            if gradient is not None:
+                entry.leave(Rows(gradient.reshape(n, *entry.value.shape)))
     return values.detach(), entries
 
 

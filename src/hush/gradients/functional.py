@@ -39,7 +39,9 @@ def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, po
     state = torch.get_rng_state()
     for point in points:
         torch.set_rng_state(state)
-        values, gradients = _one_point(Wrapped(model, losses), own | (point.params or {}), content)
+        values, gradients = _one_point(
+            Wrapped(model, losses), own | (point.params or {}), content if point.content is None else point.content
+        )
         first = values if first is None else first
         for name, g in gradients.items():
             term = g if point.coefficient == 1.0 else g * point.coefficient

@@ -24,10 +24,13 @@ class GradientWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Point:
-    """One term of a combined gradient gᵢ = Σ_p coefficient_p ∇lossᵢ(params_p); ``None`` is the model's own parameters."""
+    """One term of a combined gradient gᵢ = Σ_p coefficient_p ∇lossᵢ(params_p; content_p).
+
+    ``None`` is the model's own parameters, and the batch's own content."""
 
     coefficient: float = 1.0
     params: Named | None = None
+    content: Any = None
 
 
 class Tape(Protocol):
