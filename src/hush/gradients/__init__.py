@@ -42,5 +42,6 @@ def record(
         return EmptyTape(like.new_zeros(0), {name: p.detach() for name, p in params.items()})
     chosen = list(points or [Point()])
     if isinstance(losses, Augmented):
-        losses, chosen = losses.losses, losses.points(content, chosen)
+        chosen = losses.points(content, chosen)
+        losses = losses.losses
     return _ENGINES[engine](model, losses, content, n, chosen)
