@@ -104,7 +104,7 @@ def test_storing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files.os, "replace", interrupted)
+    monkeypatch.setattr("os.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         files.store(CONTENT, tmp_path / "a" / "file")
     assert list((tmp_path / "a").iterdir()) == []

@@ -11,6 +11,7 @@ from torch import nn
 from hush import problems
 from hush.errors import BadInput
 from hush.problems import cross_entropy, evaluate
+from hush.problems.evaluate import ClassFigures
 
 SCORES = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])
 LABELS = torch.tensor([0, 1, 2, 2, 2])
@@ -49,7 +50,7 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
 def test_a_class_that_never_occurs_has_zeros() -> None:
     result = evaluate(nn.Identity(), (SCORES[:2], LABELS[:2]), cross_entropy, classes=3)
     assert result.per_class is not None
-    assert result.per_class[2] == problems.evaluate.__globals__["ClassFigures"]("2", 0, 0.0, 0.0, 0.0)
+    assert result.per_class[2] == ClassFigures("2", 0, 0.0, 0.0, 0.0)
 
 
 def test_the_metric_of_a_problem_without_classes() -> None:

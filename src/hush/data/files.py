@@ -14,16 +14,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO, cast
 
 import pooch
 
 from hush.data.catalog import Dataset, File
 from hush.errors import BadInput
+from hush.files import write_atomic
 
 SUFFIXES = ("", ".gz", ".xz")
-_CHUNK = 1 << 20
 
 
 class Altered(BadInput):
@@ -112,15 +111,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def store(content: bytes, path: Path) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as temporary:
-        try:
-            for start in range(0, len(content), _CHUNK):
-                temporary.write(content[start : start + _CHUNK])
-            temporary.close()
-            os.replace(temporary.name, path)
-        except BaseException:
-            Path(temporary.name).unlink(missing_ok=True)
-            raise
+    write_atomic(path, content)
 
 
 def _environment(name: str) -> Path | None:

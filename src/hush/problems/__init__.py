@@ -17,7 +17,7 @@ from types import ModuleType
 from hush.errors import BadInput, nearest
 from hush.problems import known
 from hush.problems.evaluate import Evaluation, evaluate, evaluate_problem
-from hush.problems.named import called_with, imported
+from hush.problems.factory import called_with, factory
 from hush.problems.own import from_files
 from hush.problems.problem import Problem, cross_entropy
 
@@ -50,7 +50,7 @@ def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_di
         raise BadInput(f"validation must be a fraction of at least 0 and below 1, got {validation}")
     options = {"seed": seed, "validation": validation, "data_dir": None if data_dir is None else Path(data_dir)}
     if ":" in name:
-        found = called_with(imported(name), options)
+        found = called_with(factory(name), options)
         if not isinstance(found, Problem):
             raise BadInput(f"'{name}' returned {type(found).__name__} where a hush.problems.Problem was expected")
         return found

@@ -20,8 +20,8 @@ from hush.data.schema import Column, Schema, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
 from hush.errors import BadInput, nearest
+from hush.problems.factory import called_with, factory
 from hush.problems.models import Encoder, lenet5, logistic, mlp, small_cnn
-from hush.problems.named import called_with, imported
 from hush.problems.problem import Problem, classification
 from hush.randomness import seeded
 
@@ -157,8 +157,8 @@ def _network(model: str | None, features: Tensor, schema: Schema | None, classes
 def _chosen(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     flat = math.prod(shape)
     if ":" in model:
-        factory = imported(model)
-        return lambda: _module(called_with(factory, {"shape": shape, "features": flat, "classes": classes}), model)
+        build_own = factory(model)
+        return lambda: _module(called_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model)
     if model == "mlp":
         return lambda: mlp([flat, 128, 64, classes])
     if model == "logistic":

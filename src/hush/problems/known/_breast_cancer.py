@@ -1,8 +1,8 @@
 """Breast cancer Wisconsin (Diagnostic), scaled by ranges written down here.
 
 Each of ten measurements of cell nuclei comes as mean, standard error and worst value. The limits below are round
-numbers for what such a measurement can be (lengths in the microscope's units, ratios by their definition), set by hand
-and not computed from the rows; a value is mapped so that its range becomes [−1, 1], and is not clamped.
+numbers, set by hand with the dataset's published description in view; they are constants and taken to be public, as
+that description is. A value is mapped so that its range becomes [−1, 1], and is not clamped.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ RANGES: dict[str, tuple[tuple[float, float], ...]] = {
     "worst": ((5, 35), (5, 50), (30, 220), (0, 2500), (0.05, 0.25), (0, 1), (0, 1), (0, 0.3), (0.1, 0.6), (0.05, 0.2)),
 }
 ASSUMPTIONS = (
-    "the number of training rows, the two classes and the measurements' ranges (round numbers written down in advance) "
-    "are public",
+    "the number of training rows, the two classes and the measurements' ranges (round numbers after the dataset's "
+    "published description) are public",
 )
 
 
