@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -108,6 +108,9 @@ class Run:
         self._public, self._private = plan.query.init(self._params)
         self._rule = plan.rule.init(self._params)
         self._noise: dict[str, State] = {}
+        self._sizes: dict[str, int] = {}
+        self._whole = True
+        self._cover: Callable[[int], None] | None = None
         self._stds = plan.channel_stds()
         self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()} if plan.private else {}
 
@@ -128,6 +131,9 @@ class Run:
     def step(self, batch: Batch) -> Record:
         """Sum, add noise, update."""
         self._check(batch)
+        if self._cover is not None:
+            self._cover(self.next + 1)
+        self._whole = False
         sums = self._sum(batch)
         self._check_buffers()
         channels, self._private = self.plan.query.finish(sums, self._public, self._private)
@@ -135,7 +141,12 @@ class Run:
         update = self.plan.rule.step(self._params, release, self._rule)
         self._public = self.plan.query.observe(release, update, self._public)
         self.next += 1
+        self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
+
+    def covered_by(self, cover: Callable[[int], None]) -> None:
+        """Have ``cover(n)`` called before step n is taken (n from 1): a ledger writes it down, or raises."""
+        self._cover = cover
 
     @property
     def guarantee(self) -> Guarantee:
@@ -149,16 +160,38 @@ class Run:
         return write_artefact(Path(directory), self.model, card, card_page(card, plan.guarantee().sentence()))
 
     def state(self) -> State:
-        """Everything that a checkpoint needs, private parts and secret included."""
+        """Everything that a checkpoint needs, private parts and secret included; views, not copies."""
+        if not self._whole:
+            raise Refused(f"step {self.next} was broken off in the middle: go on from the last checkpoint instead")
         return {
             "step": self.next,
             "secret": {"key": self._secret.key.hex(), "origin": self._secret.origin},
+            "microbatch": self.microbatch,
+            "world": self.ranks.world,
             "params": {name: p.detach() for name, p in self._params.items()},
+            "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
             "rule": self._rule,
             "public": self._public,
             "private": self._private,
-            "noise": self._noise,
+            "noise": {channel: {"size": self._sizes[channel], "state": s} for channel, s in self._noise.items()},
         }
+
+    @torch.no_grad()
+    def restore(self, state: State) -> None:
+        """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits."""
+        if state["world"] != self.ranks.world:
+            raise BadInput(f"the run was shared by {state['world']} processes and now by {self.ranks.world}")
+        for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
+            _copy_into(own, state[kind])
+        self.next, self.microbatch = state["step"], state["microbatch"]
+        self._secret = Secret(bytes.fromhex(state["secret"]["key"]), state["secret"]["origin"])
+        self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
+        self._sizes = {channel: entry["size"] for channel, entry in state["noise"].items()}
+        self._noise = {}
+        for channel, entry in state["noise"].items():
+            like = torch.empty(entry["size"], dtype=self._dtype, device=self._device)
+            self._noise[channel] = {**self.plan.noise.init(like), **entry["state"]}
+        self._buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()} if self._buffers else {}
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
@@ -209,9 +242,19 @@ class Run:
     def _draw(self, channel: str, like: Tensor) -> Tensor:
         if channel not in self._noise:
             self._noise[channel] = self.plan.noise.init(like)
+            self._sizes[channel] = like.numel()
 
         def rows(index: int) -> Tensor:
             return normal(self._secret, f"noise/{channel}", index, like)
 
         noise, self._noise[channel] = self.plan.noise.draw(self.next, rows, self._noise[channel])
         return noise
+
+
+def _copy_into(own: Named, saved: Named) -> None:
+    shapes = [{name: (t.shape, t.dtype) for name, t in named.items()} for named in (own, saved)]
+    if shapes[0] != shapes[1]:
+        names = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+        raise BadInput(f"the saved model is another one: it differs in {', '.join(names[:3])}")
+    for name, value in own.items():
+        value.copy_(saved[name])
