@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 
-from hush import problems
+from hush import problems, validate
 from hush.cli.console import say
+from hush.data.views import View, mirrored, shifted
 from hush.errors import BadInput
+from hush.gradients import Augmented
+from hush.named import Losses
 from hush.problems import Problem
 from hush.problems.own import from_files
+from hush.source import as_source
 
 ProblemName = Annotated[
     str | None,
@@ -28,6 +33,12 @@ Model = Annotated[
 SchemaPath = Annotated[
     Path | None,
     typer.Option("--schema", help="Your own data: public facts (types, ranges, categories), .toml or .json."),
+]
+Augment = Annotated[
+    str | None, typer.Option(help="Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.")
+]
+Views = Annotated[
+    int | None, typer.Option(help="How many views of an image are averaged before clipping; 4 by default.")
 ]
 Validation = Annotated[float, typer.Option(help="Fraction of the training data to hold out.")]
 
@@ -55,3 +66,28 @@ def load_task(
         for line in found.schema.lines():
             say(f"  {line}")
     return found
+
+
+def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
+    """The problem's losses, averaged over views of each image where that was asked for."""
+    if augment is None:
+        if views is not None:
+            raise BadInput("--views counts the views that --augment makes: give both")
+        return task.losses
+    known: dict[str, View] = {"shift": shifted(), "mirror": mirrored}
+    kinds = augment.split("+")
+    for kind in kinds:
+        validate.one_of(known, augment=kind)
+    images = as_source(task.train).take(torch.tensor([0]))[0]
+    if images.dim() != 4:
+        raise BadInput(
+            f"--augment works on images, and an example of '{task.name}' has shape {tuple(images.shape[1:])}"
+        )
+
+    def augmented(content: Any) -> Any:
+        first, *rest = content
+        for kind in kinds:
+            first = known[kind](first)
+        return (first, *rest)
+
+    return Augmented(task.losses, augmented, 4 if views is None else views)

@@ -50,6 +50,11 @@ def train(
     adjacency: o.Adjacent = None,
     accept_claimed: o.AcceptClaimed = False,
     settings: o.Settings = None,
+    average: Annotated[
+        str | None, typer.Option(help="Release averaged weights: ema:0.999, or tail:0.25 for the last quarter.")
+    ] = None,
+    augment: t.Augment = None,
+    views: t.Views = None,
     validation: t.Validation = 0.0,
     seed: Annotated[int, typer.Option(help="Fixes initial weights and splits (public).")] = 0,
     secret_seed: Annotated[
@@ -66,6 +71,7 @@ def train(
     if out is not None:
         writable_directory(out)
     task = t.load_task(problem, data, target, model, schema, seed=seed, validation=validation)
+    losses = t.with_views(task, augment, views)
     chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
     noise = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
     if all(v is None for v in noise.values()) and method != "sgd":
@@ -82,6 +88,7 @@ def train(
         adjacency=cast("Adjacency | None", adjacency),
         accountant=accountant,
         accept_claimed=accept_claimed,
+        average=average,
         assumptions=task.assumptions,
         **noise,
         **chosen,
@@ -90,7 +97,7 @@ def train(
         warn_delta(delta, plan.sampler.examples)
     with seeded(seed):
         network = task.model()
-    run = plan.start(network, task.losses, task.train, secret=secret_seed, microbatch=microbatch)
+    run = plan.start(network, losses, task.train, secret=secret_seed, microbatch=microbatch)
     result = _trained(task, run, out, quiet=as_json)
     if as_json:
         show_json(result)
