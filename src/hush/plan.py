@@ -22,7 +22,7 @@ from hush import validate
 from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
 from hush.named import Losses
-from hush.noise import Noise, sensitivity
+from hush.noise import Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
@@ -82,16 +82,19 @@ class Plan:
         """Standard deviation of Z as injected, in units of the query's bound: σ · sens(C)."""
         return self.sigma * self.sensitivity
 
-    def channel_stds(self) -> Mapping[str, float]:
+    def channel_stds(self, sigma: float | None = None) -> Mapping[str, float]:
         """The noise on each channel's sum: fixed where the channel says so, the rest of 1/σ² shared by the others."""
         channels = self.query.channels
         if not self.private:
             return dict.fromkeys(channels, 0.0)
         fixed = {n: c.std for n, c in channels.items() if c.std is not None}
-        left = self.sigma**-2 - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
+        total = (self.sigma if sigma is None else sigma) ** -2
+        left = total - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
         others = len(channels) - len(fixed)
         if left < 0 or (others and left == 0):
-            raise Refused(f"the channels {sorted(fixed)} use up the whole noise budget: raise their noise or σ")
+            raise Refused(
+                f"the channels {sorted(fixed)} use up the whole noise budget: give them more noise, or lower σ"
+            )
         rest = math.sqrt(others / left) if others else 0.0
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
@@ -122,7 +125,7 @@ class Plan:
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
 
         def event(sigma: float) -> Any:
-            return dataclasses.replace(base, sigma=sigma)._claims(None)[0].event
+            return base._claims(None, sigma)[0].event
 
         sigma = calibration.smallest_sigma(
             event, epsilon, base.delta, adjacency=base.neighbours, accountant=base._accountant(event(1.0))
@@ -186,21 +189,34 @@ class Plan:
                     f"{type(self.query).__name__} is no plain sum and names no claims of its own: nothing is proven"
                 )
             check_proof(self.sampler.participation, self.noise.structure, self.neighbours)
-        elif not any(c.status == "proven" for c in self._claims(None)) and not self.accept_claimed:
+            return
+        claims = self._claims(None)
+        if not isinstance(self.noise.structure, Identity):
+            raise Refused(
+                f"{type(self.query).__name__} has a proof of its own, which holds for noise that is independent and "
+                "the same at every step: use Independent noise without a schedule"
+            )
+        if self.adjacency is not None and any(claim.adjacency != self.adjacency for claim in claims):
+            raise Refused(
+                f"method '{self.method}' is analysed under '{claims[0].adjacency}' adjacency; "
+                f"'{self.adjacency}' has no proof here: use '{claims[0].adjacency}'"
+            )
+        if not any(claim.status == "proven" for claim in claims) and not self.accept_claimed:
             raise Refused(
                 f"method '{self.method}' has only a claimed ε, which this project could not prove: "
                 "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
             )
 
-    def _claims(self, steps: int | None) -> tuple[Claim, ...]:
+    def _claims(self, steps: int | None, sigma: float | None = None) -> tuple[Claim, ...]:
         count = self.steps if steps is None else steps
         if not 1 <= count <= self.steps:
             raise Refused(f"the plan has {self.steps} steps, and the ε of its first {count} was asked for")
         participation = self.sampler.participation
         if hasattr(self.query, "claims"):
-            own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(), count)
+            own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(sigma), count)
             return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
-        event = event_of(participation, self.noise.structure, self.noise_std, self.neighbours, count)
+        scale = (self.sigma if sigma is None else sigma) * self.sensitivity
+        event = event_of(participation, self.noise.structure, scale, self.neighbours, count)
         return (Claim(event, self.neighbours, "proven", ""),)
 
     def _accountant(self, event: Any) -> Accountant:

@@ -1,12 +1,13 @@
-"""Methods with independent noise: ordinary SGD for comparison, DP-SGD and DP-Adam."""
+"""Methods with independent noise: ordinary SGD for comparison, DP-SGD, DP-Adam, DP-AdamBC, DiSK and DiceSGD."""
 
 from __future__ import annotations
 
+from hush.methods.gradients import Gradients
 from hush.methods.setting import Setting
 from hush.noise import Independent
 from hush.plan import Plan
-from hush.queries import ClipMode, ClippedSum, PlainSum
-from hush.rules import SGD, Adam
+from hush.queries import ClipMode, ErrorFeedback, PlainSum, TwoPoint
+from hush.rules import SGD, Adam, AdamBC, Kalman
 
 
 def sgd(setting: Setting, *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> Plan:
@@ -21,40 +22,70 @@ def sgd(setting: Setting, *, lr: float = 0.1, momentum: float = 0.0, weight_deca
 
 
 def dp_sgd(
-    setting: Setting,
-    *,
-    lr: float = 1.0,
-    clip: float = 1.0,
-    clip_mode: ClipMode = "plain",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    setting: Setting, gradients: Gradients, *, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> Plan:
     """DP-SGD: clipped per-example gradients, independent noise, SGD (Abadi et al. 2016)."""
-    return setting.plan(
-        "dp-sgd",
-        sampler=setting.sampler(),
-        query=ClippedSum(clip, clip_mode),
-        noise=Independent(setting.total_steps),
-        rule=SGD(lr, momentum, weight_decay),
-    )
+    return gradients.plan(setting, "dp-sgd", rule=SGD(lr, momentum, weight_decay))
 
 
 def dp_adam(
     setting: Setting,
+    gradients: Gradients,
     *,
     lr: float = 1e-2,
-    clip: float = 1.0,
-    clip_mode: ClipMode = "plain",
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> Plan:
     """DP-Adam: DP-SGD's release, Adam as the rule."""
+    return gradients.plan(setting, "dp-adam", rule=Adam(lr, beta1, beta2, eps, weight_decay))
+
+
+def dp_adam_bc(
+    setting: Setting,
+    gradients: Gradients,
+    *,
+    lr: float = 1e-4,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    floor: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Plan:
+    """DP-AdamBC: Adam with the noise's part taken out of its second moment (Tang et al. 2024)."""
+    return gradients.plan(setting, "dp-adam-bc", rule=AdamBC(lr, beta1, beta2, floor, weight_decay))
+
+
+def dp_disk(
+    setting: Setting,
+    gradients: Gradients,
+    *,
+    lr: float = 1.0,
+    kappa: float = 0.7,
+    gamma: float = 0.5,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Plan:
+    """DiSK: gradients at two points, and a Kalman filter before SGD (Zhang et al. 2024)."""
+    query = TwoPoint.of(gradients.clipping, kappa, gamma)
+    return gradients.plan(setting, "dp-disk", query=query, rule=Kalman(SGD(lr, momentum, weight_decay), kappa))
+
+
+def dp_dice(
+    setting: Setting,
+    *,
+    lr: float = 0.3,
+    clip: float = 1.0,
+    clip_feedback: float = 1.0,
+    clip_mode: ClipMode = "plain",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Plan:
+    """DiceSGD: what clipping cuts off is fed back later (Zhang et al. 2024); its published ε is claimed, not proven."""
     return setting.plan(
-        "dp-adam",
+        "dp-dice",
         sampler=setting.sampler(),
-        query=ClippedSum(clip, clip_mode),
+        query=ErrorFeedback(clip, clip_feedback, clip_mode),
         noise=Independent(setting.total_steps),
-        rule=Adam(lr, beta1, beta2, eps, weight_decay),
+        rule=SGD(lr, momentum, weight_decay),
     )

@@ -5,4 +5,15 @@ from hush.noise.noise import Noise, Rows
 from hush.noise.schedules import Schedule, Stages
 from hush.noise.structure import Diagonal, Identity, Structure, blocks, sensitivity
 
-__all__ = ["Diagonal", "Identity", "Independent", "Noise", "Rows", "Schedule", "Stages", "Structure", "blocks", "sensitivity"]
+__all__ = [
+    "Diagonal",
+    "Identity",
+    "Independent",
+    "Noise",
+    "Rows",
+    "Schedule",
+    "Stages",
+    "Structure",
+    "blocks",
+    "sensitivity",
+]

@@ -14,41 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from hush import validate
 from hush.errors import BadInput
-from hush.gradients import Tape
 from hush.named import Losses, Named, State, Sums
-from hush.queries.clipped import Clipping, diagnostics
+from hush.queries.clipped import Clipped, diagnostics
 from hush.queries.query import Channel
 from hush.release import Release
 
 CHANNEL = "unclipped"
 SMALLEST = 1e-30  # where gradients vanish the clip follows them for ever; it stops here, short of zero
-
-
-class Clipped(Protocol):
-    """A query that is nothing but clipped gradients: it can be given another clip at every step."""
-
-    @property
-    def clipping(self) -> Clipping:
-        """How one example is bounded."""
-        ...
-
-    def init(self, params: Named) -> tuple[State, State]:
-        """Public and private state."""
-        ...
-
-    def tape(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Tape:
-        """The gradients that are clipped."""
-        ...
-
-    def observe(self, release: Release, update: Named, public: State) -> State:
-        """The next public state."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The clipped sum of per-example gradients: Σ gᵢ · min(1, c/‖gᵢ‖) (Abadi et al. 2016).
 
 Normalised by 1/c (De et al. 2022) it is Σ gᵢ · min(1/c, 1/‖gᵢ‖), which makes the learning rate independent of c.
-Automatic (Bu et al. 2023, "Automatic clipping") it is Σ gᵢ / (‖gᵢ‖ + γ), which has no c to choose. Per layer (McMahan et
-al. 2018), each of G layers is clipped to its share c/√G, so that the whole is still bounded by c. An example whose
+Automatic (Bu et al. 2023, "Automatic clipping") it is Σ gᵢ / (‖gᵢ‖ + γ), which has no c to choose. Per layer (McMahan
+et al. 2018), each of G layers is clipped to its share c/√G, so that the whole is still bounded by c. An example whose
 gradient is not finite contributes exactly zero.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hush import validate
 from hush.gradients import Tape, record
 from hush.named import Losses, Named, State, Sums
-from hush.queries.query import Channel
+from hush.queries.query import Channel, Query
 from hush.release import Release
 
 ClipMode = Literal["plain", "normalised", "automatic"]
@@ -68,6 +68,19 @@ class Weighed:
     weights: Tensor | Named
     norms: Tensor
     clipped: Tensor
+
+
+class Clipped(Query, Protocol):
+    """A query that is nothing but clipped gradients: it can be given another clip at every step."""
+
+    @property
+    def clipping(self) -> Clipping:
+        """How one example is bounded."""
+        ...
+
+    def tape(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Tape:
+        """The gradients that are clipped."""
+        ...
 
 
 @dataclass(frozen=True)

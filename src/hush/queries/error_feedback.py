@@ -1,8 +1,8 @@
 """DiceSGD's query: what clipping cuts off is kept, and fed back in later steps.
 
-Zhang, Bu, Wu, Hong 2024, "Differentially private SGD without clipping bias: an error-feedback approach", all on the scale
-of the sum: v = Σ clip(gᵢ, C₁) + clip(e, C₂) is released with noise, and e ← e + Σgᵢ − v. The error e holds unclipped
-gradients. It is private, never leaves the query, and is not part of any release.
+Zhang, Bu, Wu, Hong 2024, "Differentially private SGD without clipping bias: an error-feedback approach", all on the
+scale of the sum: v = Σ clip(gᵢ, C₁) + clip(e, C₂) is released with noise, and e ← e + Σgᵢ − v. The error e holds
+unclipped gradients. It is private, never leaves the query, and is not part of any release.
 
 Two ε are said about it. The paper's: DP-SGD with noise s = σC₁√(1 + 2C₂/C₁), "claimed". What can be proven: after the
 first step e may differ arbitrarily between neighbouring datasets, whether the example was sampled or not, so every step
@@ -37,12 +37,12 @@ LARGEST_ERROR = 1e18  # the norm at which the error stops growing: far beyond us
 LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
 
 PROVEN = (
-    "covers the error memory: what clipping cuts off one person's gradient stays in the memory and can come back in every "
-    "later step, so every step is charged for it, sampled or not"
+    "covers the error memory: what clipping cuts off one person's gradient stays in the memory and can come back in "
+    "every later step, so every step is charged for it, sampled or not"
 )
 CLAIMED = (
-    "the paper's formula, which charges a person only for the steps whose batch they are in; the error memory replays them "
-    "in other steps too, and no proof covers that"
+    "the paper's formula, which charges a person only for the steps whose batch they are in; the error memory replays "
+    "them in other steps too, and no proof covers that"
 )
 
 

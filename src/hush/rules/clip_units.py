@@ -1,7 +1,7 @@
 """Undo the division by an adaptive clip: gradients in the data's own units, as adaptive clipping was published.
 
-Adaptive clipping releases the clipped sum over C. Multiplied by the public C of the step it is the paper's release, noise
-and all. This is post-processing; with noise that is independent over steps nothing else changes.
+Adaptive clipping releases the clipped sum over C. Multiplied by the public C of the step it is the paper's release,
+noise and all. This is post-processing; with noise that is independent over steps nothing else changes.
 """
 
 from __future__ import annotations
