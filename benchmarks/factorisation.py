@@ -77,9 +77,11 @@ def single(structure: Structure) -> float:
 
 def dense(steps: int, epochs: int) -> Callable[[], Structure]:
     def solve() -> Structure:
+        import jax
         from jax_privacy.matrix_factorization import dense as peer
 
-        return matrices.Dense(np.tril(np.asarray(peer.optimize(steps, epochs=epochs), dtype=np.float64)))
+        with jax.enable_x64():
+            return matrices.Dense(np.tril(np.asarray(peer.optimize(steps, epochs=epochs), dtype=np.float64)))
 
     return solve
 
@@ -98,10 +100,11 @@ def banded(steps: int, bands: int) -> Callable[[], Structure]:
 
 def toeplitz(steps: int, bands: int) -> Callable[[], Structure]:
     def solve() -> Structure:
+        import jax
         from jax_privacy.matrix_factorization import toeplitz as peer
 
-        found = peer.optimize_banded_toeplitz(steps, bands)
-        return matrices.Toeplitz(steps, np.asarray(found, dtype=np.float64))
+        with jax.enable_x64():
+            return matrices.Toeplitz(steps, np.asarray(peer.optimize_banded_toeplitz(steps, bands), dtype=np.float64))
 
     return solve
 

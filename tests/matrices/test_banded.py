@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hush.matrices import Banded, Dense, Toeplitz, optimal_banded, optimal_singl
 from hush.matrices.multi_epoch import _newton, _Problem
 from hush.matrices.recursion import Recursion
 from hush.matrices.workloads import Workload, prefix_sums
+from hush.privacy.accounting import epsilon
 
 
 def random_rows(seed: int, steps: int, bands: int) -> np.ndarray:
@@ -105,6 +107,16 @@ def test_toeplitz_optimum_for_several_participations():
     assert wide.error <= optimal_toeplitz(prefix_sums(60), 10, times=6, apart=10).error * (1 + 1e-9)
     assert np.all(np.diff(wide.structure.coefficients) <= 1e-15)
     assert wide.sensitivity == pytest.approx(Dense(wide.structure.strategy()).separated(6, 10), rel=1e-10)
+
+
+def test_amplified_golden():
+    # MECHANISMS §6: N = 50 000, L = 500, T = 2000, 10 groups, PLD, δ = 1e-5; a step of a group has q = L·w/N
+    root = square_root(prefix_sums(2000), 10)
+    assert root.cyclic(10) == pytest.approx(root.single())
+    for sigma, expected in ((1.0, 9.971), (2.0, 3.360)):
+        visit = dp_accounting.PoissonSampledDpEvent(500 * 10 / 50_000, dp_accounting.GaussianDpEvent(sigma))
+        event = dp_accounting.SelfComposedDpEvent(visit, -(-2000 // 10))
+        assert epsilon(event, 1e-5) == pytest.approx(expected, abs=5e-4)
 
 
 def test_refusals():

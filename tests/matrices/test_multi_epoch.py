@@ -92,6 +92,13 @@ def test_the_gap_is_honest():
     assert from_gram(spoilt).same_order(8) > 1
 
 
+def test_the_scale_of_the_workload_does_not_matter():
+    tiny = optimal_epochs(Workload(30, learning_rates=(1e-12,) * 30), 10)
+    plain = optimal_epochs(prefix_sums(30), 10)
+    assert tiny.error == pytest.approx(1e-12 * plain.error, rel=1e-6)
+    assert optimal_epochs(prefix_sums(1), 1).error == pytest.approx(1.0)
+
+
 def test_momentum_and_learning_rates():
     work = Workload(40, momentum=0.9, learning_rates=tuple(np.linspace(1, 0.2, 40)))
     tuned, plain = optimal_epochs(work, 10), optimal_epochs(prefix_sums(40), 10).structure

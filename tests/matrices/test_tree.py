@@ -151,5 +151,7 @@ def test_refusals():
         Tree(1200, restart=100).per_epoch(120)
     with pytest.raises(BadInput, match="Honaker"):
         Tree(8, estimate="honaker", nodes="read")
+    with pytest.raises(BadInput, match="below 8"):
+        Tree(8).step(8)
     with pytest.raises(BadInput, match="did you mean"):
         Tree(8, complete="al")

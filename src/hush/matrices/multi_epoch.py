@@ -79,6 +79,7 @@ class _Problem:
     @staticmethod
     def of(G: Array, per_epoch: int, tau: int | None) -> _Problem:
         steps = np.arange(len(G))
+        G = G / np.max(np.diag(G))  # the scale of A must not matter to single precision
         order = np.argsort(steps % per_epoch, kind="stable")
         pattern = steps[order] % per_epoch
         free = pattern[:, None] != pattern

@@ -120,7 +120,7 @@ class Toeplitz(Structure):
     def _orthogonal(self, count: int, apart: int) -> float:
         # Columns that never meet add their squared norms; column i keeps T − i coefficients, so early ones are longest.
         partial = np.cumsum(self.column**2)
-        return math.sqrt(float(sum(partial[self.steps - 1 - j * apart] for j in range(count))))
+        return math.sqrt(float(np.sum(partial[self.steps - 1 - apart * np.arange(count)])))
 
 
 def identity(steps: int) -> Toeplitz:

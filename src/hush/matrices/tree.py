@@ -11,6 +11,7 @@ estimate (2015) averages each node with the sum of its children: 1/v_h = 1 + 1/(
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -103,6 +104,8 @@ class Tree(Structure):
 
     def step(self, step: int) -> TreeStep:
         """How the noise of this step comes from fresh rows of Z and from the stack."""
+        if not 0 <= step < self.steps:
+            raise BadInput(f"step must be at least 0 and below {self.steps}, got {step}")
         tree, position = divmod(step, self.leaves)
         size = self._size(tree)
         ends = position + 1 == size
@@ -124,7 +127,10 @@ class Tree(Structure):
 
     def single(self) -> float:
         """√ of the most nodes over one leaf."""
-        return math.sqrt(float(np.max(np.sum([read for _, read in self._levels()], axis=0))))
+        entered = np.zeros(self.steps, dtype=np.int64)
+        for _, read in self._levels():
+            entered += read
+        return math.sqrt(int(entered.max()))
 
     def same_order(self, per_epoch: int) -> float:
         """√S_max = √ of the largest Σ_nodes (times a batch enters the node)²."""
@@ -241,14 +247,13 @@ class Tree(Structure):
         tree, position = divmod(self.steps - 1, self.leaves)
         return tree * _rows(self.leaves) + 2 * position - position.bit_count() + _height(self.leaves)
 
-    def _levels(self) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    def _levels(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
         """For every level: the node above each step, and whether the step enters a node that counts."""
         tree, position = np.divmod(np.arange(self.steps), self.leaves)
         size = np.minimum(self.leaves, self.steps - tree * self.leaves)
         count = -(-self.steps // self.leaves)
         whole_tree = np.array([self._completed(index) for index in range(count)])[tree]
         height = np.array([_height(self._size(index)) for index in range(count)])[tree]
-        result = []
         for level in range(_height(self.leaves) + 1):
             node = position >> level
             end = (node + 1) << level
@@ -256,8 +261,7 @@ class Tree(Structure):
             if self.nodes == "read":
                 replaced = whole_tree & (end >= size)  # the last step of a completed tree reads the root instead
                 read &= (node % 2 == 0) & (~replaced | (level == height))
-            result.append((tree * self.leaves + node, read))
-        return result
+            yield tree * self.leaves + node, read
 
 
 def _height(leaves: int) -> int:
