@@ -45,7 +45,7 @@ def test_a_csv_learns_without_any_statistic_of_its_rows(wine: Path, model: str) 
     problem = problems.from_files(wine, target="kind", model=model)
     assert problem.class_names == ("class_0", "class_1", "class_2")
     assert (len(problem.train[0]), len(problem.test[0])) == (143, 35)
-    assert trained_accuracy(problem) > 0.9  # asinh alone gives 0.93 at best, the raw columns 0.7
+    assert trained_accuracy(problem) > 0.9  # the raw columns in place of the encoding: 0.34 to 0.80 over three seeds
     assert problem.summary == "wine.csv: 143 rows to train on, 35 to test on"
 
 
