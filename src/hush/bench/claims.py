@@ -1,0 +1,124 @@
+"""Who is running what: one small file a claim, so that two sweeps on one store run nothing twice.
+
+A claim names its owner by host, process number and the process's start time. The claim of a process that is gone (kill
+-9 included) is void and is taken over; a reused process number has another start time. Looking and writing happen
+under one lock of the kernel's, which dies with its holder. A claim from another host cannot be checked and is honoured.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hush.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process, told apart from any other that has had or will have its number."""
+
+    host: str
+    pid: int
+    started: str
+
+    @staticmethod
+    def me() -> Owner:
+        """This process."""
+        return Owner(socket.gethostname(), os.getpid(), started(os.getpid()) or "")
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs; True where that cannot be known."""
+        return self.host != socket.gethostname() or (self.started != "" and started(self.pid) == self.started)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The claims of a store, in a directory of their own."""
+
+    directory: Path
+
+    def take(self, key: str, is_done: Any = lambda: False) -> bool:
+        """Claim a key for this process: False where it is done, or somebody alive is at it."""
+        with self._alone():
+            if is_done():
+                return False
+            owner = self.owner(key)
+            if owner is not None and owner.is_alive():
+                return False
+            note = asdict(Owner.me()) | {"nonce": secrets.token_hex(4)}
+            write_atomic(self._path(key), json.dumps(note).encode())
+            return True
+
+    def drop(self, key: str) -> None:
+        """Give up this process's claim."""
+        with self._alone():
+            owner = self.owner(key)
+            if owner is not None and owner.pid == os.getpid() and owner.host == socket.gethostname():
+                self._path(key).unlink(missing_ok=True)
+
+    def owner(self, key: str) -> Owner | None:
+        """Who claims a key; None where nobody does or the note cannot be read."""
+        try:
+            note = json.loads(self._path(key).read_bytes())
+            return Owner(str(note["host"]), int(note["pid"]), str(note["started"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def held(self) -> dict[str, Owner]:
+        """Every claim by somebody alive."""
+        keys = [path.stem for path in self.directory.glob("*.lock")]
+        return {key: owner for key in keys if (owner := self.owner(key)) is not None and owner.is_alive()}
+
+    def clear(self, is_done: Any) -> list[str]:
+        """Remove the notes of keys that are done and of owners that are gone; the keys nobody works at any more."""
+        with self._alone():
+            void = []
+            for path in self.directory.glob("*.lock"):
+                owner = self.owner(path.stem)
+                if owner is None or not owner.is_alive():
+                    path.unlink(missing_ok=True)
+                    void.append(path.stem)
+            for part in self.directory.glob(".*.part"):
+                part.unlink(missing_ok=True)  # left by a writer that was killed: nobody writes while the lock is held
+            return void
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}.lock"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        descriptor = os.open(self.directory / "mutex", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def started(pid: int) -> str | None:
+    """When a process started, in the system's own unit; None where there is no such process, or only its zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else f"{fields[19]}@{_boot()}"
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, when = shown.stdout.strip().partition(" ")
+    return None if not when or state.startswith("Z") else when.strip()
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""

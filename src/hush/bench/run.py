@@ -1,0 +1,254 @@
+"""One trial → one result: train it, measure it after every epoch, and write down what happened.
+
+Choosing is for the validation part; the test part is measured to be reported. Whether a run has diverged is decided
+from released values alone (its parameters, and the loss on rows outside the training data), because a stop that reads
+the training loss would leak it.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from hush import problems
+from hush.bench.accounts import Accounts
+from hush.bench.resume import Saved
+from hush.bench.store import DISK, Result, Store
+from hush.bench.trial import Trial
+from hush.bench.watch import WatchedLosses
+from hush.errors import HushError
+from hush.methods import make_plan
+from hush.named import trainable
+from hush.plan import Plan
+from hush.problems import Problem
+from hush.problems.evaluate import Evaluation, evaluate_problem
+from hush.randomness import Secret, seeded
+from hush.run import Run
+from hush.source import as_source
+from hush.train import train
+
+VERSIONS = ("hush", "torch", "dp-accounting", "numpy")
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How runs are carried out; nothing here changes a result."""
+
+    device: str = "cpu"
+    weights: bool = True
+    checkpoint_seconds: float = 30.0
+    pulse: Callable[[], None] = _nothing  # called after every step; raises to stop
+
+
+class Diverged(Exception):
+    """The run has left the finite numbers; its text says where."""
+
+
+def perform(trial: Trial, store: Store, settings: Settings) -> Result:
+    """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError."""
+    started = time.time()
+    saved = Saved(store.working(trial.key), settings.checkpoint_seconds)
+    try:
+        return _Trial(trial, store, settings, saved).result(started)
+    except OSError as error:
+        if error.errno in DISK:
+            raise
+        return failed(trial, started, error)
+    except Exception as error:
+        return failed(trial, started, error)
+    finally:
+        saved.close()
+
+
+def failed(trial: Trial, started: float, error: Exception | str) -> Result:
+    """The result of a run that could not be finished; the traceback is private, as it may quote data."""
+    if isinstance(error, str):
+        return Result(_record(trial, started, "failed", error))
+    reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__}: {error}".strip()
+    trace = "".join(traceback.format_exception(error)).encode()
+    return Result(_record(trial, started, "failed", reason), private=(("traceback.txt", trace),))
+
+
+def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
+    """The trial's plan, its noise calibrated through the accounts."""
+    settings = {name: value for name, value in trial.settings.items() if name != "epsilon"}
+    epsilon = trial.settings.get("epsilon")
+    if epsilon is not None:
+        settings["noise_multiplier"] = 1.0
+    examples, said = len(as_source(problem.train)), problem.assumptions
+    plan = make_plan(trial.method, examples=examples, assumptions=said, **settings, **trial.options)
+    return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
+
+
+@lru_cache(maxsize=2)
+def load(name: str, seed: int, validation: float) -> Problem:
+    """A problem, kept while the next trial needs it too."""
+    return problems.load(name, seed=seed, validation=validation)
+
+
+class _Trial:
+    """One trial on its way."""
+
+    def __init__(self, trial: Trial, store: Store, settings: Settings, saved: Saved) -> None:
+        self.trial, self.settings, self.saved = trial, settings, saved
+        self.problem = load(trial.problem, trial.split_seed, trial.validation)
+        self.accounts = Accounts(store.root / "accounting")
+        self.plan = make(trial, self.problem, self.accounts)
+        self.ends = epoch_ends(self.plan, trial)
+        self.losses = WatchedLosses(self.problem.losses, self.problem.classes)
+        with seeded(trial.seed):
+            self.model = self.problem.model().to(settings.device)
+        self.losses.watch(self.model)
+        self.run, self.progress = self.saved.resumed(self._start)
+        self.last: Evaluation | None = None
+
+    def result(self, started: float) -> Result:
+        """Take the steps that remain, then write it all down."""
+        outcome, reason = "finished", ""
+        try:
+            self._train()
+        except Diverged as stop:
+            outcome, reason = "diverged", str(stop)
+        record = _record(self.trial, started, outcome, reason) | self._told()
+        private = (("steps.safetensors", self._steps()),)
+        release = self.run.release if self.settings.weights else None
+        return Result(plain(record), tuple(plain(line) for line in self.progress.epochs), private, release)
+
+    def _start(self) -> Run:
+        seed = self.trial.secret_seed
+        secret = None if seed is None else Secret.from_seed(seed, "bench", self.trial.key, self.plan.fingerprint())
+        return self.plan.start(self.model, self.losses, self.problem.train, secret=secret)
+
+    def _train(self) -> None:
+        clock = time.perf_counter()
+        ends = set(self.ends)
+        for record in train(self.run):
+            self.progress.step(record.numbers(), self.losses.accuracy())
+            self.progress.seconds += time.perf_counter() - clock
+            if self.run.next in ends:
+                self._measure()
+            self.saved.keep(self.run, self.progress)
+            self.settings.pulse()
+            clock = time.perf_counter()
+
+    def _measure(self) -> None:
+        """The figures after an evaluated epoch."""
+        clock = time.perf_counter()
+        step = self.run.next
+        line: dict[str, Any] = {"step": step, "epoch": step / _per_epoch(self.plan, self.trial)}
+        line |= self._figures("validation") if self.problem.validation is not None else {}
+        line |= self._figures("test")
+        self.progress.epochs.append(line)
+        self.progress.evaluation_seconds += time.perf_counter() - clock
+        if not all(bool(torch.isfinite(p).all()) for p in trainable(self.model).values()):
+            raise Diverged(f"the parameters are not finite after step {step}")
+        for name in ("validation_loss", "test_loss"):
+            if not math.isfinite(line.get(name, 0.0)):
+                raise Diverged(f"the {name.replace('_', ' ')} is not finite after step {step}")
+
+    def _figures(self, part: Any) -> dict[str, Any]:
+        found = evaluate_problem(self.model, self.problem, part=part)
+        if part == "test":
+            self.last = found
+        accuracy = {} if found.accuracy is None else {f"{part}_accuracy": found.accuracy}
+        return {f"{part}_loss": found.loss, **accuracy}
+
+    def _told(self) -> dict[str, Any]:
+        """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
+        epsilons = self.accounts.epsilons(self.plan, self.ends)
+        for line in self.progress.epochs:
+            line["epsilon"] = epsilons.get(line["step"])
+        if self.last is None:  # resumed after its last step
+            self._figures("test")
+        final = {k: v for k, v in self.progress.epochs[-1].items() if k.startswith(("test_", "validation_"))}
+        return {**final, **self._privacy(), **self._effort()}
+
+    def _privacy(self) -> dict[str, Any]:
+        plan = self.run.plan
+        guarantee = self.run.guarantee
+        claims = [claim.to_json() for claim in plan.claims()]
+        return {
+            "epsilon": guarantee.epsilon,
+            "delta": guarantee.delta,
+            "status": guarantee.status,
+            "adjacency": guarantee.adjacency,
+            "accountant": guarantee.accountant,
+            "guarantee": guarantee.sentence(),
+            "assumptions": list(guarantee.assumptions),
+            "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
+            "noise_multiplier": plan.sigma if plan.private else 0.0,
+            "sensitivity": plan.sensitivity,
+            "noise_std": plan.noise_std if plan.private else 0.0,
+            "steps": plan.steps,
+            "steps_taken": self.run.next,
+            "examples": plan.sampler.examples,
+            "sample_rate": getattr(plan.sampler.participation, "rate", None),
+        }
+
+    def _effort(self) -> dict[str, Any]:
+        assert self.last is not None
+        return {
+            "metric": self.problem.metric,
+            "confusion": self.last.to_json()["confusion"],
+            "per_class": self.last.to_json()["per_class"],
+            "class_names": None if self.problem.class_names is None else list(self.problem.class_names),
+            "parameters": sum(p.numel() for p in trainable(self.model).values()),
+            "train_seconds": self.progress.seconds,
+            "evaluation_seconds": self.progress.evaluation_seconds,
+            "inference_seconds": self.last.seconds / self.last.examples,
+            "resumed": self.progress.resumed,
+            "device": self.settings.device,
+        }
+
+    def _steps(self) -> bytes:
+        return save({name: torch.tensor(values) for name, values in self.progress.curves.items()})
+
+
+def epoch_ends(plan: Plan, trial: Trial) -> list[int]:
+    """The steps after which the run is measured: every ``evaluate_every`` epochs, and the last."""
+    every = max(1, round(trial.evaluate_every * _per_epoch(plan, trial)))
+    return [*range(every, plan.steps, every), plan.steps]
+
+
+def _per_epoch(plan: Plan, trial: Trial) -> int:
+    return -(-plan.sampler.examples // int(trial.settings["batch_size"]))
+
+
+def _record(trial: Trial, started: float, outcome: str, reason: str) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "key": trial.key,
+        "outcome": outcome,
+        "reason": reason,
+        "config": trial.config(),
+        "secret": "system" if trial.secret_seed is None else "seed",
+        "started": started,
+        "seconds": time.time() - started,
+        "versions": {name: version(name) for name in VERSIONS} | {"python": platform.python_version()} | trial.versions,
+        "machine": {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """Data that JSON can hold: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,291 @@
+"""A benchmark as one TOML file: grids of parameters, their union, and the list of trials they stand for.
+
+    name = "lr"
+    [defaults]                       # shared by all grids
+    problem = "digits-mlp"
+    batch_size = 64
+    epochs = 5
+    [methods.dp-adam]                # overrides for one method; [problems.NAME] likewise
+    lr = [0.001, 0.01]
+    [[grid]]                         # a list is an axis; several grids are united and duplicates removed
+    method = ["dp-sgd", "dp-adam"]
+    epsilon = [1, 10]
+    seeds = 3                        # the first three children of SeedSequence(seed)
+
+Precedence, weakest first: defaults, their overrides, the grid, its own overrides ([grid.methods.NAME]).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hush.bench.lines import Lines
+from hush.bench.trial import SETTINGS, Trial
+from hush.errors import BadInput, nearest
+from hush.randomness import public_seeds
+
+TOP = {"name", "summary", "seed", "secret_seed", "validation", "evaluate_every", "weights"}
+TABLES = {"defaults", "methods", "problems", "grid"}
+OVERRIDES = ("methods", "problems")
+MOST = 1_000_000  # trials; more is a slip of the pen
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parameter with the values it takes, and the line that says so."""
+
+    name: str
+    values: tuple[Any, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """The part of a grid that belongs to one problem and one method: the product of its axes."""
+
+    problem: Axis
+    method: Axis
+    axes: tuple[Axis, ...]
+    seeds: Axis
+    line: int
+
+    def points(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Every combination: its parameters, and which repetition it is."""
+        names = [axis.name for axis in self.axes]
+        for values in itertools.product(*(axis.values for axis in self.axes)):
+            for repeat in range(self.seeds.values[0]):
+                yield dict(zip(names, values, strict=True)), repeat
+
+    def __len__(self) -> int:
+        return int(self.seeds.values[0]) * math.prod(len(axis.values) for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A whole benchmark. ``validation`` is the share of the training rows on which things are chosen."""
+
+    path: Path
+    name: str
+    blocks: tuple[Block, ...]
+    summary: str = ""
+    seed: int = 0
+    secret_seed: int | None = field(default=None, repr=False)
+    validation: float = 0.1
+    evaluate_every: float = 1.0
+    weights: bool = True
+
+    def error(self, line: int, reason: object) -> BadInput:
+        """An error that names the file and the line."""
+        return BadInput(f"{self.path}, line {line}: {reason}")
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """The union of the grids, in their order, each trial once; methods need not exist for this."""
+        seeds = public_seeds(self.seed, max(block.seeds.values[0] for block in self.blocks))
+        found: dict[str, Trial] = {}
+        for block in self.blocks:
+            versions = _versions(block)
+            defaults = _defaults(block.method.values[0])
+            for parameters, repeat in block.points():
+                trial = self._trial(block, parameters, seeds[repeat], defaults, versions)
+                found.setdefault(trial.key, trial)
+        return tuple(found.values())
+
+    def _trial(
+        self, block: Block, parameters: dict[str, Any], seed: int, defaults: dict[str, Any], versions: dict[str, str]
+    ) -> Trial:
+        settings = {"delta": 1e-5} | {k: v for k, v in parameters.items() if k in SETTINGS}
+        return Trial(
+            problem=block.problem.values[0],
+            method=block.method.values[0],
+            settings=dict(sorted(settings.items())),
+            options=dict(sorted((defaults | {k: v for k, v in parameters.items() if k not in SETTINGS}).items())),
+            seed=seed,
+            split_seed=self.seed,
+            validation=self.validation,
+            evaluate_every=self.evaluate_every,
+            secret_seed=self.secret_seed,
+            versions=versions,
+        )
+
+
+def read_spec(path: str | Path) -> Spec:
+    """The spec in a file, its shape checked; :func:`hush.bench.check.check` checks it against what hush can run."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot read the spec '{path}': {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"'{path}' is not a text in UTF-8") from error
+    try:
+        return _spec(path, tomllib.loads(text), Lines.of(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}, {_syntax(text, str(error))}") from error
+
+
+def _syntax(text: str, message: str) -> str:
+    if place := re.search(r"\(at line (\d+), column \d+\)", message):
+        return f"line {place[1]}: {message[: place.start()].strip()}"
+    return (
+        f"line {text.count(chr(10)) + 1}: {message.replace('(at end of document)', '').strip()} at the end of the file"
+    )
+
+
+def _spec(path: Path, document: dict[str, Any], lines: Lines) -> Spec:
+    reader = _Reader(path, document, lines)
+    reader.check_names()
+    blocks = tuple(reader.blocks())
+    reader.check_overrides(blocks)
+    if sum(len(block) for block in blocks) > MOST:
+        raise BadInput(f"{path}: the grids stand for more than {MOST} runs")
+    return Spec(path=path, blocks=blocks, **reader.head())
+
+
+@dataclass(frozen=True)
+class _Reader:
+    path: Path
+    document: dict[str, Any]
+    lines: Lines
+
+    def wrong(self, reason: str, *place: str | int) -> BadInput:
+        return BadInput(f"{self.path}, line {self.lines.at(*place)}: {reason}")
+
+    def check_names(self) -> None:
+        for key in self.document:
+            if key not in TOP | TABLES:
+                raise self.wrong(f"unknown key '{key}': {nearest(key, TOP | TABLES)}", key)
+        for key in ("defaults", *OVERRIDES):
+            if not isinstance(self.document.get(key, {}), dict):
+                raise self.wrong(f"'{key}' must be a table", key)
+        grids = self.document.get("grid")
+        if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):
+            raise self.wrong("a spec needs at least one [[grid]]", "grid")
+
+    def check_overrides(self, blocks: tuple[Block, ...]) -> None:
+        """An override for a name that nothing uses is a misspelt name."""
+        used = {"methods": {b.method.values[0] for b in blocks}, "problems": {b.problem.values[0] for b in blocks}}
+        places: list[tuple[Mapping[str, Any], tuple[str | int, ...]]] = [(self.document, ())]
+        places += [(grid, ("grid", number)) for number, grid in enumerate(self.document["grid"])]
+        for table, place in places:
+            for kind in OVERRIDES:
+                for name in table.get(kind, {}):
+                    if name not in used[kind]:
+                        hint = nearest(name, used[kind])
+                        raise self.wrong(f"no grid uses the {kind[:-1]} '{name}': {hint}", *place, kind, name)
+
+    def head(self) -> dict[str, Any]:
+        """The keys above the tables, checked."""
+        kinds: dict[str, tuple[type, ...]] = {
+            "name": (str,),
+            "summary": (str,),
+            "seed": (int,),
+            "secret_seed": (int,),
+            "validation": (float, int),
+            "evaluate_every": (float, int),
+            "weights": (bool,),
+        }
+        given = {key: value for key, value in self.document.items() if key in TOP}
+        for key, value in given.items():
+            wanted = kinds[key]
+            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+                raise self.wrong(f"{key} must be {wanted[0].__name__}, got {value!r}", key)
+        if not 0 <= given.get("validation", 0) < 1:
+            raise self.wrong(f"validation must be at least 0 and below 1, got {given['validation']}", "validation")
+        if not given.get("evaluate_every", 1) > 0:
+            raise self.wrong(f"evaluate_every must be above zero, got {given['evaluate_every']}", "evaluate_every")
+        if given.get("seed", 0) < 0:
+            raise self.wrong(f"seed must be zero or above, got {given['seed']}", "seed")
+        return {"name": self.path.stem, **given}
+
+    def blocks(self) -> Iterator[Block]:
+        for number, grid in enumerate(self.document["grid"]):
+            shared = self._axes({}, self.document.get("defaults", {}), "defaults")
+            own = self._axes({}, grid, "grid", number)
+            for problem in self._chosen("problem", shared | own, number):
+                for method in self._chosen("method", shared | own, number):
+                    names = {"methods": method.values[0], "problems": problem.values[0]}
+                    merged = self._axes({}, self.document.get("defaults", {}), "defaults")
+                    merged = self._overridden(merged, self.document, names)
+                    merged = self._overridden(merged | own, grid, names, "grid", number)
+                    yield self._block(problem, method, merged, number)
+
+    def _block(self, problem: Axis, method: Axis, merged: dict[str, Axis], number: int) -> Block:
+        line = self.lines.at("grid", number)
+        rest = {k: v for k, v in merged.items() if k not in ("problem", "method", "seeds")}
+        seeds = merged.get("seeds", Axis("seeds", (1,), line))
+        count = seeds.values[0]
+        if len(seeds.values) != 1 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BadInput(f"{self.path}, line {seeds.line}: seeds must be a whole number of at least 1: how often")
+        return Block(problem, method, tuple(rest[name] for name in sorted(rest)), seeds, line)
+
+    def _chosen(self, what: str, merged: dict[str, Axis], number: int) -> list[Axis]:
+        """The problems or methods of a grid, one axis of one value each."""
+        if what not in merged:
+            raise self.wrong(f"this grid names no {what}, and neither do the defaults", "grid", number)
+        axis = merged[what]
+        if not all(isinstance(value, str) for value in axis.values):
+            raise BadInput(f"{self.path}, line {axis.line}: {what} must be a name or a list of names")
+        return [Axis(what, (value,), axis.line) for value in axis.values]
+
+    def _overridden(
+        self, axes: dict[str, Axis], table: Mapping[str, Any], names: Mapping[str, str], *place: str | int
+    ) -> dict[str, Axis]:
+        for kind in OVERRIDES:
+            tables = table.get(kind, {})
+            if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+                raise self.wrong(f"'{kind}' must hold one table for each name, as [{kind}.NAME]", *place, kind)
+            axes = self._axes(axes, tables.get(names[kind], {}), *place, kind, names[kind])
+        return axes
+
+    def _axes(self, axes: dict[str, Axis], table: Mapping[str, Any], *place: str | int) -> dict[str, Axis]:
+        found = dict(axes)
+        for name, value in table.items():
+            if name in OVERRIDES:
+                continue
+            values = tuple(value) if isinstance(value, list) else (value,)
+            if not values:
+                raise self.wrong(f"'{name}' is an empty list: no run would be left", *place, name)
+            for one in values:
+                if isinstance(one, float) and not math.isfinite(one):
+                    raise self.wrong(f"{name} must be a finite number, got {one}", *place, name)
+            found[name] = Axis(name, values, self.lines.at(*place, name))
+        return found
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    """The method's own defaults, so that the configuration is whole; none for a method that is not there."""
+    from hush.methods import find, options
+
+    try:
+        return {name: p.default for name, p in options(find(method)).items() if _is_plain(p.default)}
+    except BadInput:
+        return {}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _versions(block: Block) -> dict[str, str]:
+    """The version of somebody else's package, where it has one."""
+    import sys
+
+    found: dict[str, str] = {}
+    for name in (block.problem.values[0], block.method.values[0]):
+        if ":" in name:
+            package = name.partition(":")[0].partition(".")[0]
+            told = getattr(sys.modules.get(package), "__version__", None)
+            if isinstance(told, str):
+                found[package] = told
+    return found

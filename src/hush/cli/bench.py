@@ -1,0 +1,88 @@
+"""`hush bench`: all the runs of a spec, into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hush.bench.check import check
+from hush.bench.estimate import estimate
+from hush.bench.execute import cores, executor
+from hush.bench.live import duration, live_table
+from hush.bench.spec import Spec, read_spec
+from hush.bench.store import Store, StoreTrouble, check_store, open_store
+from hush.bench.sweep import sweep
+from hush.cli import options as o
+from hush.cli.console import say, show, show_json
+
+
+def bench(
+    spec: Annotated[Path, typer.Argument(help="A TOML file, such as those in `specs/`.", show_default=False)],
+    store: Annotated[Path | None, typer.Option(help="Directory that collects the runs; made if need be.")] = None,
+    executor_name: Annotated[
+        str, typer.Option("--executor", help="local (processes), inline (this process) or ray.")
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the runs and estimate the time.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what has failed before.")] = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Run every run of a spec that the store does not hold yet. Interrupt it at any time, and start it again.
+
+    Example: `hush bench specs/setup-2-small.toml --store results --workers 2`
+    """
+    chosen = executor(executor_name, workers)
+    read = read_spec(spec)
+    check(read)
+    if dry_run:
+        _tell_plan(read, store, workers or cores(), as_json=as_json)
+        return
+    if store is None:
+        raise typer.BadParameter("name a directory for the results: --store DIR")
+    opened = open_store(store)
+    try:
+        with live_table(quiet=as_json) as watch:
+            tally = sweep(read, opened, chosen, retry_failed=retry_failed, watch=watch)
+    except StoreTrouble as error:
+        say(f"error: {error.strerror} in '{store}': what is written is whole; make room and run the same command again")
+        raise typer.Exit(1) from error
+    found = tally.summary()
+    if as_json:
+        show_json(found)
+        return
+    show(f"{found['runs']} runs: {found['done']} done, {found['failed']} failed, {found['skipped']} were there already")
+    if found["diverged"]:
+        show(f"{found['diverged']} of those done have diverged")
+    _tell_failures(opened, read)
+
+
+def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -> None:
+    there: set[str] = set()
+    if store is not None and store.exists():
+        check_store(store)
+        there = Store(store).keys()
+    left = [trial for trial in spec.trials if trial.key not in there]
+    skipped = len(spec.trials) - len(left)
+    found = estimate(left)
+    seconds = None if found.seconds is None else found.seconds / workers
+    if as_json:
+        counts = {"runs": len(spec.trials), "done": 0, "failed": 0, "skipped": skipped}
+        show_json({**counts, "estimated_seconds": seconds, "workers": workers, "reason": found.reason})
+        return
+    show(f"{len(spec.trials)} runs, of which {skipped} are in the store already")
+    if seconds is None:
+        show(f"no estimate of the time: {found.reason}")
+    else:
+        show(f"{duration(seconds)} with {workers} workers, estimated from {found.timed} timed settings")
+
+
+def _tell_failures(store: Store, spec: Spec) -> None:
+    reasons: dict[str, int] = {}
+    for trial in spec.trials:
+        record = store.record(trial.key)
+        if record["outcome"] == "failed":
+            reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:5]:
+        say(f"{count} failed: {reason}")
