@@ -40,7 +40,6 @@ def method_options(method: str, pairs: list[str] | None, **given: Any) -> dict[s
     """The method's keyword arguments from `--set` pairs and from options of their own (None: not given)."""
     factory = find(method)
     known = options(factory)
-    hints = typing.get_type_hints(factory)
     chosen = {key: value for key, value in given.items() if value is not None}
     for pair in pairs or []:
         key, equals, text = pair.partition("=")
@@ -49,7 +48,7 @@ def method_options(method: str, pairs: list[str] | None, **given: Any) -> dict[s
             raise BadInput(f"--set takes key=value, got '{pair}'")
         if key not in known:
             raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, known)}")
-        chosen[key] = _value(key, text.strip(), hints.get(key))
+        chosen[key] = _value(key, text.strip(), known[key].annotation)
     return chosen
 
 
