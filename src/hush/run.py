@@ -97,14 +97,14 @@ class Run:
         self.plan, self.model, self.losses = plan, model, losses
         self.microbatch, self.ranks = microbatch, ranks or Alone()
         self.next = 0
-        self._source, self._secret = source, secret
+        self.source, self._secret = source, secret
         self._params = trainable(model)
         if not self._params:
             raise BadInput("the model has no parameter to train: every requires_grad is False")
         if plan.private:
             check_model(model)
         first = next(iter(self._params.values()))
-        self._device, self._dtype = first.device, first.dtype
+        self.device, self._dtype = first.device, first.dtype
         self._public, self._private = plan.query.init(self._params)
         self._rule = plan.rule.init(self._params)
         self._noise: dict[str, State] = {}
@@ -124,7 +124,7 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        indices = self.plan.sampler.indices(self._secret, step, len(self._source))
+        indices = self.plan.sampler.indices(self._secret, step, len(self.source))
         return Batch(step, indices, self)
 
     @torch.no_grad()
@@ -143,6 +143,11 @@ class Run:
         self.next += 1
         self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
+
+    @property
+    def secret(self) -> Secret:
+        """What all sampling and noise derive from; whoever has it can subtract the noise."""
+        return self._secret
 
     def covered_by(self, cover: Callable[[int], None]) -> None:
         """Have ``cover(n)`` called before step n is taken (n from 1): a ledger writes it down, or raises."""
@@ -189,7 +194,7 @@ class Run:
         self._sizes = {channel: entry["size"] for channel, entry in state["noise"].items()}
         self._noise = {}
         for channel, entry in state["noise"].items():
-            like = torch.empty(entry["size"], dtype=self._dtype, device=self._device)
+            like = torch.empty(entry["size"], dtype=self._dtype, device=self.device)
             self._noise[channel] = {**self.plan.noise.init(like), **entry["state"]}
         self._buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()} if self._buffers else {}
 
@@ -218,9 +223,9 @@ class Run:
         total: Sums | None = None
         mine = batch.indices.tensor_split(self.ranks.world)[self.ranks.rank]
         for number, indices in enumerate(torch.split(mine, self.microbatch) if len(mine) else [mine]):
-            content = to_each(lambda t: t.to(self._device), self._source.take(indices))
+            content = to_each(lambda t: t.to(self.device), self.source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
-            with model_randomness(self._secret, batch.step, piece, self._device), torch.enable_grad():
+            with model_randomness(self._secret, batch.step, piece, self.device), torch.enable_grad():
                 sums = self.plan.query.piece(self.model, self.losses, content, self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
@@ -234,7 +239,7 @@ class Run:
     def _add_noise(self, channel: str, sums: Named, std: float) -> Named:
         if std > 0:
             layout = Layout.of(sums)
-            noise = self._draw(channel, torch.empty(layout.size, dtype=self._dtype, device=self._device))
+            noise = self._draw(channel, torch.empty(layout.size, dtype=self._dtype, device=self.device))
             torch._foreach_add_(list(sums.values()), list(layout.split(noise).values()), alpha=std)
         torch._foreach_div_(list(sums.values()), self.plan.divisor)
         return sums

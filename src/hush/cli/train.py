@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
+from hush import validate
 from hush.cli import options as o
 from hush.cli import task as t
 from hush.cli.account import warn_delta
 from hush.cli.console import progress, say, show, show_json
-from hush.files import writable_directory
+from hush.cli.kept import Kept, interrupts, kept, reason, recalled
+from hush.errors import HushError
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
+from hush.privacy.ledger import BudgetSpent
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate_problem
 from hush.randomness import seeded
 from hush.run import Run
 from hush.source import as_source
+from hush.train import EVERY
 from hush.train import train as take_steps
 
 DEFAULT_EPSILON = 3.0
 
 
 def train(
+    context: typer.Context,
     problem: t.ProblemName = None,
     data: t.DataPath = None,
     target: t.Target = None,
@@ -62,64 +66,75 @@ def train(
     ] = None,
     microbatch: Annotated[int, typer.Option(help="Examples held in memory at a time; changes speed only.")] = 1024,
     out: Annotated[Path | None, typer.Option(help="Directory for the released model and its privacy card.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, with its own options.")
+    ] = False,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = EVERY,
+    ledger: Annotated[Path | None, typer.Option(help="File in which the spend on the data is entered.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
     """
-    if out is not None:
-        writable_directory(out)
-    task = t.load_task(problem, data, target, model, schema, seed=seed, validation=validation)
-    losses = t.with_views(task, augment, views)
-    chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
-    noise = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
-    if all(v is None for v in noise.values()) and method != "sgd":
-        noise["epsilon"] = DEFAULT_EPSILON
-    plan = make_plan(
-        method,
-        examples=len(as_source(task.train)),
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        sample_rate=sample_rate,
-        sampling=sampling,
-        delta=delta,
-        adjacency=cast("Adjacency | None", adjacency),
-        accountant=accountant,
-        accept_claimed=accept_claimed,
-        average=average,
-        assumptions=task.assumptions,
-        **noise,
-        **chosen,
-    )
-    if plan.private:
-        warn_delta(delta, plan.sampler.examples)
-    with seeded(seed):
-        network = task.model()
-    run = plan.start(network, losses, task.train, secret=secret_seed, microbatch=microbatch)
-    result = _trained(task, run, out, quiet=as_json)
+    if resume and out is not None and context.obj is None and context.command.callback is not None:
+        context.obj = recalled(context, out)
+        context.command.callback(**context.obj)
+        return
+    validate.whole(checkpoint_every=checkpoint_every)
+    with kept(out, resume=resume) as keep:
+        task = t.load_task(problem, data, target, model, schema, seed=seed, validation=validation)
+        losses = t.with_views(task, augment, views)
+        chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
+        noise = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
+        if all(v is None for v in noise.values()) and method != "sgd":
+            noise["epsilon"] = DEFAULT_EPSILON
+        plan = make_plan(
+            method,
+            examples=len(as_source(task.train)),
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            delta=delta,
+            adjacency=cast("Adjacency | None", adjacency),
+            accountant=accountant,
+            accept_claimed=accept_claimed,
+            average=average,
+            assumptions=task.assumptions,
+            **noise,
+            **chosen,
+        )
+        if plan.private:
+            warn_delta(delta, plan.sampler.examples)
+        with seeded(seed):
+            network = task.model()
+        run = plan.start(network, losses, task.train, secret=secret_seed, microbatch=microbatch)
+        try:
+            keep.attach(run, context.obj or context.params, ledger, dataset)
+            result = _trained(task, run, keep, every=checkpoint_every, quiet=as_json)
+        except HushError:
+            keep.failed(run)
+            raise
+        except OSError as error:
+            say(f"stopped at step {run.next} of {plan.steps}: {reason(error)}; {keep.how_to_go_on(run)}")
+            raise typer.Exit(1) from error
     if as_json:
         show_json(result)
     else:
         _tell(run.plan, result, str(run.guarantee))
 
 
-def _trained(task: Problem, run: Run, out: Path | None, *, quiet: bool) -> dict[str, Any]:
+def _trained(task: Problem, run: Run, keep: Kept, *, every: int, quiet: bool) -> dict[str, Any]:
     started = time.perf_counter()
-    log = _private_log(out)
-    with progress(quiet) as bar:
-        steps = bar.add_task(f"training {task.name} with {run.plan.method}", total=run.plan.steps)
-        for record in take_steps(run):
-            if log is not None:
-                log.write(json.dumps({"step": record.step, **record.numbers()}) + "\n")
-            bar.advance(steps)
-    if log is not None:
-        log.close()
+    _take_steps(task.name, run, keep, every, quiet)
     seconds = time.perf_counter() - started
+    run.model.eval()
     evaluation = evaluate_problem(run.model, task)
-    if out is not None:
-        run.release(out)
+    if keep.out is not None:
+        run.release(keep.out)
     measured: dict[str, float | None] = {"test_loss": evaluation.loss}
     if task.metric == "accuracy":
         measured["test_accuracy"] = evaluation.accuracy
@@ -134,15 +149,31 @@ def _trained(task: Problem, run: Run, out: Path | None, *, quiet: bool) -> dict[
         "steps": run.plan.steps,
         **measured,
         "seconds": round(seconds, 3),
-        "out": None if out is None else str(out),
+        "out": None if keep.out is None else str(keep.out),
+        "resumed_from": keep.resumed_from,
+        "ledger": keep.spent(),
     }
 
 
-def _private_log(out: Path | None) -> Any:
-    if out is None:
-        return None
-    directory = writable_directory(out / "private", mode=0o700)
-    return (directory / "steps.jsonl").open("w")
+def _take_steps(name: str, run: Run, keep: Kept, every: int, quiet: bool) -> None:
+    """Train to the end, or stop cleanly: asked to (exit 130), or out of budget (exit 1)."""
+    stopped: str | None = None
+    code = 130
+    with interrupts() as asked, progress(quiet) as bar:
+        shown = bar.add_task(f"training {name} with {run.plan.method}", total=run.plan.steps, completed=run.next)
+        try:
+            for _ in take_steps(run, checkpoints=keep.checkpoints, every=every):
+                bar.advance(shown)
+                if asked() and run.next < run.plan.steps:
+                    stopped = "as asked"
+                    break
+        except BudgetSpent as spent:
+            stopped, code = f"{spent}", 1
+        if stopped is not None:
+            keep.save(run)
+    if stopped is not None:
+        say(f"stopped at step {run.next} of {run.plan.steps}: {stopped}; {keep.how_to_go_on(run)}")
+        raise typer.Exit(code)
 
 
 def _tell(plan: Plan, result: dict[str, Any], sentence: str) -> None:
@@ -152,6 +183,8 @@ def _tell(plan: Plan, result: dict[str, Any], sentence: str) -> None:
     else:
         show(f"test loss {result['test_loss']:.4f}  {took}")
     show(sentence)
+    if result["ledger"]:
+        show(result["ledger"]["sentence"])
     if result["out"]:
         show(f"released: {result['out']}/model.safetensors, privacy.json, PRIVACY.md")
         say(f"private, keep to yourself: {result['out']}/private")

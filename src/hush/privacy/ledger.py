@@ -11,6 +11,7 @@ hash chain (`hush.privacy.chain`), events are written so that they can be rebuil
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Ledger:
             raise BadInput(f"the directory of the ledger '{path}' does not exist")
         with self._chain.locked(create=create) as chain:
             if not chain.entries and create:
-                chain.append(at=_now(), kind="ledger", format=FORMAT)
+                chain.append(at=_now(), kind="ledger", format=FORMAT, name=secrets.token_hex(8))
             if not chain.entries or chain.entries[0].get("format") != FORMAT:
                 raise BadInput(f"'{path}' is no ledger of this version of hush")
             self._index()
@@ -80,8 +81,8 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """What tells this ledger from any other: the hash of its first line."""
-        return str(self._chain.entries[0]["hash"])
+        """What tells this ledger from any other: a random name in its first line."""
+        return str(self._chain.entries[0]["name"])
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -205,11 +206,15 @@ class Account:
         with self.ledger.turn():
             have = self._entered()
             wanted = min(self._planned, max(steps, have + self._block), max(have, self.room()))
-            if wanted < steps:
-                raise BudgetSpent(self._no_room(steps))
+            self.check(steps)
             if wanted > have:
                 self._enter(wanted)
         self.reserved = max(wanted, have)
+
+    def check(self, steps: int) -> None:
+        """`BudgetSpent` where the budget has no room for the first ``steps`` steps; nothing is written."""
+        if steps > max(self._entered(), self.room()):
+            raise BudgetSpent(self._no_room(steps))
 
     def enter(self, steps: int) -> None:
         """Enter steps that were taken already: a fact, whatever the budget says."""

@@ -1,0 +1,97 @@
+"""One checkpoint as bytes: a safetensors file whose metadata holds JSON and a digest of everything.
+
+Any safetensors reader opens it. The digest is BLAKE2b over the JSON and over every tensor's name, type, shape and
+bytes, so a file that was cut short, overwritten in part or damaged on the disk is never mistaken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from hush.checkpoint.tree import flatten, unflatten
+from hush.errors import BadInput
+from hush.named import Named, State
+
+FORMAT = "hush checkpoint 1"
+
+
+class Unreadable(BadInput):
+    """A checkpoint that is damaged or is none; the text says how."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read and found whole: facts about its run, and the run's state."""
+
+    path: Path
+    facts: dict[str, Any]
+    state: State
+
+    @property
+    def step(self) -> int:
+        """How many steps the run had taken."""
+        return int(self.state["step"])
+
+
+def to_bytes(facts: dict[str, Any], state: State) -> bytes:
+    """The file's content."""
+    tensors: Named = {}
+    text = json.dumps({"format": FORMAT, **facts, "state": flatten(state, tensors)}, allow_nan=False)
+    plain = _unshared({name: value.cpu().contiguous() for name, value in tensors.items()})
+    return save(plain, metadata={"hush": text, "digest": digest(text, plain)})
+
+
+def read(path: Path) -> Saved:
+    """The checkpoint at ``path``, or `Unreadable`."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata["hush"]
+        if metadata["digest"] != digest(text, tensors):
+            raise Unreadable(f"'{path.name}' is damaged: its digest does not fit its content")
+        facts = json.loads(text)
+        if facts.pop("format") != FORMAT:
+            raise Unreadable(f"'{path.name}' is a checkpoint of another version of hush")
+        return Saved(path, facts, unflatten(facts.pop("state"), tensors))
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable(f"'{path.name}' is damaged or cut short ({type(error).__name__})") from error
+
+
+def digest(text: str, tensors: Named) -> str:
+    """BLAKE2b over the JSON and all tensors."""
+    total = hashlib.blake2b(text.encode(), digest_size=32)
+    for name in sorted(tensors):
+        value = tensors[name]
+        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        total.update(tensor_bytes(value))
+    return total.hexdigest()
+
+
+def tensor_bytes(value: Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy where it lies in one piece on the CPU."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _unshared(tensors: Named) -> Named:
+    """Tensors that share memory, each with its own: safetensors refuses others."""
+    seen: set[int] = set()
+    found: Named = {}
+    for name, value in tensors.items():
+        place = value.untyped_storage().data_ptr()
+        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        found[name] = value if whole and place not in seen else value.clone()
+        seen.add(place)
+    return found

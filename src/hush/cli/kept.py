@@ -1,0 +1,194 @@
+"""What `hush train` keeps so that a run can be stopped or killed and goes on: checkpoints, ledger, its own options."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hush.checkpoint import Checkpoints, Found
+from hush.cli.console import say
+from hush.errors import BadInput
+from hush.files import PRIVATE, writable_directory, write_atomic
+from hush.privacy.ledger import DATASET, Account, Ledger
+from hush.run import Run
+from hush.train import charge
+
+OPTIONS = "options.json"
+NOT_KEPT = ("out", "resume", "secret_seed", "as_json", "ledger", "dataset")
+
+
+@dataclass
+class Kept:
+    """The side of a run that must not be lost; without ``--out`` nothing is kept but the ledger."""
+
+    out: Path | None
+    resume: bool
+    checkpoints: Checkpoints | None = None
+    found: Found | None = None
+    account: Account | None = None
+    resumed_from: int | None = None
+
+    def attach(self, run: Run, options: dict[str, Any], ledger: Path | None, dataset: str | None) -> None:
+        """Begin the run, or set it to where it stopped, and enter it in its ledger."""
+        if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
+            self.checkpoints.restore(run, self.found.saved)
+            self.resumed_from = run.next
+        elif self.resume:
+            say(f"nothing to resume in '{self.out}': starting from the beginning")
+        self._enter(run, ledger, dataset)
+        if self.checkpoints is not None and self.resumed_from is None:
+            write_atomic(self.checkpoints.directory / OPTIONS, _to_json(options), mode=PRIVATE)
+            self.checkpoints.begin(run)
+        self._say_where(run)
+
+    def _enter(self, run: Run, path: Path | None, dataset: str | None) -> None:
+        before = None if self.checkpoints is None else self.checkpoints.ledger
+        if path is None and before is not None:
+            path = Path(before["path"])
+            if not path.exists():
+                raise BadInput(f"this run is entered in the ledger '{path}', which is gone: give it with --ledger")
+        if path is None:
+            return
+        named = dataset or (before["dataset"] if before is not None else DATASET)
+        self.account = charge(run, Ledger(path), named, self.checkpoints)
+        if run.next < run.plan.steps:
+            self.account.check(run.next + 1)
+            room, steps = self.account.room(), run.plan.steps
+            if room < steps:
+                say(f"the budget of dataset '{named}' has room for {room} of {steps} steps: training stops there")
+
+    def _say_where(self, run: Run) -> None:
+        for damage in self.found.damaged if self.found is not None and self.resume else ():
+            say(f"{damage}: going back to the checkpoint before it")
+        if self.resumed_from is None:
+            return
+        if run.next == run.plan.steps:
+            say(f"the run in '{self.out}' is finished ({run.next} steps): reporting it again, nothing is spent")
+        else:
+            say(f"resuming at step {run.next} of {run.plan.steps}")
+
+    def save(self, run: Run) -> None:
+        """A checkpoint now."""
+        if self.checkpoints is not None and self.checkpoints.at != run.next:
+            self.checkpoints.save(run)
+
+    def failed(self, run: Run) -> None:
+        """Where the first step of a new run was refused, nothing was spent: its directory is free again."""
+        if self.checkpoints is not None and self.resumed_from is None and run.next == 0 and self.account is None:
+            self.checkpoints.discard()
+
+    def how_to_go_on(self, run: Run) -> str:
+        """Half a sentence on what was kept and what to type."""
+        if self.checkpoints is None:
+            return "nothing was kept, as there is no --out"
+        command = f"hush train --out {shlex.quote(str(self.out))} --resume"
+        if self.checkpoints.at is None:
+            return "nothing was kept yet"
+        return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
+
+    def spent(self) -> dict[str, Any] | None:
+        """What the ledger says of the dataset now, as JSON fields."""
+        if self.account is None:
+            return None
+        ledger, dataset = self.account.ledger, self.account.dataset
+        total = ledger.total(dataset)
+        return {
+            "path": str(ledger.path),
+            "dataset": dataset,
+            "epsilon": total.epsilon,
+            "delta": total.delta,
+            "status": total.status,
+            "sentence": f"dataset '{dataset}' so far: {total.sentence()}",
+        }
+
+
+@contextmanager
+def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
+    """Open the directory before anything expensive starts, and refuse to overwrite a run that is not finished."""
+    if out is None:
+        if resume:
+            raise BadInput("--resume needs the --out of the run that is to go on")
+        yield Kept(None, False)
+        return
+    writable_directory(out)
+    checkpoints = Checkpoints(out / "private")
+    try:
+        found = checkpoints.newest()
+        _check(found, out, resume)
+        yield Kept(out, resume, checkpoints, found)
+    finally:
+        checkpoints.close()
+
+
+def _check(found: Found, out: Path, resume: bool) -> None:
+    if found.saved is None and found.damaged:
+        raise BadInput(
+            f"no checkpoint in '{out}' is whole ({'; '.join(found.damaged)}), so its run cannot go on and what its "
+            "ledger reserved stays spent: start anew with another --out"
+        )
+    if resume or found.saved is None:
+        return
+    step, steps = found.saved.step, int(found.saved.facts["steps"])
+    if step < steps:
+        raise BadInput(f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out")
+    say(f"'{out}' holds a finished run, which this one replaces")
+
+
+def recalled(context: typer.Context, out: Path) -> dict[str, Any]:
+    """The options of this call; those that were not given come from the call that began the run."""
+    given = dict(context.params)
+    path = out / "private" / OPTIONS
+    if not path.is_file():
+        return given
+    for name, value in json.loads(path.read_text()).items():
+        source = context.get_parameter_source(name)
+        if name in given and source is not None and source.name == "DEFAULT":
+            given[name] = Path(value["path"]) if isinstance(value, dict) else value
+    return given
+
+
+def _to_json(options: dict[str, Any]) -> bytes:
+    def plain(value: Any) -> Any:
+        return {"path": str(value.resolve())} if isinstance(value, Path) else value
+
+    kept_ones = {name: plain(value) for name, value in options.items() if name not in NOT_KEPT}
+    return (json.dumps(kept_ones, indent=2) + "\n").encode()
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C or SIGTERM into a question to be asked between steps; a second one ends at once."""
+    asked = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def reason(error: OSError) -> str:
+    """What the operating system refused, in a few words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no space is left on the disk (free some first)"
+    return f"{error.strerror or error}" + (f" ('{error.filename}')" if error.filename else "")
