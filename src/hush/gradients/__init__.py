@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from hush.gradients.augmented import Augmented
+from hush.gradients.automatic import record_automatic
 from hush.gradients.check import check_model, to_group_norm
-from hush.gradients.engine import record_automatic, record_book_keeping
+from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional
 from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
 from hush.named import Losses, trainable

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hush.gradients.costs import ENTRY, GRAM, HOLD, chunk_of
 from hush.gradients.terms import Rows, Term, Weights
+from hush.gradients.windows import Filler
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
@@ -43,7 +44,8 @@ class Convolution:
     @staticmethod
     def of(dims: int, stride: Any, padding: Any, dilation: Any, groups: int, kernel: Sequence[int]) -> Convolution:
         """The settings as F.conv1d … F.conv3d take them."""
-        dilated, extra = _each(dilation, dims), ()
+        dilated = _each(dilation, dims)
+        extra: tuple[int, ...] = ()
         if padding == "valid":
             padding = 0
         elif padding == "same":
@@ -120,31 +122,20 @@ class Windowed:
     def held_is_cheaper(self) -> bool:
         """The cost model of :mod:`hush.gradients.costs` with the wide side's own Gram matrix."""
         pairs = math.prod(self.wide.shape[2:]) ** 2 * self.wide.shape[1] * GRAM
-        pairs += self.positions**2 * (self.weight.shape[0] * GRAM + self.weight[0, 0].numel() * ENTRY * self.rule.groups)
+        pairs += self.positions**2 * (
+            self.weight.shape[0] * GRAM + self.weight[0, 0].numel() * ENTRY * self.rule.groups
+        )
         return self.weight.numel() * HOLD < pairs
 
     def factors(self, start: int, stop: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A few examples at a time: windows (m·groups, window, P) and the narrow side (m·groups, channels, P)."""
-        groups, positions = self.rule.groups, self.positions
-        view = self._windows(start, stop)
-        buffer = view.new_empty((min(step, stop - start), *view.shape[1:]))
-        narrow = self.narrow[start:stop].reshape(stop - start, groups, -1, positions)
-        for low in range(0, stop - start, step):
-            high = min(low + step, stop - start)
-            part = buffer[: high - low].copy_(view[low:high])
-            windows = part.view((high - low) * groups, self.window, positions)
-            yield windows, narrow[low:high].reshape((high - low) * groups, -1, positions)
-
-    def _windows(self, start: int, stop: int) -> Tensor:
-        """The windows as a view of the padded wide side: (m, channels, *kernel, *positions)."""
-        rule, wide = self.rule, self.wide[start:stop]
-        if any(rule.padding):
-            wide = F.pad(wide, [p for p in reversed(rule.padding) for _ in (0, 1)])
-        inner = wide.stride()[2:]
-        along = [s * d for s, d in zip(inner, rule.dilation, strict=True)]
-        across = [s * d for s, d in zip(inner, rule.stride, strict=True)]
-        shape = (*wide.shape[:2], *self.weight.shape[2:], *self.narrow.shape[2:])
-        return wide.as_strided(shape, (*wide.stride()[:2], *along, *across), wide.storage_offset())
+        groups, step = self.rule.groups, min(step, stop - start)
+        filler = Filler.of(self.rule, self.wide, self.narrow, tuple(self.weight.shape[2:]), step)
+        for low in range(start, stop, step):
+            high = min(low + step, stop)
+            windows, narrow = filler.windows_of(self.wide[low:high]), filler.narrow_of(self.narrow[low:high])
+            shape = ((high - low) * groups, -1, windows.shape[-1])
+            yield windows.reshape(shape), narrow.reshape(shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """gᵢ by one batched product over the windows."""
@@ -157,12 +148,13 @@ class Windowed:
         return out.view(stop - start, *self.weight.shape)
 
     def squares(self) -> Tensor:
-        """‖gᵢ‖² = Σ_pq (a_p·a_q)(b_p·b_q). The windows' Gram matrix is a sum over the kernel's taps of entries of the wide
-        side's own, (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}, so no window is ever copied."""
+        """‖gᵢ‖² = Σ_pq (a_p·a_q)(b_p·b_q) without copying a window.
+
+        The windows' Gram matrix sums entries of the wide side's own over the taps: (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}."""
         n, groups = self.x.shape[0], self.rule.groups
         wide, narrow = (t.reshape(n * groups, -1, math.prod(t.shape[2:])) for t in (self.wide, self.narrow))
         step = chunk_of(max(wide.shape[2], self.positions) ** 2, n * groups)
-        parts = [self._gram(a, b) for a, b in zip(wide.split(step), narrow.split(step), strict=True)]
+        parts = [self._gram(a, b) for a, b in zip(torch.split(wide, step), torch.split(narrow, step), strict=True)]
         return torch.cat(parts).view(n, groups).sum(1)
 
     def _gram(self, wide: Tensor, narrow: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ Bu, Wang, Zha, Karypis 2022, "Differentially private optimization on large model
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,11 @@ from torch import Tensor, nn
 import hush.gradients.elementwise
 import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
-from hush.gradients.functional import record_functional
-from hush.gradients.tape import GradientWarning, Point, Tape, check_losses, weights_of
+from hush.gradients.alone import mapped
+from hush.gradients.substitutes import forwards, substituted
+from hush.gradients.tape import Point, Tape, check_losses, weights_of
 from hush.gradients.terms import Rows, Term, Weights, chunked_squares, together
-from hush.gradients.watched import Entry, Session, Unhandled, Watched
+from hush.gradients.watched import Entry, Session, Watched
 from hush.named import Losses, Named, trainable
 
 
@@ -74,15 +74,19 @@ def _standing_in(model: nn.Module, stand_ins: dict[int, Watched]) -> Iterator[No
             places[key] = param
 
 
-def record_book_keeping(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
-    """One forward and one backward per point; raises Unhandled where a rule is missing."""
+def record_book_keeping(
+    model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point], alone: Iterable[str] = ()
+) -> Tape:
+    """One forward and one backward per point; the modules in ``alone`` are left to torch.func.
+
+    Raises Unhandled where a rule is missing."""
     params = trainable(model)
     terms: dict[str, list[Term]] = {name: [] for name in params}
     first: Tensor | None = None
     state = torch.get_rng_state()
     for point in points:
         torch.set_rng_state(state)
-        values, entries = _one_point(model, losses, content, n, params, point)
+        values, entries = _one_point(model, losses, content, n, params, point, alone)
         first = values if first is None else first
         for entry in entries:
             terms[entry.name] += entry.terms
@@ -93,14 +97,15 @@ def record_book_keeping(model: nn.Module, losses: Losses, content: Any, n: int, 
 
 
 def _one_point(
-    model: nn.Module, losses: Losses, content: Any, n: int, params: Named, point: Point
+    model: nn.Module, losses: Losses, content: Any, n: int, params: Named, point: Point, alone: Iterable[str]
 ) -> tuple[Tensor, list[Entry]]:
     like = next(iter(params.values()))
     session = Session(n, torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
-    with torch.enable_grad(), _standing_in(model, stand_ins):
+    single = forwards(mapped(model, alone, session))
+    with torch.enable_grad(), substituted(model), single, _standing_in(model, stand_ins):
         values = losses(model, content if point.content is None else point.content)
     check_losses(values, n)
     if values.requires_grad:
@@ -111,14 +116,3 @@ def _one_point(
             if gradient is not None:
                 entry.leave(Rows(gradient.reshape(n, *entry.value.shape)))
     return values.detach(), entries
-
-
-def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
-    """Book-keeping where its rules cover the model, else the reference, which says so."""
-    state = torch.get_rng_state()
-    try:
-        return record_book_keeping(model, losses, content, n, points)
-    except Unhandled as stop:
-        torch.set_rng_state(state)
-        warnings.warn(f"torch.func computes the gradients of this model: {stop.why}", GradientWarning, stacklevel=3)
-        return record_functional(model, losses, content, n, points)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
+from hush.gradients.substitutes import substituted
 from hush.gradients.tape import HeldTape, Point, check_losses
 from hush.named import Losses, Named, trainable
 
@@ -60,9 +61,36 @@ def _one_point(wrapped: Wrapped, params: Named, content: Any) -> tuple[Tensor, N
         named = {f"model.{name}": value for name, value in current.items()}
         loss = functional_call(wrapped, named, (pytree.tree_unflatten(alone, spec),))
         check_losses(loss, 1)
-        return loss.squeeze(0)
+        single: Tensor = loss.squeeze(0)
+        return single
 
     in_dims = (None, *[0] * len(batched))
-    with torch.enable_grad():
+    with torch.enable_grad(), substituted(wrapped.model):
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
     return values, gradients
+
+
+def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
+    """Per-example gradients by one ordinary backward pass an example: for what torch.func cannot map.
+
+    Each example draws its own model randomness, one after the other."""
+    own = {name: p.detach() for name, p in trainable(model).items()}
+    wrapped, state = Wrapped(model, losses), torch.get_rng_state()
+    rows: dict[str, list[Tensor]] = {name: [torch.zeros_like(p)] * n for name, p in own.items()}
+    values: list[Tensor] = []
+    for number, point in enumerate(points):
+        torch.set_rng_state(state)
+        leaves = {name: p.clone().requires_grad_() for name, p in (own | (point.params or {})).items()}
+        named = {f"model.{name}": leaf for name, leaf in leaves.items()}
+        seen = content if point.content is None else point.content
+        for i in range(n):
+            single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, seen)
+            with torch.enable_grad(), substituted(model):
+                loss = functional_call(wrapped, named, (single,))
+            check_losses(loss, 1)
+            values += [loss.detach()] if number == 0 else []
+            found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+            for name, g in zip(leaves, found, strict=True):
+                if g is not None:
+                    rows[name][i] = rows[name][i] + point.coefficient * g
+    return HeldTape(torch.cat(values), {name: torch.stack(each) for name, each in rows.items()})

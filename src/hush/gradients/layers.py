@@ -13,15 +13,32 @@ from hush.gradients.terms import Outer, Rows
 from hush.gradients.watched import Entry, Session, entry_of, handles, plain, refuse
 
 
-def opened(x: Any, *parameters: Any) -> Session:
+def opened(x: Any, *parameters: Any, least: int = 2) -> Session:
     """The session of these parameters, after checking that x holds the examples in its first dimension."""
     entries = [e for e in map(entry_of, parameters) if e is not None]
     session = entries[0].session
-    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < 2 or x.shape[0] != session.n:
+    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < least or x.shape[0] != session.n:
         raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
-    for entry in entries:
-        entry.uses += 1
     return session
+
+
+def applied(function: Any, *args: Any) -> Tensor:
+    """The output of one of the layers below, tied into autograd's graph."""
+    out: Tensor = function.apply(*args)
+    return out
+
+
+def spread(x: Any, parameter: Any) -> Tensor:
+    """The parameter as a view per example, shaped to be broadcast against x; autograd computes its gradient."""
+    session, entry = opened(x, parameter, least=1), entry_of(parameter)
+    assert entry is not None
+    extra = x.dim() - entry.value.dim()
+    if extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
+        raise refuse("a parameter meets the dimension of the examples", parameter)
+    shape = (1,) * extra + tuple(entry.value.shape)
+    leaf = entry.value.view(shape).expand(session.n, *shape[1:]).detach().requires_grad_()
+    session.leaves.append((entry, leaf))
+    return leaf
 
 
 class _Linear(torch.autograd.Function):
@@ -32,7 +49,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         leave_linear(ctx.entries, x, gy)
         return None, gy @ weight if ctx.needs_input_grad[1] else None, None, None, None
@@ -53,8 +70,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b."""
     session = opened(input, weight, bias)
     entries = (entry_of(weight), entry_of(bias))
-    out: Tensor = _Linear.apply(session.anchor, input, plain(weight), plain(bias), entries)
-    return out
+    return applied(_Linear, session.anchor, input, plain(weight), plain(bias), entries)
 
 
 class _Conv(torch.autograd.Function):
@@ -67,7 +83,7 @@ class _Conv(torch.autograd.Function):
         return rule.forward(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         w, b = ctx.entries
         if w is not None:
@@ -83,8 +99,7 @@ def _convolve(rule: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None)
     if x.dim() != rule.dims + 2:
         raise refuse("the convolution's input has no dimension of examples", weight, bias)
     entries = (entry_of(weight), entry_of(bias))
-    out: Tensor = _Conv.apply(session.anchor, rule.padded(x), plain(weight), plain(bias), rule, entries)
-    return out
+    return applied(_Conv, session.anchor, rule.padded(x), plain(weight), plain(bias), rule, entries)
 
 
 def _convolution(dims: int) -> Any:
@@ -120,7 +135,6 @@ def _transposed(dims: int) -> Any:
     return forward
 
 
-for _dims, _function in enumerate((F.conv1d, F.conv2d, F.conv3d), 1):
-    handles(_function)(_convolution(_dims))
-for _dims, _function in enumerate((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), 1):
-    handles(_function)(_transposed(_dims))
+for _dims in (1, 2, 3):
+    handles(getattr(F, f"conv{_dims}d"))(_convolution(_dims))
+    handles(getattr(F, f"conv_transpose{_dims}d"))(_transposed(_dims))

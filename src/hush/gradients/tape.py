@@ -6,6 +6,7 @@ w. Clipping is the second with wᵢ = min(1, c/‖gᵢ‖); the sum of unclipped
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -89,8 +90,9 @@ def weights_of(weights: Tensor | Named, name: str) -> Tensor:
 
 def squares(rows: Tensor) -> Tensor:
     """The squared norm of each row of a tensor of shape (n, …)."""
-    flat = rows.reshape(rows.shape[0], -1)
-    return torch.linalg.vector_norm(flat, dim=1).square_()
+    flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return norms.square_()
 
 
 def kept(weights: Tensor) -> Tensor | None:
@@ -105,7 +107,7 @@ def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
     keep = kept(weights)
     if keep is not None:
         rows, weights = rows.index_select(0, keep), weights.index_select(0, keep)
-    return (weights.to(rows.dtype) @ rows.reshape(rows.shape[0], -1)).view(rows.shape[1:])
+    return (weights.to(rows.dtype) @ rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))).view(rows.shape[1:])
 
 
 def batch_size(content: Any) -> int:

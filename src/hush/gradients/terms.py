@@ -7,6 +7,7 @@ many it is cheaper to hold gᵢ itself. The weighted sum is one product of matri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,7 +77,7 @@ class Rows:
     def weighted(self, weights: Weights) -> Tensor:
         """One product of a vector and a matrix."""
         rows = weights.rows(self.values)
-        return (weights.values @ rows.reshape(rows.shape[0], -1)).view(rows.shape[1:])
+        return (weights.values @ rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))).view(rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class Outer:
         if held_is_cheaper(positions, inputs, outputs):
             return chunked_squares([self], n, inputs * outputs)
         step = chunk_of(positions * max(inputs, outputs, positions), n)
-        return torch.cat([gram_squares(a, b) for a, b in zip(self.a.split(step), self.b.split(step), strict=True)])
+        return torch.cat(
+            [gram_squares(a, b) for a, b in zip(torch.split(self.a, step), torch.split(self.b, step), strict=True)]
+        )
 
     def weighted(self, weights: Weights) -> Tensor:
         """(w·b)ᵀ a: one product of matrices."""

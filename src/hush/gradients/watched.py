@@ -18,7 +18,7 @@ from torch import Tensor
 from hush.gradients.terms import Term
 
 
-class Unhandled(Exception):  # noqa: N818  (a signal between the engine and its layers, never seen by a user)
+class Unhandled(Exception):
     """A parameter is used in a way that the book-keeping rules do not cover."""
 
     def __init__(self, names: list[str], why: str) -> None:
@@ -38,16 +38,15 @@ class Session:
 
 @dataclass(eq=False)
 class Entry:
-    """One trainable parameter: its value, how often the forward used it, and the terms the backward left."""
+    """One trainable parameter: its value and the terms that the backward left."""
 
     name: str
     value: Tensor
     session: Session
-    uses: int = 0
     terms: list[Term] = field(default_factory=list)
 
     def leave(self, term: Term) -> None:
-        """Take the term of one use; small ones are added up at once."""
+        """Take the term of one use."""
         self.terms.append(term)
 
 

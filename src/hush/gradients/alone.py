@@ -1,0 +1,60 @@
+"""Modules without a rule: torch.func maps each of them over the examples, by itself, in an otherwise ordinary forward.
+
+Every example gets a view of the module's parameters of its own; autograd computes their gradients as of any tensor, and
+these are the per-example gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
+
+from hush.gradients.watched import Entry, Session, Unhandled, Watched
+
+
+def mapped(model: nn.Module, names: Iterable[str], session: Session) -> dict[nn.Module, Callable[..., Any]]:
+    """The forwards of these modules as maps over single examples."""
+    modules = dict(model.named_modules())
+    return {modules[name]: _mapped(modules[name], session) for name in names}
+
+
+def _mapped(module: nn.Module, session: Session) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        replaced = module.__dict__.pop("forward")
+        try:
+            return _call(module, session, args, kwargs)
+        finally:
+            module.__dict__["forward"] = replaced
+
+    return forward
+
+
+def _leaf(entry: Entry) -> Tensor:
+    session = entry.session
+    leaf = entry.value.expand(session.n, *entry.value.shape).detach().requires_grad_()
+    session.leaves.append((entry, leaf))
+    return leaf
+
+
+def _call(module: nn.Module, session: Session, args: Any, kwargs: Any) -> Any:
+    watched = {name: p.entry for name, p in module.named_parameters() if isinstance(p, Watched)}
+    leaves = {name: _leaf(entry) for name, entry in watched.items()}
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == session.n for v in flat]
+    if not any(batched):
+        raise Unhandled(
+            [entry.name for entry in watched.values()], "no input of the module has the examples in its first dimension"
+        )
+
+    def one(params: dict[str, Tensor], *values: Any) -> Any:
+        single = [v.unsqueeze(0) if b else v for v, b in zip(values, batched, strict=True)]
+        inner_args, inner_kwargs = pytree.tree_unflatten(single, spec)
+        out = functional_call(module, params, inner_args, inner_kwargs)
+        return pytree.tree_map(lambda t: t.squeeze(0), out)
+
+    dims = tuple(0 if b else None for b in batched)
+    return vmap(one, in_dims=(0, *dims), randomness="different")(leaves, *flat)
