@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hush.errors import BadInput, Refused
 from hush.matrices import Banded, Dense, Toeplitz, optimal_banded, optimal_single, optimal_toeplitz, square_root
-from hush.matrices.multi_epoch import _newton, _Problem
+from hush.matrices.newton import Problem, minimise
 from hush.matrices.recursion import Recursion
 from hush.matrices.workloads import Workload, prefix_sums
 from hush.privacy.accounting import epsilon
@@ -73,7 +73,7 @@ def test_banded_optimum_is_the_certified_one():
     index = np.arange(steps)
     distance = np.abs(index[:, None] - index)
     free = ((distance > 0) & (distance < bands)).astype(float)
-    X, _ = _newton(_Problem(A.T @ A, index, index, free, steps), 1e-10)
+    X, _ = minimise(Problem(A.T @ A, index, index, free, steps), 1e-10)
     expected = math.sqrt(np.trace(np.linalg.solve(X, A.T @ A)) / steps)
     best = optimal_banded(work, bands)
     assert best.error == pytest.approx(expected, rel=1e-6)

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from hush.errors import BadInput
 from hush.matrices import identity, optimal_epochs, optimal_single
 from hush.matrices.dense import from_gram
-from hush.matrices.multi_epoch import _Problem
+from hush.matrices.newton import Problem
 from hush.matrices.workloads import Workload, objective, prefix_sums
 
 
@@ -81,7 +81,7 @@ def test_no_other_strategy_is_better():
 def test_the_gap_is_honest():
     work = prefix_sums(24)
     W = work.matrix()
-    problem = _Problem.of(W.T @ W, 8, None)
+    problem = Problem.of(W.T @ W, 8, None)
     gap = problem.gap(np.eye(24) / 3)  # the identity is far from optimal …
     best = optimal_epochs(work, 8)
     distance = 1 - (best.error / (identity(24).rmse() * identity(24).same_order(8))) ** 2
