@@ -260,7 +260,8 @@ class Account:
         after = total([*(s.cost for s in self._others()), self._cost(steps)], budget.delta)
         return (
             f"step {steps} would bring dataset '{self.dataset}' to ε = {rounded_up(after.epsilon)} where its budget is "
-            f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)} (ledger '{self.ledger.path}')"
+            f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)}: raise it with "
+            f"`hush ledger budget {self.ledger.path}`, or leave it at that"
         )
 
 

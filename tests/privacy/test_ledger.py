@@ -1,0 +1,439 @@
+"""The ledger adds up what was spent, never too little, and shows whether anybody touched it."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing as mp
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.errors import BadInput
+from hush.privacy import event_json
+from hush.privacy.accounting import epsilon
+from hush.privacy.chain import Damaged, entry_hash
+from hush.privacy.ledger import Account, BudgetSpent, Ledger, largest
+from hush.privacy.total import Cost, total
+
+GAUSS = dp_event.GaussianDpEvent
+POISSON = dp_event.PoissonSampledDpEvent(0.01, GAUSS(1.0))
+
+
+def poisson(steps: int, status: str = "proven", adjacency: str = "add-remove", delta: float = 1e-5) -> Cost:
+    return Cost(adjacency, status, delta, dp_event.SelfComposedDpEvent(POISSON, steps))  # type: ignore[arg-type]
+
+
+def gaussian(sigma: float, adjacency: str = "add-remove") -> Cost:
+    return Cost(adjacency, "proven", 1e-5, GAUSS(sigma))  # type: ignore[arg-type]
+
+
+def account(path: Path, run: str = "a", *, planned: int = 1000, block: int = 100, cost=poisson, dataset: str = "d"):
+    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=planned, cost=cost, block=block)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spent.jsonl"
+
+
+class TestEvents:
+    @pytest.mark.parametrize(
+        "event",
+        [
+            GAUSS(1.25),
+            dp_event.SelfComposedDpEvent(POISSON, 4700),
+            dp_event.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(2.0)),
+            dp_event.ComposedDpEvent([GAUSS(1.0), dp_event.LaplaceDpEvent(3.0), dp_event.NoOpDpEvent()]),
+            dp_event.RandomizedResponseDpEvent(0.3, 10),
+            dp_event.RepeatAndSelectDpEvent(POISSON, 10.0, math.inf),
+            dp_event.NonPrivateDpEvent(),
+        ],
+        ids=lambda e: type(e).__name__,
+    )
+    def test_come_back_as_they_were(self, event):
+        text = json.dumps(event_json.to_json(event), allow_nan=False)
+        assert event_json.from_json(json.loads(text)) == event
+
+    def test_what_cannot_be_rebuilt_is_not_written(self):
+        class Own:
+            def delta_of(self, epsilon):
+                return 0.0
+
+        assert event_json.to_json(Own()) is None
+        assert event_json.to_json(dp_event.ComposedDpEvent([GAUSS(1.0), Own()])) is None
+
+    @pytest.mark.parametrize(
+        "data",
+        [{"kind": "Popen", "args": "ls"}, {"kind": "Gaussian"}, {"kind": "Gaussian", "noise_multiplier": "ls"}, 3],
+    )
+    def test_nothing_else_is_built(self, data):
+        with pytest.raises(BadInput):
+            event_json.from_json(data)
+
+
+class TestTotal:
+    def test_golden_one_run(self):
+        # MECHANISMS.md §2: q = 0.01, T = 1000, σ = 1, δ = 1e-5, PLD add-remove
+        assert round(total([poisson(1000)], 1e-5).epsilon, 3) == 1.828
+
+    def test_two_halves_are_one_whole(self):
+        halves = total([poisson(500), poisson(500)], 1e-5)
+        assert halves.epsilon == pytest.approx(total([poisson(1000)], 1e-5).epsilon, rel=1e-9)
+        assert halves.composition == "composed as one event"
+
+    def test_gaussians_add_their_mu_squared(self):
+        both = total([gaussian(math.sqrt(2)), gaussian(math.sqrt(2))], 1e-5)
+        assert both.epsilon == pytest.approx(epsilon(GAUSS(1.0), 1e-5, accountant="gdp"), rel=1e-9)
+
+    def test_zero_out_and_add_remove_agree_as_zero_out(self):
+        both = total([poisson(500), poisson(500, adjacency="zero-out")], 1e-5)
+        assert both.adjacency == "zero-out"
+        assert both.epsilon == pytest.approx(total([poisson(1000)], 1e-5).epsilon, rel=1e-9)
+
+    def test_replace_with_another_relation_is_stated_for_replace(self):
+        # one Gaussian(σ) under add-remove is exactly Gaussian(σ/2) under replace: the bound must not be below that
+        both = total([gaussian(4.0), gaussian(4.0, "replace")], 1e-5)
+        truth = epsilon(dp_event.ComposedDpEvent([GAUSS(2.0), GAUSS(4.0)]), 1e-5, adjacency="replace", accountant="gdp")
+        assert both.adjacency == "replace"
+        assert truth < both.epsilon < 4 * truth
+        assert "basic composition" in both.composition
+
+    def test_what_no_accountant_can_join_is_added_up(self):
+        fixed = Cost("replace", "proven", 1e-5, dp_event.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(2.0)))
+        sampled = poisson(10, adjacency="replace")  # PLD cannot account for the first, RDP not for this one
+        both = total([fixed, sampled], 1e-5)
+        parts = [total([c], 5e-6).epsilon for c in (fixed, sampled)]
+        assert both.epsilon == pytest.approx(sum(parts))
+        assert "basic composition" in both.composition
+
+    @settings(max_examples=40, deadline=None)
+    @given(sigmas=st.lists(st.floats(0.3, 30), min_size=1, max_size=4), delta=st.sampled_from([1e-9, 1e-5, 1e-2]))
+    def test_more_spends_never_cost_less(self, sigmas, delta):
+        costs = [gaussian(s) for s in sigmas]
+        assert total([*costs, gaussian(5.0)], delta).epsilon > total(costs, delta).epsilon
+
+    def test_stated_spends_take_their_own_delta(self):
+        by_hand = Cost("add-remove", "proven", 1e-6, points=((1e-6, 0.5),))
+        assert total([by_hand], 1e-5).epsilon == 0.5
+        assert total([by_hand], 1e-7).epsilon == math.inf
+        both = total([by_hand, gaussian(1.0)], 1e-5)
+        assert both.epsilon == pytest.approx(0.5 + epsilon(GAUSS(1.0), 9e-6, accountant="gdp"))
+        natural = total([by_hand, by_hand, gaussian(1.0)])
+        assert natural.delta == pytest.approx(1.2e-5)
+        assert math.isfinite(natural.epsilon)
+
+    def test_of_several_points_the_cheapest_that_fits_is_used(self):
+        points = Cost("add-remove", "proven", 1e-5, points=((1e-5, 1.0), (5e-6, 1.1), (1e-6, 1.5)))
+        assert total([points], 1e-5).epsilon == 1.0
+        assert total([points, points], 1e-5).epsilon == pytest.approx(2.2)
+        assert total([points, points], 2e-5).epsilon == pytest.approx(2.0)
+
+    @pytest.mark.parametrize(
+        ("statuses", "worst", "word"),
+        [
+            (["proven", "proven"], "proven", "proven"),
+            (["proven", "claimed"], "claimed", "not a guarantee"),
+            (["claimed", "refuted"], "refuted", "not a guarantee"),
+            (["proven", "none"], "none", "no privacy"),
+        ],
+    )
+    def test_the_weakest_status_labels_the_total(self, statuses, worst, word):
+        found = total([poisson(10, s) for s in statuses], 1e-5)
+        assert found.status == worst
+        assert word in found.sentence()
+        assert (found.epsilon == math.inf) == (worst == "none")
+
+
+class TestReserving:
+    def test_blocks_run_ahead_and_write_once_each(self, path):
+        a = account(path, block=100)
+        covered = []
+        for step in range(1, 251):
+            a.cover(step)
+            covered.append(Ledger(path).spends("d")["a"].steps)
+            assert covered[-1] >= step
+        assert sorted(set(covered)) == [100, 200, 300]
+        assert len(path.read_text().splitlines()) == 1 + 3
+
+    def test_a_resumed_run_costs_nothing_twice(self, path):
+        account(path).cover(150)
+        before = Ledger(path).total("d")
+        again = account(path)
+        assert again.reserved == 150
+        for step in range(1, 151):
+            again.cover(step)
+        assert Ledger(path).total("d") == before
+
+    def test_a_lost_run_stays_spent(self, path):
+        account(path, "lost").cover(1)
+        account(path, "new").cover(1)
+        found = Ledger(path).total("d")
+        assert found.spends == 2
+        assert found.epsilon == pytest.approx(total([poisson(200)], 1e-5).epsilon, rel=1e-9)
+
+    def test_an_event_that_cannot_be_written_is_entered_as_a_whole(self, path):
+        def stated(steps):
+            return Cost("add-remove", "claimed", 1e-5, points=((1e-5, 2.0),))
+
+        account(path, cost=stated).cover(1)
+        spend = Ledger(path).spends("d")["a"]
+        assert (spend.steps, spend.planned) == (1000, 1000)
+        assert Ledger(path).total("d").epsilon == 2.0
+
+    def test_datasets_do_not_mix(self, path):
+        account(path, dataset="one").cover(1)
+        account(path, dataset="two").cover(500)
+        ledger = Ledger(path)
+        assert ledger.datasets() == ["one", "two"]
+        assert ledger.total("one").epsilon < ledger.total("two").epsilon
+
+    def test_the_plan_bounds_the_block(self, path):
+        account(path, planned=30).cover(1)
+        assert Ledger(path).spends("d")["a"].steps == 30
+
+
+class TestBudget:
+    def test_training_stops_before_it_is_exceeded(self, path):
+        Ledger(path).set_budget("d", 1.0, 1e-5)
+        a = account(path)
+        room = a.room()
+        assert total([poisson(room)], 1e-5).epsilon <= 1.0 < total([poisson(room + 1)], 1e-5).epsilon
+        for step in range(1, room + 1):
+            a.cover(step)
+        assert Ledger(path).total("d").epsilon <= 1.0
+        with pytest.raises(BudgetSpent, match=rf"step {room + 1} would bring dataset 'd' to ε = 1.*budget is ε = 1 "):
+            a.cover(room + 1)
+        assert Ledger(path).total("d").epsilon <= 1.0
+
+    def test_others_leave_less_room(self, path):
+        Ledger(path).set_budget("d", 1.0, 1e-5)
+        first, second = account(path, "a"), account(path, "b")
+        alone = second.room()
+        first.cover(100)
+        second.cover(1)
+        assert second.room() == alone - 100
+        second.cover(second.room())
+        with pytest.raises(BudgetSpent):
+            second.cover(second.room() + 1)
+        assert Ledger(path).total("d").epsilon <= 1.0
+
+    def test_what_was_taken_is_entered_whatever_the_budget(self, path):
+        Ledger(path).set_budget("d", 0.1, 1e-5)
+        a = account(path)
+        a.enter(500)
+        assert Ledger(path).spends("d")["a"].steps == 500
+        with pytest.raises(BudgetSpent):
+            a.cover(501)
+
+    def test_raising_it_makes_room(self, path):
+        ledger = Ledger(path)
+        ledger.set_budget("d", 0.5, 1e-5)
+        a = account(path)
+        with pytest.raises(BudgetSpent):
+            a.cover(900)
+        ledger.set_budget("d", 5.0, 1e-5)
+        a.cover(900)
+
+    def test_ordinary_training_fits_no_budget(self, path):
+        Ledger(path).set_budget("d", 100.0, 1e-5)
+        plain = account(path, cost=lambda n: Cost("add-remove", "none", 1e-5, dp_event.NonPrivateDpEvent()))
+        with pytest.raises(BudgetSpent, match="ε = ∞"):
+            plain.cover(1)
+
+    def test_by_hand(self, path):
+        ledger = Ledger(path)
+        ledger.add("d", 0.5, 1e-6, run="census table")
+        with pytest.raises(BadInput, match="already has a spend 'census table'"):
+            ledger.add("d", 0.5, 1e-6, run="census table")
+        assert Ledger(path).total("d").epsilon == 0.5
+
+    @given(most=st.integers(0, 50))
+    def test_largest(self, most):
+        assert largest(lambda n: n <= most, 0, 51) == most
+
+
+class TestDamage:
+    @pytest.fixture
+    def full(self, path):
+        a = account(path)
+        for step in (1, 101, 201):
+            a.cover(step)
+        return path
+
+    def edit(self, path, change):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(change(lines)) + "\n")
+
+    def test_an_edited_line(self, full):
+        self.edit(full, lambda lines: [*lines[:2], lines[2].replace('"steps": 200', '"steps": 120'), *lines[3:]])
+        with pytest.raises(Damaged, match="line 3 .* was edited"):
+            Ledger(full)
+
+    def test_an_edited_line_with_its_hash_made_new(self, full):
+        def change(lines):
+            entry = json.loads(lines[2])
+            entry["steps"] = 120
+            entry["hash"] = entry_hash(entry)
+            return [*lines[:2], json.dumps(entry), *lines[3:]]
+
+        self.edit(full, change)
+        with pytest.raises(Damaged, match="line 4 .* does not follow"):
+            Ledger(full)
+
+    def test_a_removed_line(self, full):
+        self.edit(full, lambda lines: [*lines[:2], *lines[3:]])
+        with pytest.raises(Damaged, match="line 3 .* does not follow"):
+            Ledger(full)
+
+    def test_a_cut_off_end(self, full):
+        self.edit(full, lambda lines: lines[:-1])
+        with pytest.raises(Damaged, match="has 3 lines where its head file counts 4"):
+            Ledger(full)
+
+    def test_half_of_the_last_line_cut_off(self, full):
+        full.write_bytes(full.read_bytes()[:-30])
+        with pytest.raises(Damaged, match="cut off"):
+            Ledger(full)
+
+    def test_an_emptied_or_deleted_ledger(self, full):
+        full.write_bytes(b"")
+        with pytest.raises(Damaged, match="cut off"):
+            Ledger(full)
+        full.unlink()
+        with pytest.raises(Damaged, match="cut off"):
+            Ledger(full)
+
+    def test_a_missing_or_foreign_head(self, full, tmp_path):
+        head = full.with_name(full.name + ".head")
+        kept = head.read_text()
+        head.unlink()
+        with pytest.raises(Damaged, match="is missing"):
+            Ledger(full)
+        account(tmp_path / "other.jsonl").cover(1)
+        head.write_text((tmp_path / "other.jsonl.head").read_text())
+        with pytest.raises(Damaged, match="does not belong to its head"):
+            Ledger(full)
+        head.write_text("{")
+        with pytest.raises(Damaged, match="damaged"):
+            Ledger(full)
+        head.write_text(kept)
+        Ledger(full)
+
+    def test_a_line_that_was_never_finished_is_dropped(self, full):
+        before = full.read_bytes()
+        full.write_bytes(before + b'{"line": 5, "kind": "sp')
+        assert Ledger(full).spends("d")["a"].steps == 300
+        assert full.read_bytes() == before
+
+    def test_a_line_without_its_head_is_kept(self, full):
+        head = full.with_name(full.name + ".head")
+        old = head.read_text()
+        account(full).cover(301)
+        head.write_text(old)  # killed between the line and the head
+        assert Ledger(full).spends("d")["a"].steps == 400
+        assert json.loads(head.read_text())["lines"] == 5
+
+    def test_not_a_ledger(self, path, tmp_path):
+        path.write_text("hello\n")
+        with pytest.raises(BadInput, match="no JSON"):
+            Ledger(path)
+        with pytest.raises(BadInput, match="does not exist"):
+            Ledger(tmp_path / "no" / "such.jsonl")
+        with pytest.raises(BadInput, match="there is no ledger"):
+            Ledger(tmp_path / "none.jsonl", create=False)
+
+    def test_a_name_for_a_dataset(self, path):
+        for bad in ("", " ", "a\nb", "x" * 201):
+            with pytest.raises(BadInput, match="needs a name"):
+                account(path, dataset=bad)
+
+
+def _write(path: str, name: str, count: int) -> None:
+    for number in range(count):
+        account(Path(path), f"{name}{number}").cover(1)
+
+
+def test_processes_at_once_lose_no_entry(path) -> None:
+    context = mp.get_context("fork")
+    workers = [context.Process(target=_write, args=(str(path), name, 15)) for name in "abcd"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert set(Ledger(path).spends("d")) == {f"{name}{n}" for name in "abcd" for n in range(15)}
+    assert len(path.read_text().splitlines()) == 61
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_killed_while_writing_it_covers_what_was_covered(path, call, number) -> None:
+    """Kill at the n-th write, flush or rename: the ledger stays whole, and covers every step that went through."""
+    account(path).cover(100)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        real, seen = getattr(os, call), 0
+
+        def dying(*arguments, **options):
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        setattr(os, call, dying)
+        try:
+            a = account(path)
+            for step in range(101, 1000, 50):
+                a.cover(step)
+                os.write(writer, step.to_bytes(4, "little"))
+        finally:
+            os._exit(3)
+    os.close(writer)
+    told = b"".join(iter(lambda: os.read(reader, 4), b""))
+    os.close(reader)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    released = int.from_bytes(told[-4:], "little") if told else 100
+    ledger = Ledger(path)
+    assert ledger.spends("d")["a"].steps >= released
+    account(path).cover(1000)
+    assert Ledger(path).spends("d")["a"].steps == 1000
+
+
+def test_a_full_disk_leaves_the_ledger_whole(path, monkeypatch) -> None:
+    a = account(path)
+    a.cover(100)
+    before = path.read_bytes()
+
+    def full(descriptor, content, offset):
+        monkeypatch.undo()
+        os.pwrite(descriptor, content[:20], offset)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        a.cover(101)
+    assert path.read_bytes() == before
+    a.cover(101)
+    assert Ledger(path).spends("d")["a"].steps == 200
+
+
+def test_lines_are_readable_and_hold_no_more_than_is_public(path) -> None:
+    account(path).cover(1)
+    entry = json.loads(path.read_text().splitlines()[1])
+    assert set(entry) == {
+        *("line", "at", "kind", "dataset", "run", "method", "steps", "planned", "adjacency", "status", "delta"),
+        *("event", "points", "previous", "hash"),
+    }
+    assert entry["event"]["event"] == {
+        "kind": "PoissonSampled",
+        "sampling_probability": 0.01,
+        "event": {"kind": "Gaussian", "noise_multiplier": 1.0},
+    }
