@@ -1,0 +1,190 @@
+"""Correlated noise, a step at a time, in bounded memory: the noise of step t is row t of MZ, where MC = I.
+
+| structure                  | kept between steps              | cost of a step          |
+|----------------------------|---------------------------------|-------------------------|
+| Toeplitz, Banded (w bands) | the last w − 1 noise vectors    | w − 1 multiply-adds     |
+| Toeplitz, inverse banded   | the last w − 1 rows of Z        | w − 1 multiply-adds     |
+| BLT (p buffers)            | p vectors                       | 2p multiply-adds        |
+| Tree                       | one vector a level              | two or three additions  |
+| Dense                      | a block of noise vectors ahead  | see `hush.noise.dense`  |
+
+Nothing here knows about privacy: what a stream declares is its structure, and that the two agree is tested by sending
+impulses through the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.matrices import BLT, Banded, Dense, Structure, Toeplitz, Tree
+from hush.matrices.series import Array
+from hush.named import State
+from hush.noise.dense import DenseNoise
+from hush.noise.noise import Noise, Rows
+
+
+def streamed(structure: Structure) -> Noise:
+    """The stream that makes a structure's noise."""
+    match structure:
+        case Toeplitz(inverse_banded=True):
+            return WindowNoise(structure)
+        case Toeplitz() | Banded():
+            return BandedNoise(structure)
+        case BLT():
+            return BLTNoise(structure)
+        case Tree():
+            return TreeNoise(structure)
+        case Dense():
+            return DenseNoise(structure)
+    raise TypeError(f"no stream is known for {type(structure).__name__}")
+
+
+@dataclass(frozen=True)
+class BandedNoise:
+    """C has w bands: nₜ = (zₜ − Σ_{1≤j<w} C_{t,t−j} nₜ₋ⱼ)/C_tt, from a ring of the last w − 1 noise vectors."""
+
+    structure: Toeplitz | Banded
+
+    @cached_property
+    def _norms(self) -> Array:
+        return self.structure.inverse_norms()
+
+    def init(self, like: Tensor) -> State:
+        """An empty ring."""
+        return {"ring": like.new_zeros(_width(self.structure) - 1, like.numel())}
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
+        """One step of forward substitution."""
+        row = self._row(step)
+        noise = z(step)
+        used = min(step, len(row) - 1)
+        if used:
+            noise = noise - _from_ring(state["ring"], step, row[1 : used + 1])
+        if row[0] != 1.0:
+            noise = noise / float(row[0])
+        _into_ring(state["ring"], step, noise)
+        return noise, state
+
+    def std(self, step: int) -> float:
+        """‖row t of C⁻¹‖."""
+        return float(self._norms[step])
+
+    def _row(self, step: int) -> Array:
+        """C_tt, C_{t,t−1}, …"""
+        return self.structure.rows[step] if isinstance(self.structure, Banded) else self.structure.coefficients
+
+
+@dataclass(frozen=True)
+class WindowNoise:
+    """C⁻¹ has w bands: nₜ = Σ_{j<w} c⁻¹ⱼ zₜ₋ⱼ, from a ring of the last w − 1 rows of Z."""
+
+    structure: Toeplitz
+
+    @cached_property
+    def _norms(self) -> Array:
+        return self.structure.inverse_norms()
+
+    def init(self, like: Tensor) -> State:
+        """An empty ring."""
+        return {"ring": like.new_zeros(len(self.structure.coefficients) - 1, like.numel())}
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
+        """A weighted sum of the newest rows of Z."""
+        row, weights = z(step), self.structure.coefficients
+        noise = row if weights[0] == 1.0 else row * float(weights[0])
+        used = min(step, len(weights) - 1)
+        if used:
+            noise = noise + _from_ring(state["ring"], step, weights[1 : used + 1])
+        _into_ring(state["ring"], step, row)
+        return noise, state
+
+    def std(self, step: int) -> float:
+        """‖row t of C⁻¹‖."""
+        return float(self._norms[step])
+
+
+@dataclass(frozen=True)
+class BLTNoise:
+    """nₜ = zₜ − Σⱼ ωⱼ sⱼ, then sⱼ ← θⱼ sⱼ + nₜ."""
+
+    structure: BLT
+
+    @cached_property
+    def _norms(self) -> Array:
+        return self.structure.inverse_norms()
+
+    def init(self, like: Tensor) -> State:
+        """Empty buffers."""
+        return {"buffers": like.new_zeros(self.structure.buffers, like.numel())}
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
+        """Subtract the buffers' sum, then move them on."""
+        buffers: Tensor = state["buffers"]
+        noise = z(step) - _numbers(self.structure.omega, buffers) @ buffers
+        buffers.mul_(_numbers(self.structure.theta, buffers)[:, None]).add_(noise)
+        return noise, state
+
+    def std(self, step: int) -> float:
+        """‖row t of C⁻¹‖."""
+        return float(self._norms[step])
+
+
+@dataclass(frozen=True)
+class TreeNoise:
+    """The increment of the estimated prefix sum: fresh nodes come in, the nodes they merge go out."""
+
+    structure: Tree
+
+    @cached_property
+    def _norms(self) -> Array:
+        return self.structure.inverse_norms()
+
+    def init(self, like: Tensor) -> State:
+        """A stack with a place for every level, all empty."""
+        return {"stack": like.new_zeros(self.structure.buffers + 1, like.numel())}
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
+        """The new node's estimate, less the nodes that it takes the place of."""
+        now, stack = self.structure.step(step), state["stack"]
+        estimate = sum((z(row) if weight == 1.0 else z(row) * weight for row, weight in now.rows), stack.new_zeros(()))
+        for level, weight in now.merged:
+            if weight:
+                estimate = estimate + stack[level] * weight
+        noise = estimate
+        for level, _ in now.merged:
+            noise = noise - stack[level]
+            stack[level].zero_()
+        if now.ends:
+            stack.zero_()
+        else:
+            stack[now.level] = estimate
+        return noise, state
+
+    def std(self, step: int) -> float:
+        """‖row t of M‖."""
+        return float(self._norms[step])
+
+
+def _width(structure: Toeplitz | Banded) -> int:
+    return structure.bands if isinstance(structure, Banded) else len(structure.coefficients)
+
+
+def _numbers(values: Array, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(values)).to(like.device, like.dtype)
+
+
+def _from_ring(ring: Tensor, step: int, weights: Array) -> Tensor:
+    """Σⱼ weights[j − 1] · (the vector of step − j), as one product with the whole ring."""
+    by_place = np.zeros(len(ring))
+    by_place[(step - 1 - np.arange(len(weights))) % len(ring)] = weights
+    return _numbers(by_place, ring) @ ring
+
+
+def _into_ring(ring: Tensor, step: int, vector: Tensor) -> None:
+    if len(ring):
+        ring[step % len(ring)] = vector
