@@ -25,7 +25,7 @@ from hush.errors import BadInput, Refused
 from hush.privacy import renyi
 from hush.privacy.discrete import Direction, by_reference, laplace, poisson_gaussian, randomized_response
 from hush.privacy.events import Leaves, Profile, describe, leaves
-from hush.privacy.pld import Composed, Part, compose, surely_below
+from hush.privacy.pld import Part, chernoff_delta, compose
 from hush.privacy.profile import gaussian_delta, gaussian_epsilon
 from hush.validate import not_negative, one_of, probability
 
@@ -177,17 +177,23 @@ def _pld_epsilon(parts: Leaves, delta: float, adjacency: Adjacency) -> float:
     worst, step = 0.0, math.nan
     for direction in _directions(adjacency):
         plan = _plan(parts, direction, delta)
-        if worst > 0 and surely_below(plan, delta, worst, step):
-            continue
-        found: Composed = compose(plan, delta=delta)
+        if worst == math.inf or (worst > 0 and chernoff_delta(plan, worst, step) <= delta):
+            continue  # this direction is surely the cheaper one
+        found = compose(plan, delta=delta)
         worst, step = max(worst, found.epsilon(delta)), found.product.step
     return worst
 
 
 @lru_cache(maxsize=1024)
 def _pld_delta(parts: Leaves, epsilon: float, adjacency: Adjacency) -> float:
-    plans = (_plan(parts, direction, 1e-20) for direction in _directions(adjacency))
-    return max(compose(plan, epsilon=epsilon).delta(epsilon) for plan in plans)
+    worst, step = 0.0, math.nan
+    for direction in _directions(adjacency):
+        plan = _plan(parts, direction, 1e-20)
+        if worst > 0 and chernoff_delta(plan, epsilon, step) <= worst:
+            continue
+        found = compose(plan, epsilon=epsilon)
+        worst, step = max(worst, found.delta(epsilon)), found.product.step
+    return worst
 
 
 def _directions(adjacency: Adjacency) -> tuple[Direction, ...]:
@@ -214,9 +220,9 @@ def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
         case dp_event.RandomizedResponseDpEvent():
             pair = randomized_response(leaf.noise_parameter, leaf.num_buckets, direction)
         case _:
-            coarse = by_reference(leaf, direction, 1e-3)
+            coarse = by_reference(leaf, direction, 1e-2)
             width = max(len(coarse.masses) - 1, 1) * coarse.step
-            return Part(lambda step: by_reference(leaf, direction, max(step, 1e-6)), width, count)
+            return Part(lambda step: by_reference(leaf, direction, step), width, count, cells=2**12)
     return Part(pair.grid, pair.width, count)
 
 

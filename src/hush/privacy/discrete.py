@@ -19,7 +19,7 @@ from dp_accounting.pld import privacy_loss_distribution as reference
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from hush.errors import Refused
+from hush.errors import BadInput, Refused
 
 Vector = NDArray[np.float64]
 Direction = Literal["remove", "add", "replace"]
@@ -144,7 +144,7 @@ def laplace(scale: float) -> Pair:
 
     def tails(loss: Vector) -> tuple[Vector, Vector]:
         x = (1 - scale * loss) / 2
-        inside, below = np.abs(loss) < most, loss < -most  # the loss is at least -most: its atom there counts as above
+        below, inside = loss < -most, (loss >= -most) & (loss < most)
         upper = np.where(inside, 1 - 0.5 * np.exp(-np.clip(x, 0, 1) / scale), 0.0)
         lower = np.where(inside, 0.5 * np.exp((np.clip(x, 0, 1) - 1) / scale), 0.0)
         return np.where(below, 1.0, upper), np.where(below, 1.0, lower)
@@ -176,7 +176,10 @@ def randomized_response(keep: float, buckets: int, direction: Direction) -> Pair
 
 def by_reference(event: Any, direction: Direction, step: float) -> Grid:
     """The rarer leaves that dp-accounting's PLD knows under add-remove, on a grid that it makes."""
-    pld = _reference(event, step)
+    try:
+        pld = _reference(event, step)
+    except (ValueError, ZeroDivisionError) as error:
+        raise BadInput(f"dp-accounting cannot read {event}: {error}") from error
     part = (pld._pmf_add if direction == "add" else pld._pmf_remove).to_dense_pmf()
     return Grid(step, int(part._lower_loss), np.asarray(part._probs, dtype=np.float64), float(part._infinity_mass))
 
@@ -191,7 +194,7 @@ def _reference(event: Any, step: float) -> Any:
             )
         case dp_event.DiscreteLaplaceDpEvent():
             return reference.from_discrete_laplace_mechanism(
-                event.noise_parameter, event.sensitivity, value_discretization_interval=step
+                event.noise_parameter, event.sensitivity, value_discretization_interval=step, use_connect_dots=True
             )
         case dp_event.MixtureOfGaussiansDpEvent():
             return reference.from_mixture_gaussian_mechanism(

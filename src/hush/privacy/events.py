@@ -122,6 +122,11 @@ def _walk(event: Any, count: int) -> Iterator[tuple[Any, int]]:
         case dp_event.RepeatAndSelectDpEvent():
             inner = rebuild(leaves(event.event))
             yield dp_event.RepeatAndSelectDpEvent(inner, float(event.mean), float(event.shape)), count
+        case dp_event.RandomizedResponseDpEvent():
+            if not (0 <= event.noise_parameter <= 1 and event.num_buckets >= 1):
+                raise BadInput(f"randomised response needs a probability and at least one answer, got {event}")
+            if event.num_buckets > 1 and event.noise_parameter < 1:
+                yield (event if event.noise_parameter > 0 else dp_event.GaussianDpEvent(0.0)), count
         case dp_event.DpEvent():
             yield event, count
         case Profile():

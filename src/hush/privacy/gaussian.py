@@ -1,1 +1,220 @@
-"""One Gaussian release."""
+"""One Gaussian release: how much noise (ε, δ) needs, a private mean, and the distribution of its privacy loss.
+
+Four calibrations of the standard deviation for sensitivity Δ, from the oldest to the exact one:
+
+- classic (Dwork and Roth 2014): Δ√(2 ln(1.25/δ))/ε, for ε < 1 only;
+- any-epsilon: (Δ/ε)√(2 ln(1/δ) + 2ε);
+- pei: Δ times the smallest of √(2 ln(1/δ))/ε + 1/√(2ε);  max(1, √ln(1/2πδ²)₊)/ε + 1/√(2ε);  √(ε + ln(1/δ²))/ε;
+  max(√(1+ε), √(ε + ln(1/2πδ²))₊)/ε;
+- analytic (Balle and Wang 2018): the smallest with Φ(Δ/2σ − εσ/Δ) − e^ε Φ(−Δ/2σ − εσ/Δ) ≤ δ. Use this one.
+
+The second term of the first two of Pei's is 1/√(2ε). It is sometimes printed 2ε^(−3/2), which is too little noise from
+ε ≈ 6.5 on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from dp_accounting import dp_event
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+
+from hush.errors import BadInput, Refused
+from hush.privacy.accounting import ADJACENCIES, Adjacency
+from hush.privacy.guarantee import Guarantee
+from hush.privacy.profile import gaussian_delta, gaussian_epsilon, gaussian_mu
+from hush.validate import one_of, positive, probability
+
+__all__ = [
+    "LossDistribution",
+    "PrivateMean",
+    "analytic_sigma",
+    "any_epsilon_sigma",
+    "classic_sigma",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "pei_sigma",
+    "private_mean",
+]
+
+Calibration = Literal["classic", "any-epsilon", "pei", "analytic"]
+
+
+def classic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Δ√(2 ln(1.25/δ))/ε (Dwork and Roth 2014, theorem A.1); refused from ε = 1 on, where its proof ends."""
+    _check(epsilon, delta, sensitivity)
+    if epsilon >= 1:
+        raise Refused(
+            f"the classic calibration is proven for epsilon below 1 only, got {epsilon:g}: use the analytic one"
+        )
+    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def any_epsilon_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """(Δ/ε)√(2 ln(1/δ) + 2ε), for every ε."""
+    _check(epsilon, delta, sensitivity)
+    return sensitivity * math.sqrt(2 * math.log(1 / delta) + 2 * epsilon) / epsilon
+
+
+def pei_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Pei's refinement: the smallest of four bounds, each of which holds for every ε (see the module)."""
+    _check(epsilon, delta, sensitivity)
+    power = 2 * math.log(1 / delta)  # ln δ⁻²
+    less = power - math.log(2 * math.pi)
+    extra = 1 / math.sqrt(2 * epsilon)
+    return sensitivity * min(
+        math.sqrt(power) / epsilon + extra,
+        max(1.0, math.sqrt(max(less, 0.0))) / epsilon + extra,
+        math.sqrt(epsilon + power) / epsilon,
+        max(math.sqrt(1 + epsilon), math.sqrt(max(epsilon + less, 0.0))) / epsilon,
+    )
+
+
+def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """The smallest standard deviation there is (Balle and Wang 2018)."""
+    _check(epsilon, delta, sensitivity)
+    return sensitivity / gaussian_mu(epsilon, delta) * (1 + 1e-12)
+
+
+CALIBRATIONS: dict[str, Callable[[float, float, float], float]] = {
+    "classic": classic_sigma,
+    "any-epsilon": any_epsilon_sigma,
+    "pei": pei_sigma,
+    "analytic": analytic_sigma,
+}
+
+
+@dataclass(frozen=True)
+class PrivateMean:
+    """A released mean, the standard deviation of its noise (per coordinate), and its guarantee."""
+
+    value: NDArray[np.float64]
+    noise_std: float
+    sensitivity: float
+    guarantee: Guarantee
+
+
+def private_mean(
+    values: ArrayLike,
+    bound: float,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    lower: float | None = None,
+    adjacency: Adjacency = "replace",
+    divisor: int | None = None,
+    calibration: Calibration = "analytic",
+) -> PrivateMean:
+    """The mean of ``values`` with Gaussian noise, (ε, δ)-private; in double precision.
+
+    Numbers are clipped to [lower, bound] (lower is −bound unless given), vectors (rows) to norm ``bound``; what is not
+    finite counts as zero. With n values, replacing one moves the mean by (bound − lower)/n (vectors: 2·bound/n) and
+    zeroing one by max(|lower|, |bound|)/n. Under add-remove the number of values is itself private, so the sum is
+    divided by a public ``divisor`` that must be given. ``rng`` must be unpredictable to whoever sees the result.
+    """
+    positive(bound=bound)
+    _check(epsilon, delta, 1.0)
+    one_of(ADJACENCIES, adjacency=adjacency)
+    one_of(CALIBRATIONS, calibration=calibration)
+    rows, moved = _clipped(np.asarray(values, dtype=np.float64), bound, lower, adjacency)
+    count = _public_count(len(rows), adjacency, divisor)
+    sensitivity = moved / count
+    std = CALIBRATIONS[calibration](epsilon, delta, sensitivity)
+    total = rows.sum(axis=0)
+    guarantee = Guarantee(
+        min(epsilon, gaussian_epsilon(delta, sensitivity / std)),
+        delta,
+        adjacency,
+        unit="value",
+        event=dp_event.GaussianDpEvent(std / sensitivity),
+        accountant="gdp",
+        assumptions=("the noise is unpredictable", "its floating-point rounding gives nothing away"),
+    )
+    return PrivateMean(np.asarray(total / count + rng.normal(0.0, std, total.shape)), std, sensitivity, guarantee)
+
+
+@dataclass(frozen=True)
+class LossDistribution:
+    """The privacy loss of a Gaussian release, N(μ²/2, μ²) with μ = Δ/σ, and the two facts that tie it to (ε, δ)."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        positive(mu=self.mu)
+
+    @property
+    def mean(self) -> float:
+        """Δ²/2σ²."""
+        return self.mu**2 / 2
+
+    @property
+    def std(self) -> float:
+        """Δ/σ."""
+        return self.mu
+
+    def density(self, loss: ArrayLike) -> NDArray[np.float64]:
+        """The density of the loss, to show it."""
+        z = (np.asarray(loss, dtype=np.float64) - self.mean) / self.std
+        return np.asarray(np.exp(-(z**2) / 2) / (self.std * math.sqrt(2 * math.pi)))
+
+    def tail(self, epsilon: float) -> float:
+        """P(loss > ε)."""
+        return float(ndtr((self.mean - epsilon) / self.std))
+
+    def delta_by_tail(self, epsilon: float) -> float:
+        """First fact: P(loss > ε) ≤ δ implies (ε, δ)-DP. So this tail is a δ; `gaussian_delta` is the smallest."""
+        return self.tail(epsilon)
+
+
+def tail_of_private(epsilon: float, delta: float) -> float:
+    """Second fact: (ε/2, δ)-DP implies P(loss ≥ ε) ≤ δ/(1 − e^(−ε/2)), for every mechanism."""
+    positive(epsilon=epsilon)
+    probability(delta=delta)
+    return min(delta / -math.expm1(-epsilon / 2), 1.0)
+
+
+def _check(epsilon: float, delta: float, sensitivity: float) -> None:
+    positive(epsilon=epsilon, sensitivity=sensitivity)
+    probability(delta=delta)
+
+
+def _clipped(
+    values: NDArray[np.float64], bound: float, lower: float | None, adjacency: Adjacency
+) -> tuple[NDArray[np.float64], float]:
+    """The values within their bounds, and how far one of them can move the sum."""
+    values = np.where(np.isfinite(values), values, 0.0)
+    if values.ndim == 1:
+        low = -bound if lower is None else float(lower)
+        if not low < bound:
+            raise BadInput(f"lower must be below bound, got lower {low:g} and bound {bound:g}")
+        reach = bound - low if adjacency == "replace" else max(abs(low), bound)
+        return np.clip(values, low, bound), reach
+    if values.ndim != 2:
+        raise BadInput(f"values must be numbers or rows of numbers, got an array of {values.ndim} dimensions")
+    if lower is not None:
+        raise BadInput("lower is for numbers; vectors are clipped to norm bound")
+    tiny = np.finfo(np.float64).tiny
+    largest = np.maximum(np.abs(values).max(axis=1, keepdims=True, initial=0.0), tiny)  # norms must not overflow
+    norms = np.maximum(np.linalg.norm(values / largest, axis=1, keepdims=True), tiny)
+    clipped = values / largest * np.minimum(largest, bound / norms)
+    return clipped, 2 * bound if adjacency == "replace" else bound
+
+
+def _public_count(found: int, adjacency: Adjacency, divisor: int | None) -> int:
+    if divisor is not None:
+        if isinstance(divisor, bool) or divisor < 1:
+            raise BadInput(f"divisor must be a whole number of at least 1, got {divisor!r}")
+        return divisor
+    if adjacency == "add-remove":
+        raise Refused(
+            "under add-remove the number of values is private too: give a public divisor, or use replace adjacency"
+        )
+    if found == 0:
+        raise BadInput("the mean of no values does not exist")
+    return found

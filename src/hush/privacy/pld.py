@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import fft, optimize
 from scipy.signal import lfilter
 
@@ -29,6 +30,7 @@ from hush.privacy.discrete import MOST_CELLS, Grid, Vector
 
 Build = Callable[[float], Grid]  # a leaf's grid at a given step
 ACCURACY = 1e-5  # relative, of ε
+DELTA_ACCURACY = 1e-3  # relative, of δ
 OUTSIDE = 1e-13  # tilted mass that may fall outside the window on either side
 ROUNDING = 1e-14  # loss that floating point may hide in one step
 UNIT = float(np.finfo(np.float64).eps)
@@ -41,6 +43,7 @@ class Part:
     build: Build
     width: float
     count: int
+    cells: int = MOST_CELLS  # the most its grid may have
 
 
 @dataclass(frozen=True)
@@ -106,97 +109,138 @@ class Composed:
 
     @cached_property
     def _tails(self) -> tuple[Vector, Vector, Vector]:
-        """Losses; and at each loss x, in units of exp(ln M − λx): P(loss > x) and E[exp(x − loss); loss > x]."""
-        h, tilt = self.product.step, self.tilt
+        """Losses; and at each loss x, in units of exp(ln M − λx): δ(x), and E[exp(x − loss); loss > x].
+
+        Both by recursions over positive terms only, so that δ keeps its relative precision however small ε is.
+        """
+        h = self.product.step
         losses = np.asarray((self.start + np.arange(len(self.tilted))) * h, dtype=np.float64)
+        keep, keep_both = math.exp(-self.tilt * h), math.exp(-(self.tilt + 1) * h)
         above = np.append(self.tilted[1:], 0.0)[::-1]
-        keep = math.exp(-tilt * h)  # one cell further up, the unit shrinks by this
-        upper = keep * lfilter([1.0], [1.0, -keep], above)[::-1]
-        keep_both = math.exp(-(tilt + 1) * h)
-        lower = keep_both * lfilter([1.0], [1.0, -keep_both], above)[::-1]
-        return losses, upper, lower
+        upper = keep * lfilter([1.0], [1.0, -keep], above)  # P(loss > x), from the top down
+        gap = lfilter([1.0], [1.0, -keep_both], -math.expm1(-h) * upper)
+        return losses, gap[::-1], (upper - gap)[::-1]
 
     def delta(self, epsilon: float) -> float:
         """δ at ε ≥ 0, an upper bound."""
-        losses, upper, lower = self._tails
-        at, last = epsilon - ROUNDING * self.product.steps, len(losses) - 1
+        losses, gap, lower = self._tails
+        at = epsilon - ROUNDING * self.product.steps
         if at < losses[0]:
             return 1.0
-        cell = min(int((at - losses[0]) / self.product.step), last)
+        cell = min(int((at - losses[0]) / self.product.step), len(losses) - 1)
         past = min(max(at - losses[cell], 0.0), self.product.step)
-        tail = max(float(upper[cell] - math.exp(past) * lower[cell]), 0.0)  # 0 above the window
-        hidden = math.exp(min(self.moment - self.tilt * losses[cell], 700.0)) * (tail + self.slack)
-        return min(self.product.infinite + hidden, 1.0)
+        tail = max(
+            float(gap[cell] - math.expm1(min(past, 700.0)) * lower[cell]), 0.0
+        )  # inside a cell, δ is linear in exp ε
+        shown = math.exp(min(self.moment - self.tilt * losses[cell], 700.0)) * (tail + self.slack)
+        return min(self.product.infinite + shown, 1.0)
+
+    def _enough(self, delta: float) -> NDArray[np.bool_]:
+        """At which losses δ(loss) ≤ delta."""
+        losses, gap, _ = self._tails
+        left = delta - self.product.infinite
+        if left <= 0:
+            return np.zeros(len(losses), dtype=np.bool_)
+        return np.asarray(np.log(gap + self.slack) <= math.log(left) - self.moment + self.tilt * losses)
+
+    def sharp(self, delta: float) -> bool:
+        """Whether the window reaches below the ε of this δ, and rounding is a small part of δ there."""
+        if self.start > 0 and self._enough(delta)[0]:
+            return False
+        found = self.epsilon(delta)
+        return found == math.inf or self.moment - self.tilt * found + math.log(self.slack) < math.log(1e-4 * delta)
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with δ(ε) ≤ delta, or infinity."""
-        left = delta - self.product.infinite
-        if left <= 0:
-            return math.inf
-        losses, upper, lower = self._tails
-        goal = math.log(left) - self.moment + self.tilt * losses
-        with np.errstate(divide="ignore", over="ignore"):
-            enough = np.log(np.maximum(upper - lower, 0.0) + self.slack) <= goal
+        enough = self._enough(delta)
         if not enough.any():
             return math.inf
+        losses, gap, lower = self._tails
         first = int(np.argmax(enough))
-        found = losses[first]
-        if first > 0 and lower[first - 1] > 0:  # inside the cell below, δ is linear in exp ε
-            ratio = (upper[first - 1] + self.slack - math.exp(min(goal[first - 1], 700.0))) / lower[first - 1]
-            found = min(found, losses[first - 1] + math.log(max(ratio, 1.0)))
-        return max(float(found) + ROUNDING * self.product.steps, 0.0)
+        found = float(losses[first])
+        if first > 0 and lower[first - 1] > 0:
+            goal = math.log(delta - self.product.infinite) - self.moment + self.tilt * losses[first - 1]
+            excess = gap[first - 1] + self.slack - math.exp(min(goal, 700.0))
+            found = min(found, float(losses[first - 1]) + math.log1p(max(excess / lower[first - 1], 0.0)))
+        return max(found + ROUNDING * self.product.steps, 0.0)
 
 
 def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
     """The composition of ``parts``, sharp around the given δ (to ask for ε) or the given ε (to ask for δ)."""
     widest = max(part.width for part in parts)
     cells = MOST_CELLS / max(1.0, len(parts) / 8)
-    step, floor, tilt = widest / 500, widest / cells, None
+    step, floor, tilt = widest / 500, max(part.width / min(part.cells, cells) for part in parts), None
     for _ in range(100):
-        product = Product(tuple(part.build(step) for part in parts), tuple(part.count for part in parts))
+        product = _product(parts, step)
         tilt = _tilt(product, delta, epsilon, tilt)
         low, high = _window(product, tilt)
-        if delta is not None:
-            epsilon = (product.log_moment(tilt) - math.log(delta)) / tilt
-        wanted = max(_step(product, tilt, epsilon or 0.0), floor)
+        wanted = max(_step(product, tilt, delta, epsilon), floor)
         if (high - low) / step > 1.5 * cells:  # too fine for the memory allowed: coarser, and never finer again
             step = floor = max((high - low) / cells, 1.5 * step)
-        elif step <= wanted:
-            return _convolve(product, tilt, low, high)
-        else:
+        elif step > wanted:
             step = max(min(wanted, step / 2) / 1.1, floor)
+        else:
+            return _around(product, tilt, low, high, delta)
     raise Refused("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
 
 
-def surely_below(parts: Sequence[Part], delta: float, epsilon: float, step: float) -> bool:
-    """Whether Chernoff's bound on a grid of this step already shows δ(ε) ≤ delta."""
-    product = Product(tuple(part.build(step) for part in parts), tuple(part.count for part in parts))
+def _around(product: Product, tilt: float, low: float, high: float, delta: float | None) -> Composed:
+    """The convolution; for a δ, with less and less tilt as long as that shows a smaller ε.
+
+    Every tilt gives an upper bound. Chernoff's is the best for small δ; where δ is large, or losses come in lumps, its
+    ε lies far above the true one: the window may miss that, or rounding errors weigh too much there.
+    """
+    composed = _convolve(product, tilt, low, high)
+    while delta is not None and not composed.sharp(delta):
+        tilt /= 2
+        other = _convolve(product, tilt, *_window(product, tilt))
+        if not other.sharp(delta) and composed.epsilon(delta) <= other.epsilon(delta) * (1 + ACCURACY):
+            break
+        composed = other
+    return composed
+
+
+def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
+    """An upper bound on δ(ε) without any convolution, on a grid of about this step: infinite part + M(λ)e^(−λε)."""
+    product = _product(parts, max(step, max(part.width / part.cells for part in parts)))
     tilt = _tilt(product, None, epsilon, None)
     shown = product.log_moment(tilt) - tilt * (epsilon - ROUNDING * product.steps)
-    return product.infinite + math.exp(min(shown, 0.0)) <= delta
+    return product.infinite + math.exp(min(shown, 0.0))
+
+
+def _product(parts: Sequence[Part], step: float) -> Product:
+    return Product(tuple(part.build(step) for part in parts), tuple(part.count for part in parts))
 
 
 def _tilt(product: Product, delta: float | None, epsilon: float | None, before: float | None) -> float:
-    """The λ of the Chernoff bound: least (ln M(λ) + ln 1/δ)/λ, or least ln M(λ) − λε."""
-    if before is None:
-        std = max(product.spread(0.0)[1], product.step / 10)
-        low, high = math.log(1e-3 / std), math.log(1e6 / std)
-    else:
-        low, high = math.log(before) - 1.5, math.log(before) + 1.5
+    """The λ of the Chernoff bound: least (ln M(λ) + ln 1/δ)/λ, or least ln M(λ) − λε; ``before`` is a first guess."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
         moment = product.log_moment(tilt)
         return (moment - math.log(delta)) / tilt if delta is not None else moment - tilt * (epsilon or 0.0)
 
-    best = optimize.minimize_scalar(bound, bounds=(low, high), method="bounded", options={"xatol": 0.05})
-    return math.exp(float(best.x))
+    def least(low: float, high: float) -> float:
+        best = optimize.minimize_scalar(bound, bounds=(low, high), method="bounded", options={"xatol": 0.05})
+        return float(best.x)
+
+    if before is not None:
+        guess = math.log(before)
+        found = least(guess - 1.5, guess + 1.5)
+        if abs(found - guess) < 1.3:
+            return math.exp(found)
+    std = max(product.spread(0.0)[1], product.step / 10)
+    return math.exp(least(math.log(1e-3 / std), math.log(1e3 / std)))
 
 
-def _step(product: Product, tilt: float, epsilon: float) -> float:
-    """The step that keeps the error of ε, T(λ+1)h²/8, below the wanted accuracy."""
-    scale = max(epsilon, 0.1 * product.spread(tilt)[1])
-    return math.sqrt(8 * ACCURACY * scale / (product.steps * (tilt + 1)))
+def _step(product: Product, tilt: float, delta: float | None, epsilon: float | None) -> float:
+    """The step at which the grid raises ln M(λ), by at most Tλ(λ+1)h²/8, and one step's spread by little enough."""
+    allowed = DELTA_ACCURACY
+    if delta is not None:
+        allowed = ACCURACY * (max(product.log_moment(tilt), 0.0) - math.log(delta))  # λε by Chernoff
+    curve = math.sqrt(8 * allowed / (product.steps * tilt * (tilt + 1)))
+    root = math.sqrt(product.steps)
+    return min(curve, product.spread(0.0)[1] / root / max(50.0, 2000 / root))  # fine also against one step's spread
 
 
 def _window(product: Product, tilt: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
         return 0.0 if t > 0 else 1.0
     second = 0.5 * math.exp(-t * t / 2) * float(erfcx((epsilon / mu + mu / 2) / math.sqrt(2)))
     first = float(ndtr(-t)) if t < 0 else 0.5 * math.exp(-t * t / 2) * float(erfcx(t / math.sqrt(2)))
-    return min(max((first - second) * (1 + SAFETY), 0.0), 1.0)
+    return min(max((first - second) * (1 + SAFETY) + 1e-15 * first, 0.0), 1.0)
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
@@ -44,9 +44,10 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     def excess(epsilon: float) -> float:
         return math.log(max(gaussian_delta(epsilon, mu), 1e-320)) - math.log(delta)
 
-    if excess(top) >= 0:
-        return top * (1 + SAFETY)
-    return float(brentq(excess, 0.0, top, xtol=1e-300, rtol=1e-13)) * (1 + SAFETY)
+    found = top if excess(top) >= 0 else float(brentq(excess, 0.0, top, xtol=1e-300, rtol=1e-13))
+    while gaussian_delta(found, mu) > delta:
+        found *= 1 + 1e-13
+    return found
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -84,11 +84,11 @@ _compute_cached = lru_cache(maxsize=1024)(_compute)
 
 
 def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> None:
-    """dp-accounting's selection takes a divergence of 0 or less for no privacy loss at all: refuse it."""
+    """dp-accounting's selection takes a divergence at or below rounding for no privacy loss at all: refuse it."""
     inner = RdpAccountant(alphas, RELATIONS[adjacency])
     with _quiet():
         inner.compose(leaf.event)
-    if float(np.min(inner.rdp)) <= 0:
+    if float(np.min(inner.rdp)) <= SLACK:
         raise Refused(f"the privacy loss of {describe(leaf.event)} is too small to compute the price of selection")
     if not (leaf.mean >= 1 and leaf.shape >= 0 and not math.isnan(leaf.shape)):
         raise BadInput(f"a selection needs a mean of at least 1 and a shape of at least 0, got {describe(leaf)}")

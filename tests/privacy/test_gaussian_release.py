@@ -1,0 +1,131 @@
+"""One release: golden calibrations, soundness against the exact profile, the private mean, the privacy loss."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hush.errors import BadInput, Refused
+from hush.privacy.gaussian import (
+    LossDistribution,
+    analytic_sigma,
+    any_epsilon_sigma,
+    classic_sigma,
+    pei_sigma,
+    private_mean,
+    tail_of_private,
+)
+from hush.privacy.profile import gaussian_delta
+
+epsilons = st.floats(1e-3, 300.0)
+deltas = st.floats(1e-15, 0.9)
+
+
+def test_golden_salaries() -> None:
+    # MECHANISMS.md §1: n = 10 000, bound 10⁶, ε = 0.5, δ = 1e-6
+    assert analytic_sigma(0.5, 1e-6, 100.0) == pytest.approx(805.76, abs=5e-3)
+    assert pei_sigma(0.5, 1e-6, 100.0) == pytest.approx(1025.5, abs=5e-2)
+    assert any_epsilon_sigma(0.5, 1e-6, 100.0) == pytest.approx(1070.2, abs=5e-2)
+    assert classic_sigma(0.5, 1e-6, 100.0) == pytest.approx(1059.8, abs=5e-2)
+    released = private_mean(np.zeros(10_000), 1e6, 0.5, 1e-6, np.random.default_rng(0), lower=0.0)
+    assert released.sensitivity == 100.0
+    assert released.noise_std == pytest.approx(805.76, abs=5e-3)
+
+
+@given(epsilons, deltas)
+def test_every_calibration_is_enough_and_the_analytic_one_is_the_smallest(epsilon: float, delta: float) -> None:
+    exact = analytic_sigma(epsilon, delta)
+    assert gaussian_delta(epsilon, 1 / exact) <= delta
+    assert gaussian_delta(epsilon, 1.0001 / exact) > delta
+    for sigma in (any_epsilon_sigma(epsilon, delta), pei_sigma(epsilon, delta)):
+        assert sigma >= exact * (1 - 1e-9)
+
+
+@given(st.floats(1e-3, 0.999), st.floats(1e-15, 0.5))
+def test_the_classic_calibration_is_enough_below_one(epsilon: float, delta: float) -> None:
+    assert classic_sigma(epsilon, delta) >= analytic_sigma(epsilon, delta) * (1 - 1e-9)
+
+
+def test_the_classic_calibration_ends_at_one() -> None:
+    with pytest.raises(Refused, match="below 1 only, got 1: use the analytic"):
+        classic_sigma(1.0, 1e-5)
+
+
+def test_pei_with_a_printed_slip_would_be_too_little_noise() -> None:
+    # twin that must fail: the second term as 2ε^(−3/2) instead of 1/√(2ε)
+    wrong = math.sqrt(2 * math.log(1e5)) / 20 + 2 * 20**-1.5
+    assert gaussian_delta(20.0, 1 / wrong) > 1e-5
+
+
+def test_private_mean_clips_and_adds_the_declared_noise() -> None:
+    rng = np.random.default_rng(1)
+    values = np.array([-5.0, 0.5, 2.0, math.nan, math.inf])
+    draws = [private_mean(values, 1.0, 1.0, 1e-5, rng) for _ in range(4000)]
+    assert draws[0].sensitivity == pytest.approx(2 / 5)
+    noise = np.array([draw.value for draw in draws]) - (-1 + 0.5 + 1 + 0 + 0) / 5
+    std = draws[0].noise_std
+    assert std == analytic_sigma(1.0, 1e-5, 2 / 5)
+    assert stats.kstest(noise / std, "norm").pvalue > 1e-3
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(noise / (std * wrong), "norm").pvalue < 1e-6
+
+
+def test_private_mean_of_vectors() -> None:
+    rows = np.array([[3.0, 4.0], [0.3, 0.4], [1e300, 0.0]])
+    released = private_mean(rows, 1.0, 1e4, 1e-5, np.random.default_rng(0))
+    assert released.sensitivity == pytest.approx(2 / 3)
+    assert released.value == pytest.approx(np.array([0.6 + 0.3 + 1.0, 0.8 + 0.4]) / 3, abs=0.1)
+    assert private_mean(rows, 1.0, 1.0, 1e-5, np.random.default_rng(0), adjacency="zero-out").sensitivity == 1 / 3
+
+
+def test_private_mean_under_add_remove_needs_a_public_divisor() -> None:
+    values, rng = np.ones(50), np.random.default_rng(0)
+    with pytest.raises(Refused, match="public divisor"):
+        private_mean(values, 1.0, 1.0, 1e-5, rng, adjacency="add-remove")
+    assert private_mean(values, 1.0, 1.0, 1e-5, rng, adjacency="add-remove", divisor=40).sensitivity == 1 / 40
+
+
+def test_private_mean_states_what_it_spent() -> None:
+    released = private_mean(np.ones(50), 1.0, 0.5, 1e-5, np.random.default_rng(0), calibration="classic")
+    assert released.guarantee.status == "proven"
+    assert released.guarantee.epsilon < 0.5
+    exact = private_mean(np.ones(50), 1.0, 0.5, 1e-5, np.random.default_rng(0))
+    assert exact.guarantee.epsilon == pytest.approx(0.5, rel=1e-9)
+    assert exact.guarantee.sentence().startswith("(ε = 0.5, δ = 1e-5)-differentially private per value (replacing")
+
+
+def test_private_mean_refuses_bad_input() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(BadInput, match="bound"):
+        private_mean([1.0], 0.0, 1.0, 1e-5, rng)
+    with pytest.raises(BadInput, match="lower"):
+        private_mean([1.0], 1.0, 1.0, 1e-5, rng, lower=2.0)
+    with pytest.raises(BadInput, match="no values"):
+        private_mean([], 1.0, 1.0, 1e-5, rng)
+    with pytest.raises(BadInput, match="did you mean 'analytic'"):
+        private_mean([1.0], 1.0, 1.0, 1e-5, rng, calibration="analytical")
+
+
+@given(st.floats(0.01, 10.0), st.floats(0.05, 20.0))
+def test_the_two_facts_about_the_privacy_loss(mu: float, epsilon: float) -> None:
+    loss = LossDistribution(mu)
+    assert gaussian_delta(epsilon, mu) <= loss.delta_by_tail(epsilon) * (1 + 1e-8) + 1e-300
+    half = gaussian_delta(epsilon / 2, mu)
+    if 0 < half < 1:
+        assert loss.tail(epsilon) <= tail_of_private(epsilon, half) * (1 + 1e-9)
+
+
+def test_the_privacy_loss_is_what_it_says() -> None:
+    # sample the release itself: ln of the density ratio at outcomes drawn with the example in
+    mu, rng = 0.7, np.random.default_rng(3)
+    outcomes = rng.normal(mu, 1.0, 20_000)
+    losses = stats.norm.logpdf(outcomes, mu) - stats.norm.logpdf(outcomes, 0.0)
+    loss = LossDistribution(mu)
+    assert stats.kstest(losses, "norm", args=(loss.mean, loss.std)).pvalue > 1e-3
+    assert stats.kstest(losses, "norm", args=(loss.mean, 1.1 * loss.std)).pvalue < 1e-3
+    assert loss.density(loss.mean) == pytest.approx(stats.norm.pdf(0) / mu)

@@ -1,0 +1,127 @@
+"""Guarantee: the sentence is honest, numbers round up, JSON comes back, audits refute."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hush.errors import BadInput
+from hush.privacy import guarantee as module
+from hush.privacy.guarantee import STATUSES, Finding, Guarantee, findings, rounded_down, rounded_up
+
+EVENT = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0)), 1000)
+
+
+def test_the_sentence_of_a_proven_guarantee() -> None:
+    stated = Guarantee(2.9653, 1e-5, event=EVENT, assumptions=("the secret seed stays secret",))
+    assert str(stated) == (
+        "(ε = 2.97, δ = 1e-5)-differentially private per example (adding or removing one example), "
+        "proven by PLD accounting; assumes that the secret seed stays secret."
+    )
+    assert stated.private
+
+
+@pytest.mark.parametrize("status", ["claimed", "refuted", "none"])
+def test_only_a_proven_epsilon_reads_as_a_guarantee(status: str) -> None:
+    stated = Guarantee(1.0, 1e-5, status=status, reason="the feedback is not bounded")
+    sentence = stated.sentence()
+    opening = {"claimed": "Not a guarantee: ", "refuted": "Refuted: ", "none": "No privacy: "}[status]
+    assert sentence.startswith(opening)
+    assert "differentially private" not in sentence
+    assert "proven by" not in sentence
+    assert "the feedback is not bounded" in sentence
+    assert not stated.private
+    assert "not a guarantee" in stated.to_markdown().lower() or status == "none"
+
+
+def test_ordinary_training_shows_no_epsilon() -> None:
+    stated = Guarantee(math.inf, 0.0, status="none")
+    assert "ε" not in stated.sentence()
+    assert "ε" not in stated.to_markdown()
+    assert stated.to_json()["epsilon"] is None
+
+
+def test_an_infinite_epsilon_is_no_guarantee() -> None:
+    assert Guarantee(math.inf, 1e-5).sentence().startswith("No privacy is proven")
+    assert not Guarantee(math.inf, 1e-5).private
+
+
+@pytest.mark.parametrize(("adjacency", "words"), [("replace", "replacing one"), ("zero-out", "becoming zero")])
+def test_the_adjacency_is_spelt_out(adjacency: str, words: str) -> None:
+    assert words in Guarantee(1.0, 1e-5, adjacency, unit="user").sentence()
+    assert "per user" in Guarantee(1.0, 1e-5, adjacency, unit="user").sentence()
+
+
+@given(st.floats(1e-12, 1e9))
+def test_printed_numbers_never_shrink(value: float) -> None:
+    assert Decimal(rounded_up(value)) >= Decimal(repr(value))
+    assert Decimal(rounded_down(value)) <= Decimal(repr(value))
+    assert float(rounded_up(value)) == pytest.approx(value, rel=0.0101)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (2.97, "2.97"),
+        (2.9700001, "2.98"),
+        (3.0, "3"),
+        (12.4368, "12.44"),
+        (1e-5, "1e-5"),
+        (1 / 60000, "1.67e-5"),
+        (0, "0"),
+    ],
+)
+def test_rounded_up(value: float, shown: str) -> None:
+    assert rounded_up(value) == shown
+
+
+@given(
+    st.floats(0, 1e6) | st.just(math.inf),
+    st.floats(0, 1),
+    st.sampled_from(["add-remove", "replace", "zero-out"]),
+    st.sampled_from(STATUSES),
+    st.lists(st.text(max_size=20), max_size=3),
+)
+def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: str, assumptions: list[str]) -> None:
+    stated = Guarantee(epsilon, delta, adjacency, "user", status, EVENT, "rdp", tuple(assumptions), "why")
+    written = json.loads(json.dumps(stated.to_json(), allow_nan=False))
+    back = Guarantee.from_json(written)
+    assert back.to_json() == stated.to_json()
+    assert (back.epsilon, back.delta, back.status, back.assumptions) == (epsilon, delta, status, tuple(assumptions))
+    assert written["event"] == "1000 × Poisson(rate 0.01, Gaussian(σ 1))"
+
+
+def test_bad_guarantees_are_refused() -> None:
+    for bad in ({"epsilon": -1.0}, {"epsilon": math.nan}, {"delta": 2.0}, {"status": "prooven"}, {"adjacency": "add"}):
+        with pytest.raises(BadInput):
+            Guarantee(**({"epsilon": 1.0, "delta": 1e-5} | bad))
+    with pytest.raises(BadInput, match="not a guarantee as hush writes it"):
+        Guarantee.from_json({"delta": 1e-5})
+
+
+def test_the_card_lists_mechanism_and_assumptions() -> None:
+    card = Guarantee(1.23456, 1e-5, event=EVENT, assumptions=("one", "two")).to_markdown()
+    assert "| ε | 1.24 |" in card
+    assert "| mechanism | 1000 × Poisson(rate 0.01, Gaussian(σ 1)) |" in card
+    assert "- one\n- two\n" in card
+
+
+def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding("dp-x", claimed_epsilon=1.0, epsilon_lower=4.218, delta=1e-5, confidence=0.95)
+    monkeypatch.setattr(module, "findings", lambda: (found,))
+    stated = Guarantee(1.0, 1e-5, status="claimed", method="dp-x", reason="a formula")
+    assert stated.status == "refuted"
+    assert "measured at least ε = 4.21 at δ = 1e-5 (95% confidence) where ε = 1 was stated; a formula" in str(stated)
+    assert Guarantee.from_json(stated.to_json()) == stated
+    assert Guarantee(3.0, 1e-5, status="proven", method="dp-x").status == "proven"  # the audit broke the other ε
+    assert Guarantee(1.0, 1e-5, status="claimed", method="dp-y").status == "claimed"
+
+
+def test_the_shipped_findings_can_be_read() -> None:
+    assert all(found.epsilon_lower > found.claimed_epsilon and found.status in STATUSES for found in findings())
