@@ -92,6 +92,14 @@ def test_the_gap_is_honest():
     assert from_gram(spoilt).same_order(8) > 1
 
 
+@pytest.mark.parametrize(
+    "work", [Workload(200), Workload(200, 0.95, 0.9), Workload(200, learning_rates=tuple(np.geomspace(1, 1e-4, 200)))]
+)
+def test_many_short_epochs(work):
+    for per_epoch in (2, 5):
+        assert optimal_epochs(work, per_epoch).gap < 1e-5
+
+
 def test_the_scale_of_the_workload_does_not_matter():
     tiny = optimal_epochs(Workload(30, learning_rates=(1e-12,) * 30), 10)
     plain = optimal_epochs(prefix_sums(30), 10)

@@ -175,7 +175,8 @@ class System:
         blocks = problem.blocks(U)
         into, values = [], []
         for u, v in zip(blocks, problem.blocks(inverse), strict=True):
-            root = np.linalg.inv(np.linalg.cholesky(u))
+            ridge = 1e-9 * np.trace(u, axis1=1, axis2=2).max() / u.shape[1]  # for blocks singular to rounding
+            root = np.linalg.inv(np.linalg.cholesky(u + ridge * np.eye(u.shape[1])))
             spectrum, vectors = np.linalg.eigh(root @ v @ np.swapaxes(root, 1, 2))
             into.append((np.swapaxes(vectors, 1, 2) @ root).astype(np.float32))
             values.append(spectrum.ravel())
@@ -230,7 +231,10 @@ class System:
         energy = first = float(np.vdot(R, Z))
         for _ in range(_GRADIENTS):
             image = self.hessian(direction)
-            length = energy / float(np.vdot(direction, image))
+            curvature = float(np.vdot(direction, image))
+            if curvature <= 0:  # single precision is exhausted; what has been found so far still descends
+                break
+            length = energy / curvature
             D += np.float32(length) * direction
             R -= np.float32(length) * image
             Z = self.precondition(R)
