@@ -21,7 +21,7 @@ from hush.checkpoint.digest import data_digest, frozen_digest
 from hush.checkpoint.file import Saved, Unreadable, read, to_bytes
 from hush.checkpoint.tree import revive
 from hush.errors import BadInput, Refused
-from hush.files import PRIVATE, sync_directory, writable_directory, write_atomic
+from hush.files import PRIVATE, remove_parts, sync_directory, writable_directory, write_atomic
 from hush.plan import Plan, describe
 from hush.randomness import Secret
 from hush.run import Record, Run
@@ -45,6 +45,7 @@ class Checkpoints:
         self.directory = writable_directory(Path(directory), mode=0o700)
         self.directory.chmod(0o700)
         self._lock = _lock(self.directory)
+        remove_parts(self.directory)
         self.name = secrets.token_hex(8)
         self.ledger: dict[str, str] | None = None
         self.at: int | None = None
@@ -78,7 +79,7 @@ class Checkpoints:
         """Remove every checkpoint, and the log."""
         for path in (*self.files(), self.directory / LOG):
             path.unlink(missing_ok=True)
-        self._tidy()
+        sync_directory(self.directory)
 
     def restore(self, run: Run, saved: Saved) -> None:
         """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
@@ -102,7 +103,6 @@ class Checkpoints:
             if path > saved.path:  # damaged
                 path.unlink()
         self._cut_log(saved.step)
-        self._tidy()
 
     def save(self, run: Run) -> None:
         """A checkpoint of the run as it stands, and the log up to it."""
@@ -156,12 +156,6 @@ class Checkpoints:
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
             os.truncate(path, sum(len(line) for line in lines[:step]))
-
-    def _tidy(self) -> None:
-        """Remove what a killed process left half written."""
-        for part in self.directory.glob(".*.part"):
-            part.unlink(missing_ok=True)
-        sync_directory(self.directory)
 
 
 def _digests(run: Run, secret: Secret) -> dict[str, str]:

@@ -18,7 +18,7 @@ import typer
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
 from hush.errors import BadInput
-from hush.files import PRIVATE, writable_directory, write_atomic
+from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.privacy.ledger import DATASET, Account, Ledger
 from hush.run import Run
 from hush.train import charge
@@ -123,6 +123,7 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
     writable_directory(out)
     checkpoints = Checkpoints(out / "private")
     try:
+        remove_parts(out)
         found = checkpoints.newest()
         _check(found, out, resume)
         yield Kept(out, resume, checkpoints, found)

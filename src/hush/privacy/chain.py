@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.errors import BadInput
-from hush.files import write_atomic
+from hush.files import remove_parts, write_atomic
 
 START = "0" * 64
 Entry = dict[str, Any]
@@ -64,6 +64,8 @@ class Chain:
         descriptor = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not self.entries:
+                remove_parts(self.path.parent, self.head.name)
             self._read(descriptor)
             self._descriptor = descriptor
             yield self
