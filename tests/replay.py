@@ -23,10 +23,16 @@ from hush.rules import Rule
 
 @dataclass(frozen=True)
 class RecordingQuery:
-    """Any query, with the sums that go to the noise kept."""
+    """Any query, with the sums that go to the noise kept, and with an earlier run's releases to learn from."""
 
     query: Query
+    given: list[Release] | None = None
     seen: list[Sums] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "claims":
+            raise AttributeError(name)
+        return self.query.claims  # there only where the query has claims of its own
 
     @property
     def channels(self) -> Mapping[str, Channel]:
@@ -44,7 +50,7 @@ class RecordingQuery:
         return channels, private
 
     def observe(self, release: Release, update: Named, public: State) -> State:
-        return self.query.observe(release, update, public)
+        return self.query.observe(release if self.given is None else self.given[release.step], update, public)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class ReplayRule:
 
 def recorded(plan: Plan, model, losses, data, *, secret: int = 1, given: list[Release] | None = None, **how: Any):
     """Run a plan to its end; return the sums that met the noise, and the releases that the rule saw."""
-    query, rule = RecordingQuery(plan.query), ReplayRule(plan.rule, given)
+    query, rule = RecordingQuery(plan.query, given), ReplayRule(plan.rule, given)
     same = Secret.from_seed(secret, plan.fingerprint())  # of the plan under test, whatever is recorded or replayed
     run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=same, **how)
     for batch in run.batches():
@@ -83,4 +89,6 @@ def sensitivities(plan: Plan, make_model, losses, data, neighbour, *, secret: in
 
 def distance(first: Named, second: Named) -> float:
     """‖first − second‖ over all names, in double precision."""
-    return float(torch.sqrt(sum(((first[n].double() - second[n].double()) ** 2).sum() for n in first)))
+    return float(
+        torch.sqrt(sum(((first[n].detach().double() - second[n].detach().double()) ** 2).sum() for n in first))
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
 import torch
 
+from hush.checkpoint.tree import flatten, revive, unflatten
 from hush.errors import BadInput, Refused
 from hush.release import Release
-from hush.rules import SGD, Adam, Cosine, Linear, TorchOptim
+from hush.rules import SGD, Adam, AdamBC, Cosine, Kalman, Linear, TorchOptim
 
 RULES = {
     "sgd": SGD(0.1),
@@ -18,6 +20,12 @@ RULES = {
     "sgd-cosine": SGD(Cosine(0.2, 200, warmup=10)),
     "adam": Adam(0.05),
     "adamw": Adam(0.05, weight_decay=1e-3),
+    "adam-bc": AdamBC(0.05),
+    "adam-bc-decayed": AdamBC(Cosine(0.1, 400), weight_decay=1e-3),
+    "kalman-sgd": Kalman(SGD(0.1), 0.7),
+    "kalman-momentum": Kalman(SGD(Cosine(0.1, 400), momentum=0.5, weight_decay=1e-3), 0.3),
+    "kalman-adam-bc": Kalman(AdamBC(0.05), 0.5),
+    "kalman-torch": Kalman(TorchOptim(lambda p: torch.optim.SGD(p.values(), lr=0.1)), 0.7),
     "torch-adamw": TorchOptim(lambda p: torch.optim.AdamW(p.values(), lr=0.05)),
     "torch-sgd-scheduled": TorchOptim(
         lambda p: torch.optim.SGD(p.values(), lr=0.2, momentum=0.5),
@@ -66,6 +74,41 @@ def test_the_update_is_new_minus_old_and_the_release_is_untouched(name: str) -> 
             assert torch.allclose(params[key] - before[key], update[key], atol=1e-7)
             assert torch.equal(gradient[key], kept[key])
             assert params[key].grad is None
+
+
+def through_a_checkpoint(state, living):
+    tensors: dict[str, torch.Tensor] = {}
+    kept = json.loads(json.dumps(flatten(state, tensors)))
+    return revive(unflatten(kept, copy.deepcopy(tensors)), living, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_its_state_goes_through_a_checkpoint_to_the_same_bits(name: str) -> None:
+    rule = RULES[name]
+    generator = torch.Generator().manual_seed(1)
+    gradients = [{n: torch.randn(p.shape, generator=generator) for n, p in parameters().items()} for _ in range(8)]
+    straight = parameters()
+    state = rule.init(straight)
+    for step, gradient in enumerate(gradients):
+        if step == 4:
+            resumed = {n: torch.nn.Parameter(p.detach().clone()) for n, p in straight.items()}
+            other = through_a_checkpoint(state, rule.init(resumed))
+        rule.step(straight, release(step, gradient, 0.1), state)
+        if step >= 4:
+            rule.step(resumed, release(step, gradient, 0.1), other)
+    assert all(torch.equal(straight[n], resumed[n]) for n in straight)
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n != "torch-groups"])
+def test_parameters_that_are_not_trained_are_not_needed(name: str) -> None:
+    """A frozen parameter is not among the given ones: the rest moves as it would with it."""
+    whole, part = parameters(), {"a": parameters()["a"]}
+    states = RULES[name].init(whole), RULES[name].init(part)
+    for step in range(3):
+        gradient = {"a": torch.tensor([0.3, -0.2]), "b": torch.ones(1, 1)}
+        RULES[name].step(whole, release(step, gradient), states[0])
+        RULES[name].step(part, release(step, {"a": gradient["a"]}), states[1])
+    assert torch.equal(whole["a"], part["a"])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +168,7 @@ def test_foreign_parameters_are_refused() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("kind", [SGD, Adam])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamBC])
 def test_a_bad_learning_rate_is_refused(kind, lr: float) -> None:
     with pytest.raises(BadInput, match="lr must be"):
         kind(lr)
