@@ -32,6 +32,7 @@ class BookTape:
     params: Named
     terms: dict[str, list[Term]]
 
+    @torch.no_grad()
     def squared_norms(self) -> Named:
         """‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
         return {name: self._squares(name) for name in self.params}
@@ -42,6 +43,7 @@ class BookTape:
             return self.params[name].new_zeros(n)
         return terms[0].squares() if len(terms) == 1 else chunked_squares(terms, n, self.params[name].numel())
 
+    @torch.no_grad()
     def sum(self, weights: Tensor | Named) -> Named:
         """Σᵢ wᵢ gᵢ, one contraction per term."""
         dtype = next(iter(self.params.values())).dtype
