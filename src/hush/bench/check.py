@@ -133,6 +133,6 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
 def _blamed(block: Block, message: str) -> int:
     """The line of the parameter that the message names, else the grid's."""
     for axis in block.axes:
-        if axis.name in message or axis.name.replace("_", " ") in message:
+        if axis.name in message or axis.name.replace("_", " ") in message or (axis.name in NOISE and "ε" in message):
             return axis.line
     return block.line

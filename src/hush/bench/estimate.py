@@ -21,7 +21,6 @@ from hush.methods import make_plan
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate
 from hush.randomness import seeded
-from hush.source import as_source
 
 STEPS = 3  # timed, after one that is not
 ROWS = 1000  # test rows evaluated
@@ -43,8 +42,9 @@ def estimate(trials: Sequence[Trial], *, budget: float = BUDGET) -> Estimate:
     times = _Times(budget)
     try:
         seconds = sum(times.of(trial) for trial in _smallest_first(trials))
-    except (HushError, OSError) as error:
-        return Estimate(None, len(times.known), str(error))
+    except Exception as error:
+        reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__}: {error}"
+        return Estimate(None, len(times.known), reason)
     return Estimate(seconds, len(times.known))
 
 
@@ -86,7 +86,7 @@ class _Times:
 
 def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
     """(steps, evaluations) of a trial, without making its plan."""
-    per_epoch = -(-len(as_source(problem.train)) // int(trial.settings["batch_size"]))
+    per_epoch = -(-len(problem.train) // int(trial.settings["batch_size"]))
     steps = trial.settings.get("steps") or max(1, round(trial.settings.get("epochs", 30) * per_epoch))
     return int(steps), -(-int(steps) // max(1, round(trial.evaluate_every * per_epoch)))
 
@@ -97,7 +97,7 @@ def _timed(trial: Trial, problem: Problem) -> float:
     if trial.settings.keys() & {"epsilon", "noise_multiplier", "node_noise"}:
         settings["noise_multiplier"] = 1.0
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
-    plan = make_plan(trial.method, examples=len(as_source(problem.train)), **settings, **trial.options)
+    plan = make_plan(trial.method, examples=len(problem.train), **settings, **trial.options)
     with seeded(trial.seed):
         model = problem.model()
     run = plan.start(model, problem.losses, problem.train)
@@ -116,10 +116,10 @@ def _evaluation(problem: Problem) -> float:
     """Seconds to evaluate the test and the validation part, from some test rows."""
     with seeded(0):
         model = problem.model()
-    test, held = as_source(problem.test), problem.validation
+    test, held = problem.test, problem.validation
     some = test.take(torch.arange(min(ROWS, len(test))))
     rows = some if isinstance(some, torch.Tensor) else tuple(some)
     clock = time.perf_counter()
     evaluate(model, rows, problem.losses, classes=problem.classes)
     seconds = time.perf_counter() - clock
-    return seconds * (len(test) + (len(as_source(held)) if held is not None else 0)) / min(ROWS, len(test))
+    return seconds * (len(test) + (0 if held is None else len(held))) / min(ROWS, len(test))

@@ -12,7 +12,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -89,15 +89,17 @@ def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
     epsilon = trial.settings.get("epsilon")
     if epsilon is not None:
         settings["noise_multiplier"] = 1.0
-    examples, said = len(as_source(problem.train)), problem.assumptions
+    examples, said = len(problem.train), problem.assumptions
     plan = make_plan(trial.method, examples=examples, assumptions=said, **settings, **trial.options)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
 
 
 @lru_cache(maxsize=2)
 def load(name: str, seed: int, validation: float) -> Problem:
-    """A problem, kept while the next trial needs it too."""
-    return problems.load(name, seed=seed, validation=validation)
+    """A problem, kept while the next trial needs it too; its data is checked once."""
+    found = problems.load(name, seed=seed, validation=validation)
+    held = None if found.validation is None else as_source(found.validation)
+    return replace(found, train=as_source(found.train), test=as_source(found.test), validation=held)
 
 
 class _Trial:

@@ -1,0 +1,201 @@
+"""Specs: what they expand to, which runs are the same run, and errors that name the line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hush.bench.check import check
+from hush.bench.lines import Lines
+from hush.bench.spec import read_spec
+from hush.errors import BadInput
+from hush.randomness import public_seeds
+
+BASE = """problem = "digits-mlp"
+batch_size = 64
+epochs = 1
+epsilon = 1.0
+"""
+
+
+def expand(write_spec, text: str):
+    return read_spec(write_spec(text)).trials
+
+
+def test_a_grid_is_a_product(write_spec) -> None:
+    trials = expand(write_spec, f'[[grid]]\n{BASE}method = ["dp-sgd", "dp-adam"]\nlr = [1, 2, 3]\nseeds = 2\n')
+    assert len(trials) == 12
+    assert {(t.method, t.options["lr"]) for t in trials} == {(m, x) for m in ("dp-sgd", "dp-adam") for x in (1, 2, 3)}
+    assert len({t.seed for t in trials}) == 2
+    assert len({t.key for t in trials}) == 12
+
+
+def test_seeds_are_children_of_one_seed_sequence() -> None:
+    children = np.random.SeedSequence(5).spawn(3)
+    assert public_seeds(5, 3) == tuple(int(c.generate_state(1)[0]) for c in children)
+    assert public_seeds(5, 2) == public_seeds(5, 3)[:2]
+    assert public_seeds(6, 2) != public_seeds(5, 2)
+
+
+def test_the_union_of_grids_holds_each_run_once(write_spec) -> None:
+    one = f'[[grid]]\n{BASE}method = "dp-sgd"\nlr = [0.1, 1.0]\nseeds = 3\n'
+    other = f'[[grid]]\n{BASE}method = ["dp-sgd", "dp-disk"]\nlr = [1, 10]\n'
+    assert len(expand(write_spec, one)) == 6
+    assert len(expand(write_spec, other)) == 4
+    assert len(expand(write_spec, one + other)) == 9  # dp-sgd at lr 1 with the first seed is in both
+
+
+def test_a_default_that_is_spelt_out_is_the_same_run(write_spec) -> None:
+    grid = f'[[grid]]\n{BASE}method = "dp-sgd"\n'
+    assert len(expand(write_spec, grid + "clip = 1\n" + grid)) == 1
+    assert len(expand(write_spec, grid + "clip = 2\n" + grid)) == 2
+
+
+def test_overrides_and_their_order(write_spec) -> None:
+    text = f"""
+[defaults]
+{BASE}clip = 1.0
+lr = 1.0
+[methods.dp-adam]
+lr = 0.01
+clip = 2.0
+[problems.digits-logistic]
+batch_size = 32
+[[grid]]
+problem = ["digits-mlp", "digits-logistic"]
+method = ["dp-sgd", "dp-adam"]
+clip = 3.0
+[grid.methods.dp-sgd]
+lr = [5.0, 6.0]
+"""
+    found = {
+        (t.problem, t.method, t.options["lr"], t.options["clip"], t.settings["batch_size"])
+        for t in expand(write_spec, text)
+    }
+    assert found == {
+        ("digits-mlp", "dp-sgd", 5.0, 3.0, 64),
+        ("digits-mlp", "dp-sgd", 6.0, 3.0, 64),
+        ("digits-mlp", "dp-adam", 0.01, 3.0, 64),
+        ("digits-logistic", "dp-sgd", 5.0, 3.0, 32),
+        ("digits-logistic", "dp-sgd", 6.0, 3.0, 32),
+        ("digits-logistic", "dp-adam", 0.01, 3.0, 32),
+    }
+
+
+def test_the_key_depends_on_everything_that_matters(write_spec, monkeypatch) -> None:
+    trial = expand(write_spec, f'[[grid]]\n{BASE}method = "dp-sgd"\n')[0]
+    same = replace(trial, settings=trial.settings | {"epsilon": 1})
+    assert same.key == trial.key
+    others = [
+        replace(trial, problem="digits-logistic"),
+        replace(trial, method="dp-adam"),
+        replace(trial, settings=trial.settings | {"epsilon": 2.0}),
+        replace(trial, options=trial.options | {"lr": 0.3}),
+        replace(trial, seed=trial.seed + 1),
+        replace(trial, split_seed=1),
+        replace(trial, validation=0.2),
+        replace(trial, secret_seed=1),
+        replace(trial, versions={"theirs": "2.0"}),
+    ]
+    assert len({trial.key, *(t.key for t in others)}) == 10
+    monkeypatch.setattr("hush.bench.trial.SCHEMA", 2)
+    assert replace(trial).key != trial.key
+
+
+def test_the_secret_seed_is_in_no_configuration(write_spec) -> None:
+    trial = expand(write_spec, f'secret_seed = 31415\n[[grid]]\n{BASE}method = "dp-sgd"\n')[0]
+    assert trial.secret_seed == 31415
+    assert "31415" not in repr(trial.config()) + repr(trial)
+
+
+def test_a_method_that_does_not_exist_can_be_counted_but_not_run(write_spec) -> None:
+    spec = read_spec(write_spec(f'[[grid]]\n{BASE}method = ["dp-sgd", "dp-tomorrow"]\nlr = [1, 2]\n'))
+    assert len(spec.trials) == 4
+    with pytest.raises(BadInput, match=r"spec.toml, line 6: unknown method 'dp-tomorrow'"):
+        check(spec)
+
+
+GOOD = f'[defaults]\n{BASE}[[grid]]\nmethod = "dp-sgd"\n'  # the grid is in line 6, its method in line 7
+BAD = [
+    ("x = = 1\n", "line 1: Invalid value"),
+    ('name = "a\n', "line 1: "),
+    ("[[grid]\n", "line 1: "),
+    ("\n\nnmae = 'x'\n" + GOOD, "line 3: unknown key 'nmae': did you mean 'name'?"),
+    ("name = 3\n" + GOOD, "line 1: name must be str, got 3"),
+    ("validation = 1.5\n" + GOOD, "line 1: validation must be at least 0 and below 1"),
+    ("seed = -1\n" + GOOD, "line 1: seed must be zero or above"),
+    ("evaluate_every = 0\n" + GOOD, "line 1: evaluate_every must be above zero"),
+    ("weights = 1\n" + GOOD, "line 1: weights must be bool"),
+    ("defaults = 3\n", "line 1: 'defaults' must be a table"),
+    ("name = 'x'\n", "line 1: a spec needs at least one [[grid]]"),
+    (f"[defaults]\n{BASE}[[grid]]\nlr = 1\n", "line 6: this grid names no method"),
+    (GOOD + "lr = []\n", "line 8: 'lr' is an empty list"),
+    (GOOD + "lr = nan\n", "line 8: lr must be a finite number"),
+    (GOOD + "seeds = 0\n", "line 8: seeds must be a whole number"),
+    (GOOD + "seeds = [1, 2]\n", "line 8: seeds must be a whole number"),
+    (GOOD + "[grid.methods.dp-sdg]\nlr = 1\n", "line 8: no grid uses the method 'dp-sdg': did you mean 'dp-sgd'?"),
+    (GOOD + "[methods.dp-adam]\nlr = 1\n", "line 8: no grid uses the method 'dp-adam'"),
+    # what only the methods and problems can know
+    (GOOD.replace("dp-sgd", "dp-sdg"), "line 7: unknown method 'dp-sdg': did you mean 'dp-sgd'?"),
+    (GOOD.replace("digits-mlp", "digit-mlp"), "line 2: unknown problem 'digit-mlp': did you mean 'digits-mlp'?"),
+    (GOOD + "clpi = 1.0\n", "line 8: method 'dp-sgd' has no option 'clpi', and it is no setting: did you mean 'clip'?"),
+    (GOOD + "lr = 'much'\n", "line 8: lr takes float"),
+    (GOOD + "lr = true\n", "line 8: lr takes float"),
+    (GOOD + "lr = [1.0,\n  -1.0]\n", "line 8: lr must be above zero, got -1.0"),
+    (GOOD + "clip_mode = 'soft'\n", "line 8: unknown clip mode 'soft'"),
+    (GOOD + "noise_multiplier = 1.0\n", "give exactly one of epsilon, noise_multiplier and node_noise"),
+    (GOOD.replace("epsilon = 1.0", "delta = 1e-6"), "line 6: give exactly one of epsilon"),
+    (GOOD.replace("epsilon = 1.0", "epsilon = [1.0, 0.0]"), "line 5: epsilon must be above zero"),
+    (GOOD.replace("batch_size = 64", "batch_size = 6.5"), "line 3: batch_size takes int"),
+    (GOOD.replace("batch_size = 64", "batch_size = 0"), "line 3: batch_size must be a whole number"),
+    (
+        GOOD.replace("batch_size = 64", "delta = 1e-5"),
+        "line 6: the runs of 'dp-sgd' on 'digits-mlp' have no batch_size",
+    ),
+    (GOOD.replace("epochs = 1", "delta = 1e-5"), "line 6: the runs of 'dp-sgd' on 'digits-mlp' have no epochs"),
+    (GOOD + "delta = [1e-5, 2]\n", "line 8: delta must lie between 0 and 1"),
+    (GOOD + "sampling = 'poison'\n", "line 8: unknown sampling 'poison': did you mean 'poisson'?"),
+    (GOOD.replace("dp-sgd", "sgd"), "line 5: method 'sgd' adds no noise"),
+    (GOOD.replace("dp-sgd", "no.such:thing"), "line 7: 'no.such:thing' cannot be imported"),
+    (GOOD.replace("digits-mlp", "no.such:thing"), "line 2: 'no.such:thing' cannot be imported"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD, ids=[sentence[:50] for _, sentence in BAD])
+def test_a_malformed_spec_is_refused_with_line_and_reason(write_spec, text, sentence) -> None:
+    with pytest.raises(BadInput) as error:
+        check(read_spec(write_spec(text)))
+    assert sentence in str(error.value)
+    assert "spec.toml, line " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_good_spec_of_these_tests_is_good(write_spec) -> None:
+    check(read_spec(write_spec(GOOD)))
+
+
+def test_a_file_that_cannot_be_read(tmp_path) -> None:
+    with pytest.raises(BadInput, match="cannot read the spec"):
+        read_spec(tmp_path / "absent.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match="not a text in UTF-8"):
+        read_spec(tmp_path / "bytes.toml")
+
+
+def test_options_that_need_many_steps_are_tried_at_their_true_size(write_spec) -> None:
+    check(read_spec(write_spec(GOOD + "noise_end = 0.5\nnoise_stages = 20\n")))
+
+
+def test_lines() -> None:
+    text = 'a = 1\n[b."c.d"]\n"x y" = [\n  1,\n]\n[[e]]\nf = 1\n[e.g]\nh = {i = 1}\n[[e]]\nf = 2\nj.k = 3\n'
+    lines = Lines.of(text)
+    assert lines.at("a") == 1
+    assert lines.at("b", "c.d", "x y") == 3
+    assert lines.at("e", 0, "f") == 7
+    assert lines.at("e", 0, "g", "h", "i") == 9
+    assert lines.at("e", 1, "f") == 11
+    assert lines.at("e", 1, "j", "k") == 12
+    assert lines.at("e", 1, "absent") == 10
+    assert lines.at("absent") == 1
