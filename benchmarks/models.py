@@ -35,7 +35,9 @@ def images(channels: int, side: int, classes: int = 10) -> Callable[[int], tuple
 def mlp() -> nn.Module:
     """784-512-256-128-10 with dropout: 567 434 parameters."""
     widths = [784, 512, 256, 128]
-    hidden = [m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(0.2))]
+    hidden = [
+        m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(0.2))
+    ]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, 10))
 
 

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -201,7 +201,8 @@ def test_convolutions_of_random_shapes(held, data):
     groups, inputs, outputs = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
     size = data.draw(st.lists(st.integers(7, 9), min_size=dims, max_size=dims))
     kind = "ConvTranspose" if data.draw(st.booleans()) else "Conv"
-    options = dict(stride=stride, padding=padding, dilation=dilation, groups=groups, bias=data.draw(st.booleans()))
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    options["bias"] = data.draw(st.booleans())
     model = getattr(nn, f"{kind}{dims}d")(groups * inputs, groups * outputs, kernel, **options)
     content = torch.randn(3, groups * inputs, *size, dtype=torch.float64)
     original = convolution.Windowed.held_is_cheaper
