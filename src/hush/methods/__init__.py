@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imported import imported
-from hush.methods import independent
+from hush.methods import correlated, independent
 from hush.methods.gradients import Gradients
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
@@ -20,7 +20,7 @@ from hush.rules.averaged import Averaged, parse_average
 __all__ = ["SAMPLINGS", "Gradients", "Method", "Setting", "catalogue", "find", "make_plan", "options"]
 
 Method = Callable[..., Plan]
-MODULES = (independent,)  # every public function in these is a method
+MODULES = (independent, correlated)  # every public function in these is a method
 
 
 def catalogue() -> dict[str, Method]:
@@ -119,6 +119,7 @@ def make_plan(
         accountant,
         accept_claimed,
         assumptions,
+        epsilon,
     )
     plan = _made(factory, setting, chosen)
     if average is not None:

@@ -29,6 +29,7 @@ class Setting:
     accountant: str = "auto"
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = ()
+    epsilon: float | None = None  # the target, where there is one: some methods choose their shape by it
 
     def __post_init__(self) -> None:
         validate.whole(examples=self.examples, batch_size=self.batch_size)

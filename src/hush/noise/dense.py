@@ -1,8 +1,8 @@
 """Noise of a dense C: C⁻¹Z in blocks of steps, with Z made again from its counter for every block.
 
-A block holds the noise of the next m steps. To make it, all rows of Z up to its end pass by once, a few at a time: memory
-is O(m·d), never O(T·d), and Z is made T/(2m) times over in all. Both products and normal numbers are far cheaper than
-gradients, and after a resume the block is simply made again.
+A block holds the noise of the next m steps. To make it, all rows of Z up to its end pass by once, a few at a time:
+memory is O(m·d), never O(T·d), and Z is made T/(2m) times over in all. Both products and normal numbers are far cheaper
+than gradients, and after a resume the block is simply made again.
 """
 
 from __future__ import annotations
