@@ -50,6 +50,7 @@ class Checkpoints:
         self.ledger: dict[str, str] | None = None
         self.at: int | None = None
         self._digests: dict[str, str] = {}
+        self._fixed: dict[str, Any] = {}
         self._lines: list[str] = []
 
     def close(self) -> None:
@@ -121,16 +122,15 @@ class Checkpoints:
         self._lines.append(json.dumps({"step": record.step, **record.numbers()}) + "\n")
 
     def _facts(self, run: Run) -> dict[str, Any]:
-        return {
-            "run": self.name,
-            "step": run.next,
-            "steps": run.plan.steps,
-            "fingerprint": run.plan.fingerprint(),
-            "plan": describe(run.plan),
-            "ledger": self.ledger,
-            "versions": {name: version(name) for name in ("hush", "torch")},
-            "digests": self._digests,
-        }
+        if not self._fixed:
+            self._fixed = {
+                "steps": run.plan.steps,
+                "fingerprint": run.plan.fingerprint(),
+                "plan": describe(run.plan),
+                "versions": {name: version(name) for name in ("hush", "torch")},
+            }
+        changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}
+        return {**self._fixed, **changing}
 
     def _flush_log(self) -> None:
         if not self._lines:
