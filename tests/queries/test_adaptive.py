@@ -1,4 +1,4 @@
-"""Adaptive clipping: it follows a moving quantile, costs what the closed form says, and scales back to its own units."""
+"""Adaptive clipping: it follows a moving quantile, costs what the closed form says, and scales back."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_clip_follows_a_moving_quantile(quantile) -> None:
 
 
 def test_one_update_by_hand() -> None:
-    """C ← C·exp(−η(b̃ − quantile)): at C = 2, η = 0.2, target ½ and a released count of 0.25 (so b̃ = ¾), C = 2e^−0.05."""
+    """C ← C·exp(−η(b̃ − quantile)): with C = 2, η = 0.2, target ½ and a count of ¼ (so b̃ = ¾), 2e^−0.05."""
     release = Release(0, {"gradient": {}, CHANNEL: {"count": torch.tensor(0.25)}}, {})
     assert Quantile(2.0, 0.5, 0.2).after(2.0, release) == pytest.approx(2 * math.exp(-0.05))
     assert Quantile(2.0, 0.5, 100.0).after(SMALLEST, release) == SMALLEST
@@ -135,7 +135,7 @@ def test_both_channels_are_noised_at_their_scale() -> None:
 
 
 def test_plain_adaptive_clipping_is_in_the_datas_own_units() -> None:
-    """The paper's release: Σ clip(gᵢ, C) + C·noise. The rule sees C times the normalised release, and C times its noise."""
+    """The paper's release: Σ clip(gᵢ, C) + C·noise. The rule sees C times the release and C times its noise."""
     x = gradients(5.0)
     seen: list[tuple[float, Release]] = []
 

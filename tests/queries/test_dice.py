@@ -172,7 +172,8 @@ def test_calibration_uses_what_is_proven() -> None:
 
 
 def test_the_shell_says_both_and_why(capsys) -> None:
-    flags = "account --method dp-dice --examples 60000 --steps 4700 --sample-rate 0.00425531914893617 --noise-multiplier 200"
+    flags = "account --method dp-dice --examples 60000 --steps 4700 --noise-multiplier 200"
+    flags += f" --sample-rate {1 / 235}"
     assert main([*flags.split(), "--json"]) == 0
     proven, claimed = json.loads(capsys.readouterr().out)["claims"]
     assert (proven["status"], claimed["status"]) == ("proven", "claimed")
