@@ -139,7 +139,8 @@ class _Trial:
         clock = time.perf_counter()
         ends = set(self.ends)
         for record in train(self.run):
-            self.progress.step(record.numbers(), self.losses.accuracy())
+            numbers = record.numbers()
+            self.progress.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
             self.progress.seconds += time.perf_counter() - clock
             if self.run.next in ends:
                 self._measure()

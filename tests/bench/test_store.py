@@ -1,0 +1,191 @@
+"""The store: whole folders, claims that outlive nobody, and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hush.bench.claims import Owner, started
+from hush.bench.frame import choose, curves, load
+from hush.bench.store import Result, Store, open_store
+from hush.errors import BadInput
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def gone() -> Owner:
+    """A process that has lived and died."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = Owner(socket.gethostname(), process.pid, started(process.pid) or "")
+    assert owner.is_alive()
+    process.kill()
+    process.communicate()
+    return owner
+
+
+def leave_claim(store: Store, key: str, owner: Owner) -> None:
+    (store.claims.directory / f"{key}.lock").write_text(json.dumps(vars(owner)))
+
+
+def test_a_result_appears_whole(store) -> None:
+    store.finish("k", Result({"key": "k", "outcome": "finished"}, ({"step": 1},), (("a.bin", b"1"),)))
+    assert store.keys() == {"k"}
+    assert store.record("k")["outcome"] == "finished"
+    assert (store.folder("k") / "epochs.jsonl").read_text() == '{"step": 1}\n'
+    assert (store.folder("k") / "private" / "a.bin").read_bytes() == b"1"
+    assert list((store.root / "working").iterdir()) == []
+
+
+def test_the_first_result_stays(store) -> None:
+    store.finish("k", Result({"n": 1}))
+    store.finish("k", Result({"n": 2}))
+    assert store.record("k") == {"n": 1}
+
+
+def test_a_result_that_cannot_be_written_leaves_nothing(store) -> None:
+    def release(folder) -> None:
+        (folder / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        store.finish("k", Result({}, release=release))
+    assert store.keys() == set()
+    assert list((store.root / "working" / "k").iterdir()) == []
+
+
+def test_a_claim_excludes_others_until_it_is_dropped(store) -> None:
+    assert store.claims.take("k")
+    assert not store.claims.take("k")
+    assert store.claims.owner("k") == Owner.me()
+    assert set(store.claims.held()) == {"k"}
+    store.claims.drop("k")
+    assert store.claims.take("k")
+
+
+def test_a_finished_run_cannot_be_claimed(store) -> None:
+    assert not store.claims.take("k", lambda: True)
+    assert store.claims.owner("k") is None
+
+
+def test_the_claim_of_a_killed_process_is_taken_over(store) -> None:
+    leave_claim(store, "k", gone())
+    assert store.claims.held() == {}
+    assert store.claims.take("k")
+    assert store.claims.owner("k") == Owner.me()
+
+
+def test_a_reused_process_number_is_another_process(store) -> None:
+    leave_claim(store, "k", Owner(socket.gethostname(), os.getpid(), "long ago"))
+    assert store.claims.take("k")
+
+
+def test_a_zombie_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = Owner(socket.gethostname(), process.pid, started(process.pid) or "")
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has collected it
+    assert not owner.is_alive()
+    process.communicate()
+
+
+def test_a_claim_from_another_host_is_honoured(store) -> None:
+    leave_claim(store, "k", Owner("elsewhere", 1, "x"))
+    assert not store.claims.take("k")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "a", "pid": "x", "started": ""}'])
+def test_a_note_that_cannot_be_read_is_void(store, content) -> None:
+    (store.claims.directory / "k.lock").write_text(content)
+    assert store.claims.take("k")
+
+
+def test_somebody_elses_claim_is_not_dropped(store) -> None:
+    leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))
+    store.claims.drop("k")
+    assert store.claims.owner("k") is not None
+
+
+def test_tidying_removes_what_the_dead_left_and_nothing_else(store) -> None:
+    store.finish("done", Result({}))
+    for key in ("done", "unfinished", "running"):
+        store.working(key)
+        (store.root / "working" / key / "secret").write_text("x")
+    leave_claim(store, "unfinished", gone())
+    leave_claim(store, "running", Owner.me())
+    (store.claims.directory / ".x.lock.00.part").write_text("")
+    store.tidy()
+    assert {p.name for p in (store.root / "working").iterdir()} == {"unfinished", "running"}
+    assert {p.name for p in store.claims.directory.iterdir()} == {"running.lock", "mutex"}
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path) -> None:
+    (tmp_path / "photo.jpg").write_text("x")
+    with pytest.raises(BadInput, match="neither a store nor empty"):
+        open_store(tmp_path)
+    with pytest.raises(BadInput, match="not a store"):
+        load(tmp_path)
+    (tmp_path / "store.json").write_text('{"format": "hush store 99"}')
+    with pytest.raises(BadInput, match="another format"):
+        open_store(tmp_path)
+
+
+def test_a_store_can_be_opened_while_another_opens_it(tmp_path) -> None:
+    root = tmp_path / "s"
+    for name in ("runs", "claims"):  # as a second sweep sees the first one's half-made store
+        (root / name).mkdir(parents=True)
+    assert open_store(root).keys() == set()
+
+
+def fake(key: str, lr: float, seed: int, validation: float | None, test: float, outcome: str = "finished") -> Result:
+    config = {"problem": "p", "method": "m", "epsilon": 3, "options": {"lr": lr}, "seed": seed}
+    record = {"key": key, "outcome": outcome, "config": config, "epsilon": 2.99, "confusion": [[1]]}
+    return Result(record | {"validation_accuracy": validation, "test_accuracy": test}, ({"step": 1, "test_loss": 0.1},))
+
+
+def test_load_gives_a_row_a_run(store) -> None:
+    store.finish("a", fake("a", 0.1, 1, 0.5, 0.6))
+    store.finish("b", fake("b", 0.2, 1, 0.7, 0.4))
+    frame = load(store.root)
+    assert len(frame) == 2
+    row = frame[frame.key == "b"].iloc[0]
+    assert (row.problem, row.method, row.lr, row.target_epsilon, row.epsilon) == ("p", "m", 0.2, 3, 2.99)
+    assert row.test_accuracy == 0.4
+    assert "confusion" not in frame
+    assert list(curves(store).key) == ["a", "b"]
+
+
+def test_choosing_reads_validation_and_reports_test(store) -> None:
+    for number, (lr, validation, test) in enumerate(
+        [(0.1, 0.80, 0.70), (0.1, 0.70, 0.74), (0.2, 0.72, 0.99), (0.2, 0.76, 0.99), (0.3, 0.95, 0.90)]
+    ):
+        store.finish(str(number), fake(str(number), lr, number, validation, test))
+    store.finish("x", fake("x", 0.3, 9, None, 0.0, outcome="diverged"))
+    best = choose(load(store)).iloc[0]
+    assert best.lr == 0.1  # 0.3 diverged once; 0.2 is best on the test set, which must not count
+    assert best.test == pytest.approx(0.72)
+    assert best.runs == 2
+
+
+def test_choosing_without_a_validation_part_is_refused(store) -> None:
+    store.finish("a", fake("a", 0.1, 1, None, 0.6))
+    with pytest.raises(BadInput, match="no validation part"):
+        choose(load(store))
+
+
+def test_thousands_of_runs_load(store) -> None:
+    """2 476 runs, the published comparison; benchmarks/store.py measures how long it takes."""
+    text = json.dumps(fake("k", 0.1, 1, 0.5, 0.6).record)
+    for number in range(2476):
+        folder = store.root / "runs" / f"{number:032x}"
+        folder.mkdir()
+        (folder / "record.json").write_text(text)
+    assert len(load(store)) == 2476
