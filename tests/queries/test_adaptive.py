@@ -12,14 +12,12 @@ from scipy import stats
 from torch import nn
 
 from hush.errors import BadInput, Refused
-from hush.methods import Gradients, make_plan
-from hush.methods.setting import Setting
-from hush.noise import Independent
+from hush.methods import make_plan
 from hush.queries import Adaptive, ClippedSum, Quantile
 from hush.queries.adaptive import CHANNEL, SMALLEST
 from hush.randomness import Secret
 from hush.release import Release
-from hush.rules import SGD, ClipUnits
+from hush.rules import ClipUnits
 from replay import recorded, sensitivities
 
 EXAMPLES = 4000
@@ -177,17 +175,16 @@ def test_plain_and_normalised_differ_by_the_clip_alone() -> None:
 
 
 class TestRefusals:
-    def test_correlated_noise_unless_normalised(self):
-        class Correlated(Independent):
-            @property
-            def structure(self):
-                return type("Dense", (), {"bands": None, "restarts": None, "steps": 10})()
-
-        setting = Setting(100, 10, steps=10)
+    @pytest.mark.parametrize("method", ["dp-ftrl", "dp-bisr", "dp-bandmf"])
+    def test_correlated_noise_unless_normalised(self, method):
+        how = {"examples": 100, "batch_size": 10, "steps": 20, "noise_multiplier": 0.2}
         with pytest.raises(Refused, match="use clip_mode 'normalised'"):
-            Gradients(clip_quantile=0.5).plan(setting, "custom", rule=SGD(0.1), noise=Correlated(10))
+            make_plan(method, **how, clip_quantile=0.5)
         with pytest.raises(Refused, match="leave noise_end at 1"):
-            Gradients(noise_end=0.5).plan(setting, "custom", rule=SGD(0.1), noise=Correlated(10))
+            make_plan(method, **how, noise_end=0.5)
+        normalised = make_plan(method, **how, clip_quantile=0.5, clip_mode="normalised")
+        assert normalised.event() == make_plan(method, **how).event()
+        assert normalised.query.channels["gradient"].bound == 1.0
 
     def test_a_count_that_takes_the_whole_budget(self):
         with pytest.raises(Refused, match="give them more noise, or lower σ"):

@@ -12,7 +12,7 @@ import torch
 from hush.checkpoint.tree import flatten, revive, unflatten
 from hush.errors import BadInput, Refused
 from hush.release import Release
-from hush.rules import SGD, Adam, AdamBC, Cosine, Kalman, Linear, TorchOptim
+from hush.rules import SGD, Adam, AdamBC, Cosine, Grouped, Kalman, Linear, TorchOptim
 
 RULES = {
     "sgd": SGD(0.1),
@@ -25,6 +25,8 @@ RULES = {
     "kalman-sgd": Kalman(SGD(0.1), 0.7),
     "kalman-momentum": Kalman(SGD(Cosine(0.1, 400), momentum=0.5, weight_decay=1e-3), 0.3),
     "kalman-adam-bc": Kalman(AdamBC(0.05), 0.5),
+    "grouped": Grouped((("b", SGD(0.1)), ("*", AdamBC(Cosine(0.1, 400), weight_decay=1e-4)))),
+    "kalman-grouped": Kalman(Grouped((("a", SGD(0.1, momentum=0.5)), ("b", SGD(0.05)))), 0.7),
     "kalman-torch": Kalman(TorchOptim(lambda p: torch.optim.SGD(p.values(), lr=0.1)), 0.7),
     "torch-adamw": TorchOptim(lambda p: torch.optim.AdamW(p.values(), lr=0.05)),
     "torch-sgd-scheduled": TorchOptim(
@@ -141,6 +143,18 @@ def test_sgd_by_hand() -> None:
     rule.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # m = 1, w = 1.5
     rule.step(params, release(1, {"w": torch.tensor([1.0])}), state)  # m = 1.5, w = 0.75
     assert params["w"].item() == 0.75
+
+
+def test_groups_by_hand() -> None:
+    params = parameters()
+    rule = Grouped((("a", SGD(0.5)), ("*", SGD(0.1))))
+    rule.step(params, release(0, {"a": torch.ones(2), "b": torch.ones(1, 1)}), rule.init(params))
+    assert params["a"].tolist() == [-0.5, -0.5]
+    assert params["b"].item() == pytest.approx(0.9)
+    with pytest.raises(BadInput, match="parameter 'b' fits no group: end with a group for"):
+        Grouped((("a", SGD(0.5)),)).init(params)
+    with pytest.raises(BadInput, match="same pattern"):
+        Grouped((("*", SGD(0.5)), ("*", SGD(0.1)))).init(params)
 
 
 def test_schedules() -> None:

@@ -5,6 +5,7 @@ from hush.rules.adam_bc import AdamBC
 from hush.rules.averaged import Averaged
 from hush.rules.clip_units import ClipUnits
 from hush.rules.ftrl import FTRL
+from hush.rules.grouped import Grouped
 from hush.rules.kalman import Kalman
 from hush.rules.rule import Cosine, Linear, Rate, Rule
 from hush.rules.sgd import SGD
@@ -18,6 +19,7 @@ __all__ = [
     "Averaged",
     "ClipUnits",
     "Cosine",
+    "Grouped",
     "Kalman",
     "Linear",
     "Rate",
