@@ -60,7 +60,9 @@ def event_of(
         case PoissonSampled(rate=rate):
             return _composed(first, 1, scale, lambda gaussian: dp_event.PoissonSampledDpEvent(rate, gaussian))
         case WithoutReplacement(examples=n, size=size):
-            return _composed(first, 1, scale, lambda gaussian: dp_event.SampledWithoutReplacementDpEvent(n, size, gaussian))
+            return _composed(
+                first, 1, scale, lambda gaussian: dp_event.SampledWithoutReplacementDpEvent(n, size, gaussian)
+            )
         case Reshuffled(per_epoch=b):
             return _composed(first, b, scale, lambda gaussian: gaussian)
         case CyclicPoisson(groups=w, rate=rate):
