@@ -121,6 +121,22 @@ def test_every_method_goes_on_to_the_same_bits(method, after, tmp_path) -> None:
     assert same(resumed(p, tmp_path), straight(p))
 
 
+OPTIONS = [
+    {"average": "ema:0.9"},
+    {"average": "tail:0.5"},
+    {"clip_quantile": 0.5},
+    {"clip_quantile": 0.5, "clip_mode": "normalised"},
+    {"noise_end": 0.5, "noise_stages": 3},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_goes_on_to_the_same_bits(options, tmp_path) -> None:
+    p = plan("dp-adam", **options)
+    stopped(p, tmp_path, 4)
+    assert same(resumed(p, tmp_path), straight(p))
+
+
 @pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "shuffled", "same-order"])
 def test_every_sampling_goes_on_to_the_same_bits(sampling, tmp_path) -> None:
     p = plan(sampling=sampling)

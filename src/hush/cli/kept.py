@@ -37,6 +37,7 @@ class Kept:
     found: Found | None = None
     account: Account | None = None
     resumed_from: int | None = None
+    begun: bool = False
 
     def attach(self, run: Run, options: dict[str, Any], ledger: Path | None, dataset: str | None) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
@@ -49,6 +50,7 @@ class Kept:
         if self.checkpoints is not None and self.resumed_from is None:
             write_atomic(self.checkpoints.directory / OPTIONS, _to_json(options), mode=PRIVATE)
             self.checkpoints.begin(run)
+            self.begun = True
         self._say_where(run)
 
     def _enter(self, run: Run, path: Path | None, dataset: str | None) -> None:
@@ -84,7 +86,7 @@ class Kept:
 
     def failed(self, run: Run) -> None:
         """Where the first step of a new run was refused, nothing was spent: its directory is free again."""
-        if self.checkpoints is not None and self.resumed_from is None and run.next == 0 and self.account is None:
+        if self.checkpoints is not None and self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
 
     def how_to_go_on(self, run: Run) -> str:

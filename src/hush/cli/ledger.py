@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from hush.cli import options as o
-from hush.cli.console import show, show_json, show_table
+from hush.cli.console import show, show_json
 from hush.errors import BadInput
 from hush.privacy.accounting import Adjacency
 from hush.privacy.events import describe
@@ -43,8 +43,8 @@ def show_ledger(
         show(f"{entry['dataset']}: {entry['sentence']}")
         if entry["budget"] is not None:
             show(_budget_sentence(entry["budget"], entry["epsilon"]))
-        columns = ("run", "method", "steps", "planned", "status", "adjacency", "mechanism", "since")
-        show_table("", columns, ([row[c] for c in columns] for row in entry["runs"]))
+        for row in entry["runs"]:
+            show("  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row))
 
 
 @app.command("budget")

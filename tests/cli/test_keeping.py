@@ -1,0 +1,214 @@
+"""`hush train --out DIR` keeps what it spends: resume, refusals, and `hush ledger`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hush.cli import main
+
+TRAIN = ("train", "--problem", "breast-cancer-logistic", "--batch-size", "64", "--noise-multiplier", "2")
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answer(capsys, *arguments: object) -> dict:
+    code, out, err = call(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def unfinished(capsys, tmp_path: Path, ledger: Path) -> Path:
+    """A run that its ledger's budget stopped."""
+    out = tmp_path / "run"
+    answer(capsys, "ledger", "budget", ledger, "--epsilon", 1.0)
+    code, said, err = call(capsys, *TRAIN, "--steps", 60, "--out", out, "--ledger", ledger)
+    assert code == 1
+    assert said == ""
+    assert "has room for" in err
+    assert "would bring dataset 'default' to ε = 1.0" in err
+    assert f"go on with: hush train --out {out} --resume" in err
+    return out
+
+
+def test_a_budget_stops_training_before_it_is_exceeded(capsys, unfinished, ledger, tmp_path) -> None:
+    found = answer(capsys, "ledger", "show", ledger)["datasets"][0]
+    assert found["epsilon"] <= 1.0
+    assert found["budget"] == {"epsilon": 1.0, "delta": 1e-5}
+    assert 0 < found["runs"][0]["steps"] < found["runs"][0]["planned"] == 60
+    assert not (unfinished / "model.safetensors").exists()
+    code, _, err = call(capsys, *TRAIN, "--steps", 60, "--out", tmp_path / "other", "--ledger", ledger)
+    assert code == 2
+    assert "step 1 would bring dataset 'default'" in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list((tmp_path / "other" / "private").glob("checkpoint-*"))
+
+
+def test_an_unfinished_run_is_not_overwritten_and_goes_on(capsys, unfinished, ledger) -> None:
+    code, _, err = call(capsys, *TRAIN, "--steps", 60, "--out", unfinished)
+    assert code == 2
+    assert "holds an unfinished run (step" in err
+    assert "add --resume, or give another --out" in err
+    answer(capsys, "ledger", "budget", ledger, "--epsilon", 10)
+    code, out, err = call(capsys, "train", "--out", unfinished, "--resume", "--json")
+    assert code == 0
+    assert "resuming at step" in err
+    found = json.loads(out)
+    assert found["steps"] == 60
+    assert found["resumed_from"] > 0
+    assert found["ledger"]["epsilon"] == pytest.approx(found["epsilon"])
+    lines = (unfinished / "private" / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(60))
+
+
+def test_resuming_with_another_plan_is_refused(capsys, unfinished, ledger) -> None:
+    code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--noise-multiplier", 3)
+    assert code == 2
+    assert "another plan (sigma was 2.0 and is 3.0)" in err
+    code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--dataset", "else")
+    assert code == 2
+    assert "is entered for dataset 'default'" in err
+    ledger.unlink()
+    ledger.with_name("ledger.jsonl.head").unlink()
+    code, _, err = call(capsys, "train", "--out", unfinished, "--resume")
+    assert code == 2
+    assert "which is gone" in err
+
+
+def test_a_finished_run_is_reported_again(capsys, tmp_path, ledger) -> None:
+    first = answer(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--ledger", ledger)
+    before = ledger.read_bytes(), (tmp_path / "run" / "model.safetensors").read_bytes()
+    code, out, err = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
+    again = json.loads(out)
+    assert code == 0
+    assert "is finished" in err
+    for field in ("epsilon", "test_accuracy", "steps", "problem", "method"):
+        assert again[field] == first[field]
+    assert (ledger.read_bytes(), (tmp_path / "run" / "model.safetensors").read_bytes()) == before
+
+
+def test_a_finished_run_may_be_replaced(capsys, tmp_path) -> None:
+    answer(capsys, *TRAIN, "--epochs", 2, "--out", tmp_path / "run")
+    code, out, err = call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--json")
+    assert code == 0
+    assert "which this one replaces" in err
+    steps = (tmp_path / "run" / "private" / "steps.jsonl").read_text().splitlines()
+    assert len(steps) == json.loads(out)["steps"]
+
+
+def test_nothing_to_resume(capsys, tmp_path) -> None:
+    code, _, err = call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--resume")
+    assert code == 0
+    assert "nothing to resume" in err
+    code, _, err = call(capsys, *TRAIN, "--resume")
+    assert code == 2
+    assert "--resume needs the --out" in err
+
+
+def test_damaged_checkpoints(capsys, unfinished) -> None:
+    for path in (unfinished / "private").glob("checkpoint-*"):
+        path.write_bytes(path.read_bytes()[:-5])
+    for more in ((), ("--resume",)):
+        code, _, err = call(capsys, *TRAIN, "--steps", 60, "--out", unfinished, *more)
+        assert code == 2
+        assert "no checkpoint in" in err
+        assert "start anew with another --out" in err
+
+
+def test_a_refused_first_step_leaves_no_unfinished_run(capsys, tmp_path, monkeypatch) -> None:
+    def refuse(*_, **__):
+        from hush.errors import Refused
+
+        raise Refused("not today")
+        yield
+
+    monkeypatch.setattr("hush.cli.train.take_steps", refuse)
+    assert call(capsys, *TRAIN, "--out", tmp_path / "run")[0] == 2
+    monkeypatch.undo()
+    assert call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run")[0] == 0
+
+
+def test_everything_private_is_for_its_owner_alone(capsys, tmp_path) -> None:
+    answer(capsys, *TRAIN, "--epochs", 1, "--secret-seed", 77123, "--out", tmp_path / "run")
+    out = tmp_path / "run"
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "privacy.json", "PRIVACY.md", "private"}
+    assert (out / "private").stat().st_mode & 0o777 == 0o700
+    for path in (out / "private").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert b"77123" not in path.read_bytes()
+
+
+class TestLedger:
+    def test_two_runs_compose_and_a_claim_is_labelled(self, capsys, tmp_path, ledger):
+        first = answer(capsys, *TRAIN, "--epochs", 1, "--ledger", ledger, "--dataset", "tumours")
+        second = answer(capsys, *TRAIN, "--epochs", 1, "--ledger", ledger, "--dataset", "tumours")
+        found = answer(capsys, "ledger", "show", ledger)["datasets"]
+        assert [entry["dataset"] for entry in found] == ["tumours"]
+        assert first["epsilon"] < found[0]["epsilon"] < first["epsilon"] + second["epsilon"]
+        assert found[0]["composition"] == "composed as one event"
+        assert found[0]["status"] == "proven"
+        hand = ("--epsilon", 0.3, "--delta", 1e-6, "--status", "claimed", "--dataset", "tumours")
+        added = answer(capsys, "ledger", "add", ledger, "a survey", *hand)
+        assert added["status"] == "claimed"
+        assert "not a guarantee" in added["sentence"]
+        assert "basic composition" in added["composition"]
+        code, out, _ = call(capsys, "ledger", "show", ledger, "--dataset", "tumours")
+        assert code == 0
+        assert "a survey" in out
+
+    def test_ordinary_training_is_entered_as_no_privacy(self, capsys, ledger):
+        plain = ("train", "--problem", "breast-cancer-logistic", "--method", "sgd", "--epochs", 1, "--ledger", ledger)
+        found = answer(capsys, *plain)["ledger"]
+        assert found["epsilon"] is None
+        assert found["status"] == "none"
+        assert "no privacy" in found["sentence"]
+
+    def test_an_edited_line_is_detected(self, capsys, ledger):
+        answer(capsys, "ledger", "add", ledger, "a", "--epsilon", 1, "--delta", 1e-6)
+        ledger.write_text(ledger.read_text().replace("1.0", "0.1"))
+        code, out, err = call(capsys, "ledger", "show", ledger)
+        assert code == 2
+        assert out == ""
+        assert "line 2 of the ledger" in err
+        assert "was edited" in err
+
+    def test_budget(self, capsys, ledger):
+        assert call(capsys, "ledger", "budget", ledger)[0] == 2
+        found = answer(capsys, "ledger", "budget", ledger, "--epsilon", 3, "--delta", 1e-6)
+        assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6}
+        assert found["spent"]["epsilon"] == 0
+        code, out, _ = call(capsys, "ledger", "budget", ledger)
+        assert code == 0
+        assert "budget: ε = 3 at δ = 1e-6" in out
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (("show", "nowhere.jsonl"), "there is no ledger at 'nowhere.jsonl'"),
+            (("budget", "/no/such/place.jsonl", "--epsilon", 1), "does not exist"),
+            (("budget", "LEDGER", "--epsilon", 0), "epsilon must be above zero"),
+            (("budget", "LEDGER", "--epsilon", 1, "--delta", 1), "delta must lie between 0 and 1"),
+            (("add", "LEDGER", "x", "--epsilon", -1, "--delta", 1e-6), "epsilon must be zero or above"),
+            (("add", "LEDGER", "x", "--epsilon", 1, "--delta", 1e-6, "--status", "prooven"), "did you mean 'proven'"),
+            (("add", "LEDGER", "x", "--epsilon", 1, "--delta", 1e-6, "--adjacency", "swap"), "adjacency"),
+        ],
+    )
+    def test_bad_input(self, capsys, tmp_path, arguments, sentence):
+        made = [tmp_path / "l.jsonl" if a == "LEDGER" else a for a in arguments]
+        code, out, err = call(capsys, "ledger", *made)
+        assert code == 2
+        assert out == ""
+        assert sentence in err
+        assert len(err.strip().splitlines()) == 1
