@@ -7,8 +7,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from hush.cli import options as o
+from hush.cli.comparing import compared, listed, patient, show_candidates
 from hush.cli.console import say, show, show_json, show_table
-from hush.methods import make_plan
+from hush.methods import make_plan, reason
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
 
@@ -35,30 +36,37 @@ def account(
 
     Example: `hush account --examples 60000 --batch-size 256 --epochs 20 --noise-multiplier 1.0`
     """
-    plan = make_plan(
-        method,
-        examples=examples,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        sample_rate=sample_rate,
-        sampling=sampling,
-        delta=delta,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        node_noise=node_noise,
-        adjacency=cast("Adjacency | None", adjacency),
-        accountant=accountant,
-        accept_claimed=accept_claimed,
-        **o.method_options(method, settings),
-    )
+    public: dict[str, Any] = {
+        "examples": examples,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "steps": steps,
+        "sample_rate": sample_rate,
+        "sampling": sampling,
+        "delta": delta,
+        "epsilon": epsilon,
+        "adjacency": cast("Adjacency | None", adjacency),
+        "accountant": accountant,
+        "accept_claimed": accept_claimed,
+    }
+    chosen = o.method_options(method, settings)
+    candidates = compared(method, chosen, **public)
+    with patient(f"computing the noise of {method}"):
+        plan = make_plan(method, noise_multiplier=noise_multiplier, node_noise=node_noise, **public, **chosen)
     warn_delta(delta, examples)
     summary = summarise(plan)
+    if candidates:
+        summary["candidates"] = listed(candidates)
     if as_json:
         show_json(summary)
         return
+    if candidates:
+        show(reason(candidates))
     show(str(plan.guarantee()))
-    show_table("", ("what", "value"), [(k, v) for k, v in summary.items() if k not in ("claims", "assumptions")])
+    apart = ("claims", "assumptions", "candidates")
+    show_table("", ("what", "value"), [(k, v) for k, v in summary.items() if k not in apart])
+    if candidates:
+        show_candidates(candidates)
     if len(summary["claims"]) > 1:
         rows = ((c["epsilon"], c["status"], c["reason"]) for c in summary["claims"])
         show_table("every ε that is said about it", ("ε", "status", "reason"), rows)

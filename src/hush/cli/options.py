@@ -12,7 +12,7 @@ from hush.errors import BadInput, nearest
 from hush.methods import find, options
 
 MethodName = Annotated[
-    str, typer.Option("--method", help="One of `hush methods`, or your own as `package.module:factory`.")
+    str, typer.Option("--method", help="One of `hush methods`, `auto`, or your own as `package.module:factory`.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Expected number of examples a step.")]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data, ⌈N/L⌉ steps each; 30 by default.")]

@@ -12,10 +12,12 @@ from hush import validate
 from hush.cli import options as o
 from hush.cli import task as t
 from hush.cli.account import warn_delta
+from hush.cli.comparing import compared, listed, patient
 from hush.cli.console import progress, say, show, show_json
 from hush.cli.kept import Kept, interrupts, kept, reason, recalled
 from hush.errors import HushError
 from hush.methods import make_plan
+from hush.methods import reason as why
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
 from hush.privacy.ledger import BudgetSpent
@@ -87,26 +89,28 @@ def train(
         task = t.load_task(problem, data, target, model, schema, seed=seed, validation=validation)
         losses = t.with_views(task, augment, views)
         chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
-        noise = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
+        noise: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
         if all(v is None for v in noise.values()) and method != "sgd":
             noise["epsilon"] = DEFAULT_EPSILON
-        plan = make_plan(
-            method,
-            examples=len(as_source(task.train)),
-            batch_size=batch_size,
-            epochs=epochs,
-            steps=steps,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            delta=delta,
-            adjacency=cast("Adjacency | None", adjacency),
-            accountant=accountant,
-            accept_claimed=accept_claimed,
-            average=average,
-            assumptions=task.assumptions,
-            **noise,
-            **chosen,
-        )
+        public: dict[str, Any] = {
+            "examples": len(as_source(task.train)),
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "steps": steps,
+            "sample_rate": sample_rate,
+            "sampling": sampling,
+            "delta": delta,
+            "epsilon": noise.pop("epsilon"),
+            "adjacency": cast("Adjacency | None", adjacency),
+            "accountant": accountant,
+            "accept_claimed": accept_claimed,
+            "assumptions": task.assumptions,
+        }
+        candidates = compared(method, chosen, **public)
+        if candidates:
+            say(why(candidates))
+        with patient(f"computing the noise of {method}"):
+            plan = make_plan(method, average=average, **public, **noise, **chosen)
         if plan.private:
             warn_delta(delta, plan.sampler.examples)
         with seeded(seed):
@@ -121,6 +125,8 @@ def train(
         except OSError as error:
             say(f"stopped at step {run.next} of {plan.steps}: {reason(error)}; {keep.how_to_go_on(run)}")
             raise typer.Exit(1) from error
+    if candidates:
+        result["candidates"] = listed(candidates)
     if as_json:
         show_json(result)
     else:

@@ -11,13 +11,26 @@ from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imported import imported
 from hush.methods import correlated, independent
+from hush.methods.auto import Candidate, auto, reason, recommend
 from hush.methods.gradients import Gradients
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
 from hush.rules.averaged import Averaged, parse_average
 
-__all__ = ["SAMPLINGS", "Gradients", "Method", "Setting", "catalogue", "find", "make_plan", "options"]
+__all__ = [
+    "SAMPLINGS",
+    "Candidate",
+    "Gradients",
+    "Method",
+    "Setting",
+    "catalogue",
+    "find",
+    "make_plan",
+    "options",
+    "reason",
+    "recommend",
+]
 
 Method = Callable[..., Plan]
 MODULES = (independent, correlated)  # every public function in these is a method
@@ -35,7 +48,9 @@ def _made_in(module: Any) -> list[Method]:
 
 
 def find(name: str) -> Method:
-    """A method by its name, or somebody else's by ``package.module:factory``."""
+    """A method by its name, the best for the setting (``auto``), or somebody else's by ``package.module:factory``."""
+    if name == "auto":
+        return auto
     if ":" in name:
         found: Method = imported(name)
         return found
@@ -99,6 +114,7 @@ def make_plan(
 ) -> Plan:
     """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
 
+    Method ``auto`` takes the candidate with the smallest expected error at ``epsilon`` (see :func:`recommend`).
     ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
 
     >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)

@@ -1,0 +1,153 @@
+"""The method for those who do not want to choose: expected error of every candidate at the same (ε, δ), the best first.
+
+The error is the root mean square, over steps, of the noise that a weight sees, in units of lr · clip / batch size:
+σ · sens(C) · rmse(A C⁻¹), where A is what the rule makes of the noise (prefix sums for SGD). Independent noise with amplification competes on the
+same terms. Error says nothing of the learning rate or of what clipping costs; it ranks the noise alone. Every figure is
+that of a plan that could be run as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from hush import matrices, validate
+from hush.errors import BadInput, HushError, Refused
+from hush.matrices import Workload
+from hush.methods import correlated, shapes
+from hush.methods.gradients import Gradients
+from hush.methods.independent import dp_sgd
+from hush.methods.setting import Setting
+from hush.noise import Identity
+from hush.plan import Plan
+
+DENSE = 600  # most steps for which the dense optimum over several epochs is worth its time in a recommendation
+ONE_PASS = 1500  # the same for the optimum over one pass, which is found faster
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One method for a setting, its noise multiplier at (ε, δ), and the error that the model is expected to see."""
+
+    method: str
+    sigma: float
+    sensitivity: float
+    rmse: float
+    sampling: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        """σ · sens · rmse: noise in what the model sees, in units of the clip."""
+        return self.sigma * self.sensitivity * self.rmse
+
+    @property
+    def name(self) -> str:
+        """The method and what was chosen for it."""
+        return ", ".join([self.method, *(f"{key}={value}" for key, value in self.options.items())])
+
+
+def auto(
+    setting: Setting,
+    gradients: Gradients,
+    *,
+    lr: float | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Plan:
+    """The private method whose noise is expected to disturb the model least at the given ε."""
+    best = recommend(setting, momentum=momentum, weight_decay=weight_decay)[0]
+    return _plan(setting, best.method, {**best.options, **_rule_options(lr, momentum, weight_decay)}, gradients)
+
+
+def recommend(
+    setting: Setting,
+    tell: Tell = lambda name: None,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> tuple[Candidate, ...]:
+    """Every candidate at the setting's ε, the smallest expected error first; ``tell`` hears what is tried next."""
+    if setting.epsilon is None:
+        raise BadInput("method 'auto' compares methods at the same ε: give epsilon, or name a method")
+    validate.positive(epsilon=setting.epsilon)
+    if setting.sampling is not None or setting.sample_rate is not None:
+        raise BadInput("method 'auto' chooses the sampling with the method: leave sampling and sample rate out")
+    return _recommend(replace(setting, assumptions=()), momentum, weight_decay, _Quiet(tell))
+
+
+def reason(candidates: tuple[Candidate, ...]) -> str:
+    """In one sentence: what was chosen, and why."""
+    best, count = candidates[0], len(candidates)
+    plain = next((c for c in candidates if c.method == "dp-sgd"), None)
+    why = f"chose {best.name}: of {count} candidates at the same ε it leaves the least noise in the weights"
+    if plain is best:
+        return f"{why}; sampling amplifies privacy by more here than correlated noise would gain."
+    return f"{why}." if plain is None else f"{why}, {plain.error / best.error:.3g} times less than dp-sgd."
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """A listener that does not count when questions are compared."""
+
+    tell: Tell = field(compare=False)
+
+
+@lru_cache(maxsize=32)
+def _recommend(setting: Setting, momentum: float, weight_decay: float, quiet: _Quiet) -> tuple[Candidate, ...]:
+    found, refusal = [], None
+    for method, options in _shapes(setting):
+        quiet.tell(", ".join([method, *(f"{key}={value}" for key, value in options.items())]))
+        try:
+            found.append(_candidate(setting, method, options, momentum, weight_decay))
+        except HushError as error:
+            refusal = error  # it does not fit this setting: another adjacency, say
+    if not found:
+        raise Refused(f"no candidate fits this setting: {refusal}")
+    return tuple(sorted(found, key=lambda candidate: candidate.error))
+
+
+def _shapes(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "dp-sgd", {}
+    for bands in shapes.possible_bands(setting)[1:]:
+        yield "dp-bandmf", {"bands": bands}
+    yield "dp-ftrl", {"honaker": True}
+    yield "dp-bisr", {}
+    yield "dp-blt", {}
+    if shapes.epochs(setting) == 1 and setting.total_steps <= ONE_PASS:
+        yield "dp-matrix-se", {}
+    elif setting.total_steps <= DENSE:
+        yield "dp-matrix-me", {}
+
+
+def _candidate(
+    setting: Setting, method: str, options: dict[str, Any], momentum: float, weight_decay: float
+) -> Candidate:
+    plan = _plan(setting, method, {**options, **_rule_options(None, momentum, weight_decay)}, Gradients())
+    assert setting.epsilon is not None
+    sigma = plan.calibrated(setting.epsilon).sigma
+    rule: Any = plan.rule
+    work = Workload(plan.steps, momentum, 1.0 - rule.lr * weight_decay)
+    structure = plan.noise.structure
+    shape = matrices.identity(plan.steps) if isinstance(structure, Identity) else structure
+    assert isinstance(shape, matrices.Structure)
+    sampling = {"dp-sgd": "poisson", "dp-bandmf": "cyclic"}.get(method, "same-order")
+    return Candidate(method, sigma, plan.sensitivity, shape.rmse(work), sampling, options)
+
+
+def _plan(setting: Setting, method: str, options: dict[str, Any], gradients: Gradients) -> Plan:
+    module: Any = correlated
+    factory = dp_sgd if method == "dp-sgd" else getattr(module, method.replace("-", "_"))
+    if method == "dp-ftrl" and "weight_decay" in options:
+        raise Refused("dp-ftrl has no weight decay")
+    made: Plan = factory(setting, gradients, **options)
+    return made
+
+
+def _rule_options(lr: float | None, momentum: float, weight_decay: float) -> dict[str, float]:
+    changed = {"momentum": momentum, "weight_decay": weight_decay}
+    return ({} if lr is None else {"lr": lr}) | {key: value for key, value in changed.items() if value}
