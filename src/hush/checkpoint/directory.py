@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hush.checkpoint.digest import data_digest, frozen_digest
 from hush.checkpoint.file import Saved, Unreadable, read, to_bytes
 from hush.checkpoint.tree import revive
@@ -128,6 +130,7 @@ class Checkpoints:
                 "fingerprint": run.plan.fingerprint(),
                 "plan": describe(run.plan),
                 "versions": {name: version(name) for name in ("hush", "torch")},
+                "threads": torch.get_num_threads(),
             }
         changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}
         return {**self._fixed, **changing}

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 
 from hush.checkpoint import Checkpoints, Found
@@ -42,6 +44,7 @@ class Kept:
     def attach(self, run: Run, options: dict[str, Any], ledger: Path | None, dataset: str | None) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
+            _same_machinery(self.found.saved.facts)
             self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
         elif self.resume:
@@ -145,6 +148,16 @@ def _check(found: Found, out: Path, resume: bool) -> None:
     if step < steps:
         raise BadInput(f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out")
     say(f"'{out}' holds a finished run, which this one replaces")
+
+
+def _same_machinery(facts: dict[str, Any]) -> None:
+    """What decides the last bits of a sum: the number of threads, which is set, and torch's version, which is told."""
+    if facts["threads"] != torch.get_num_threads():
+        torch.set_num_threads(facts["threads"])
+        say(f"using {facts['threads']} threads, as the run did, so that it goes on to the same bits")
+    before, now = facts["versions"]["torch"], version("torch")
+    if before != now:
+        say(f"the run began with torch {before} and goes on with {now}: its bits may differ from an unbroken run's")
 
 
 def recalled(context: typer.Context, out: Path) -> dict[str, Any]:
