@@ -239,7 +239,8 @@ class Run:
     def _add_noise(self, channel: str, sums: Named, std: float) -> Named:
         if std > 0:
             layout = Layout.of(sums)
-            noise = self._draw(channel, torch.empty(layout.size, dtype=self._dtype, device=self.device))
+            like = torch.empty(1, dtype=self._dtype, device=self.device).expand(layout.size)  # a shape without memory
+            noise = self._draw(channel, like)
             torch._foreach_add_(list(sums.values()), list(layout.split(noise).values()), alpha=std)
         torch._foreach_div_(list(sums.values()), self.plan.divisor)
         return sums

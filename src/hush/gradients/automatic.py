@@ -22,7 +22,7 @@ from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional, record_one_by_one
 from hush.gradients.tape import GradientWarning, Point, Tape
 from hush.gradients.watched import Unhandled
-from hush.named import Losses, trainable
+from hush.named import Losses
 
 PROBED = 3  # examples of the first comparison
 CLOSE = {torch.float64: 1e-7, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
@@ -55,7 +55,8 @@ def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, poi
 
 
 def _verdict(model: nn.Module, losses: Losses) -> Verdict:
-    kind = (getattr(losses, "__code__", None) or losses, model.training, tuple(trainable(model)))
+    source = getattr(losses, "__code__", losses)
+    kind = (source if isinstance(source, Hashable) else type(source), model.training)
     return _VERDICTS.setdefault(model, {}).setdefault(kind, Verdict())
 
 

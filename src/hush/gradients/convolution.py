@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.costs import ENTRY, GRAM, HOLD, chunk_of
-from hush.gradients.terms import Rows, Term, Weights
+from hush.gradients.costs import ENTRY, GRAM, HOLD, ROOM, TEMPORARY, chunk_of
+from hush.gradients.terms import Rows, Term, Weights, chunked_squares
 from hush.gradients.windows import Filler
 
 
@@ -87,7 +87,8 @@ class Convolution:
     def term(self, x: Tensor, gy: Tensor, weight: Tensor) -> Term:
         """The gradients themselves where that is the cheaper way, else what they are made of."""
         kept = Windowed(self, x, gy.contiguous(), weight)
-        return Rows(kept.rows(0, x.shape[0])) if kept.held_is_cheaper() else kept
+        small = weight.numel() <= ROOM * (x[0].numel() + gy[0].numel())
+        return Rows(kept.rows(0, x.shape[0])) if small and kept.held_is_cheaper() else kept
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,13 @@ class Windowed:
         return out.view(stop - start, *self.weight.shape)
 
     def squares(self) -> Tensor:
-        """‖gᵢ‖² = Σ_pq (a_p·a_q)(b_p·b_q) without copying a window.
+        """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
+        if self.held_is_cheaper():
+            return chunked_squares([self], self.x.shape[0], self.weight.numel())
+        return self.gram_squares()
+
+    def gram_squares(self) -> Tensor:
+        """The second way.
 
         The windows' Gram matrix sums entries of the wide side's own over the taps: (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}."""
         n, groups = self.x.shape[0], self.rule.groups
@@ -176,5 +183,15 @@ class Windowed:
         return slice(first, max(first, last)), slice(start, start + max(0, last - first) * stride, stride)
 
     def weighted(self, weights: Weights) -> Tensor:
-        """The ordinary weight gradient with the output's gradient scaled by w."""
-        return self.rule.weight_gradient(weights.rows(self.x), weights.scale(self.gy), self.weight)
+        """The ordinary weight gradient with the smaller side scaled by w, a part of the examples at a time."""
+        x, gy = weights.rows(self.x), weights.rows(self.gy)
+        step = max(32, TEMPORARY // (self.x[0].numel() + self.gy[0].numel()))
+        total: Tensor | None = None
+        for start in range(0, len(x), step):
+            part = slice(start, start + step)
+            scale = weights.values[part].view(-1, *[1] * (x.dim() - 1))
+            small = x[0].numel() < gy[0].numel()
+            sides = (x[part] * scale, gy[part]) if small else (x[part], gy[part] * scale)
+            found = self.rule.weight_gradient(*sides, self.weight)
+            total = found if total is None else total.add_(found)
+        return torch.zeros_like(self.weight) if total is None else total

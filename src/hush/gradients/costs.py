@@ -5,7 +5,8 @@ Per example, for a weight of in × out used at P positions, in nanoseconds of on
     held  = P·in·out·a + in·out·b          the gradient is computed, kept, read for the norm and read for the sum
     gram  = P²·(in + out)·c + P²·d + P·in·out·a      two Gram matrices for the norm, one product of matrices for the sum
 
-``benchmarks/layer_costs.py`` measures both and prints the constants that fit.
+``benchmarks/layer_costs.py`` measures both ways for the convolutions of the benchmarks' models, next to what is picked.
+Where holding would cost too much memory, the gradients are computed for the norm and again, summed, for the sum.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ MULTIPLY = 0.022  # a: one multiplication in a large product of matrices
 HOLD = 1.5  # b: writing, and reading twice, one number of a held gradient
 GRAM = 0.040  # c: one multiplication in a small product
 ENTRY = 1.0  # d: one entry of the two Gram matrices
-CHUNK = 1 << 18  # numbers in one temporary: a megabyte stays in the second-level cache
+ROOM = 1.5  # a gradient is held only up to this many times the size of what it is made of
+CHUNK = 1 << 17  # numbers in one temporary of a norm: half a megabyte stays in the second-level cache
+TEMPORARY = 1 << 20  # numbers that a weighted sum of convolutions takes at a time
 
 
 def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:

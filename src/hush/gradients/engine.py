@@ -60,11 +60,11 @@ class BookTape:
 
 
 @contextmanager
-def _standing_in(model: nn.Module, stand_ins: dict[int, Watched]) -> Iterator[None]:
+def _standing_in(modules: Sequence[nn.Module], stand_ins: dict[int, Watched]) -> Iterator[None]:
     """Put the stand-ins in the parameters' places, wherever one parameter is shared, and take them out again."""
     swapped: list[tuple[dict[str, Any], str, Any]] = []
     try:
-        for module in model.modules():
+        for module in modules:
             places: dict[str, Any] = module._parameters
             for key, param in list(places.items()):
                 if id(param) in stand_ins:
@@ -106,8 +106,9 @@ def _one_point(
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
-    single = forwards(mapped(model, alone, session))
-    with torch.enable_grad(), substituted(model), single, _standing_in(model, stand_ins):
+    modules = list(model.modules())
+    single = forwards(mapped(model, alone, session) if alone else {})
+    with torch.enable_grad(), substituted(modules), single, _standing_in(modules, stand_ins):
         values = losses(model, content if point.content is None else point.content)
     check_losses(values, n)
     if values.requires_grad:

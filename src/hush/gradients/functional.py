@@ -65,7 +65,7 @@ def _one_point(wrapped: Wrapped, params: Named, content: Any) -> tuple[Tensor, N
         return single
 
     in_dims = (None, *[0] * len(batched))
-    with torch.enable_grad(), substituted(wrapped.model):
+    with torch.enable_grad(), substituted(wrapped.modules()):
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
     return values, gradients
 
@@ -85,7 +85,7 @@ def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, po
         seen = content if point.content is None else point.content
         for i in range(n):
             single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, seen)
-            with torch.enable_grad(), substituted(model):
+            with torch.enable_grad(), substituted(model.modules()):
                 loss = functional_call(wrapped, named, (single,))
             check_losses(loss, 1)
             values += [loss.detach()] if number == 0 else []

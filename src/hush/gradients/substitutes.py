@@ -7,7 +7,7 @@ the forwards below take their place, for every engine alike, so that model rando
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def substituted(model: nn.Module) -> Iterator[None]:
-    """The model with the forwards of this module in place of torch's."""
-    with forwards({m: functools.partial(f, m) for m in model.modules() if (f := _SUBSTITUTES.get(type(m)))}):
+def substituted(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A model's modules with the forwards of this file in place of torch's."""
+    with forwards({m: functools.partial(f, m) for m in modules if (f := _SUBSTITUTES.get(type(m)))}):
         yield
 
 

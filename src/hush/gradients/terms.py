@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hush.gradients.costs import chunk_of, held_is_cheaper
+from hush.gradients.costs import ROOM, chunk_of, held_is_cheaper
 from hush.gradients.tape import squares
 
 
@@ -96,7 +96,7 @@ class Outer:
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]
         if positions == 1:
-            return squares(self.a) * squares(self.b)
+            return squares(self.a).mul_(squares(self.b))
         if held_is_cheaper(positions, inputs, outputs):
             return chunked_squares([self], n, inputs * outputs)
         step = chunk_of(positions * max(inputs, outputs, positions), n)
@@ -112,7 +112,9 @@ class Outer:
     def cheapest(self) -> Term:
         """The gradients themselves where that is the cheaper way, else these factors."""
         n, positions, inputs = self.a.shape
-        if positions > 1 and held_is_cheaper(positions, inputs, self.b.shape[2]):
+        outputs = self.b.shape[2]
+        small = inputs * outputs <= ROOM * positions * (inputs + outputs)
+        if positions > 1 and small and held_is_cheaper(positions, inputs, outputs):
             return Rows(self.rows(0, n))
         return self
 
