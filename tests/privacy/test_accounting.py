@@ -101,7 +101,7 @@ def test_mixed_composition_agrees_with_dp_accounting() -> None:
     mixed = dp_event.ComposedDpEvent(
         [poisson(0.01, 0.8, 200), Gaussian(3.0), poisson(0.05, 2.0, 50), dp_event.LaplaceDpEvent(20.0)]
     )
-    reference = PLDAccountant(value_discretization_interval=1e-4).compose(mixed).get_epsilon(DELTA)
+    reference = PLDAccountant(value_discretization_interval=2e-4).compose(mixed).get_epsilon(DELTA)
     assert epsilon(mixed, DELTA) == pytest.approx(reference, rel=2e-4)
     assert epsilon(mixed, DELTA) < epsilon(mixed, DELTA, accountant="rdp")
     assert epsilon(mixed, DELTA) > epsilon(poisson(0.01, 0.8, 200), DELTA) + 0.1
@@ -120,7 +120,7 @@ def test_mixed_composition_agrees_with_dp_accounting() -> None:
 )
 def test_other_leaves_agree_with_dp_accounting(event: dp_event.DpEvent) -> None:
     reference = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(DELTA)
-    assert epsilon(event, DELTA) == pytest.approx(reference, rel=2e-3)
+    assert reference * (1 - 1e-3) <= epsilon(event, DELTA) <= reference * (1 + 5e-3)
 
 
 def test_randomised_response() -> None:
@@ -267,6 +267,12 @@ def test_too_much_is_refused_in_words() -> None:
     many = dp_event.ComposedDpEvent([dp_event.PoissonSampledDpEvent(0.1, Gaussian(1 + i / 1e4)) for i in range(1001)])
     with pytest.raises(Refused, match="different releases"):
         epsilon(many, DELTA)
+    with pytest.raises(BadInput, match="dp-accounting cannot read"):
+        epsilon(dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1e-6)), DELTA)
+    with pytest.raises(BadInput, match="too extreme"):
+        epsilon(dp_event.DiscreteLaplaceDpEvent(1e6, 3), DELTA)
+    with pytest.raises(BadInput, match="has no noise"):
+        epsilon(dp_event.MixtureOfGaussiansDpEvent(0.0, [0.0, 1.0], [0.5, 0.5]), DELTA)
     with pytest.raises(BadInput, match="1e-100"):
         epsilon(Gaussian(1.0), 1e-200)
 
@@ -276,7 +282,7 @@ sigmas = st.floats(0.4, 20.0)
 steps = st.integers(1, 1000)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rates, sigmas, steps, st.sampled_from([1e-9, 1e-5, 1e-3]))
 def test_pld_lies_between_one_step_and_rdp(rate: float, sigma: float, count: int, at: float) -> None:
     found = epsilon(poisson(rate, sigma, count), at)
@@ -286,7 +292,7 @@ def test_pld_lies_between_one_step_and_rdp(rate: float, sigma: float, count: int
     assert found >= epsilon(poisson(rate, sigma, 1), at) * (1 - 1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(rates, sigmas, steps, st.floats(1.05, 3.0))
 def test_epsilon_is_monotone(rate: float, sigma: float, count: int, factor: float) -> None:
     base = epsilon(poisson(rate, sigma, count), DELTA)
@@ -298,7 +304,7 @@ def test_epsilon_is_monotone(rate: float, sigma: float, count: int, factor: floa
     assert epsilon(poisson(rate, sigma / 2, count), DELTA, adjacency="replace") * slack >= base  # it contains removing
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rates, sigmas, steps, st.floats(0.1, 5.0))
 def test_delta_and_epsilon_are_inverse(rate: float, sigma: float, count: int, at: float) -> None:
     event = poisson(rate, sigma, count)

@@ -23,7 +23,14 @@ from dp_accounting import dp_event
 
 from hush.errors import BadInput, Refused
 from hush.privacy import renyi
-from hush.privacy.discrete import Direction, by_reference, laplace, poisson_gaussian, randomized_response
+from hush.privacy.discrete import (
+    Direction,
+    by_reference,
+    laplace,
+    poisson_gaussian,
+    randomized_response,
+    reference_width,
+)
 from hush.privacy.events import Leaves, Profile, describe, leaves
 from hush.privacy.pld import Part, chernoff_delta, compose
 from hush.privacy.profile import gaussian_delta, gaussian_epsilon
@@ -220,9 +227,9 @@ def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
         case dp_event.RandomizedResponseDpEvent():
             pair = randomized_response(leaf.noise_parameter, leaf.num_buckets, direction)
         case _:
-            coarse = by_reference(leaf, direction, 1e-2)
-            width = max(len(coarse.masses) - 1, 1) * coarse.step
-            return Part(lambda step: by_reference(leaf, direction, step), width, count, cells=2**12)
+            slow = isinstance(leaf, dp_event.MixtureOfGaussiansDpEvent)
+            cells = 2**11 if slow else 2**14
+            return Part(lambda step: by_reference(leaf, direction, step), reference_width(leaf), count, cells)
     return Part(pair.grid, pair.width, count)
 
 

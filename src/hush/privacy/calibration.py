@@ -42,9 +42,11 @@ def smallest_sigma(
 
     bracket = _bracket(cost, epsilon, delta)
     sigma = _narrow(cost, epsilon, *bracket) * (1 + MARGIN)
-    while cost(sigma) > epsilon:  # only if the accountant's ε is not monotone to the last digit
-        sigma *= 1 + MARGIN
-    return sigma
+    for _ in range(3):
+        if cost(sigma) <= epsilon:
+            return sigma
+        sigma *= 1 + MARGIN / 2  # only if the accountant's ε is not monotone to the last digit
+    raise Refused(f"the ε of these events does not fall steadily with σ near {sigma:.4g}: σ cannot be calibrated")
 
 
 def largest_steps(
@@ -62,19 +64,35 @@ def largest_steps(
     positive(epsilon=epsilon)
     probability(delta=delta)
 
-    def fits(steps: int) -> bool:
-        return epsilon_of(event_of_steps(steps), delta, adjacency=adjacency, accountant=accountant) <= epsilon
+    def cost(steps: int) -> float:
+        return epsilon_of(event_of_steps(steps), delta, adjacency=adjacency, accountant=accountant)
 
-    if not fits(1):
+    low, high, at_low, at_high = 1, 1, cost(1), math.nan
+    if at_low > epsilon:
         raise Refused(f"not even one step stays within ε = {epsilon:g} at δ = {delta:g}: more noise is needed")
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
+    while not at_high > epsilon:
+        low, at_low = high, (at_low if math.isnan(at_high) else at_high)
+        high, at_high = 4 * high, cost(4 * high)
         if high > MOST_STEPS:
             raise Refused(f"more than {MOST_STEPS} steps stay within ε = {epsilon:g} at δ = {delta:g}: take any number")
+    return _narrow_steps(cost, epsilon, low, at_low, high, at_high)
+
+
+def _narrow_steps(
+    cost: Callable[[int], float], target: float, low: int, at_low: float, high: int, at_high: float
+) -> int:
+    """The largest whole number that fits, between low (which does) and high (which does not)."""
+    under, over, side = _log(at_low, target), _log(at_high, target), 0
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        guess = round(low * (high / low) ** min(max(under / (under - over), 0.02), 0.98))
+        guess = min(max(guess, low + 1), high - 1)
+        found = cost(guess)
+        if found <= target:
+            low, under = guess, _log(found, target)
+            over, side = (over / 2 if side < 0 else over), -1
+        else:
+            high, over = guess, _log(found, target)
+            under, side = (under / 2 if side > 0 else under), 1
     return low
 
 

@@ -177,11 +177,35 @@ def randomized_response(keep: float, buckets: int, direction: Direction) -> Pair
 def by_reference(event: Any, direction: Direction, step: float) -> Grid:
     """The rarer leaves that dp-accounting's PLD knows under add-remove, on a grid that it makes."""
     try:
-        pld = _reference(event, step)
-    except (ValueError, ZeroDivisionError) as error:
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            pld = _reference(event, step)
+    except (ValueError, ArithmeticError) as error:
         raise BadInput(f"dp-accounting cannot read {event}: {error}") from error
     part = (pld._pmf_add if direction == "add" else pld._pmf_remove).to_dense_pmf()
-    return Grid(step, int(part._lower_loss), np.asarray(part._probs, dtype=np.float64), float(part._infinity_mass))
+    masses, infinite = np.asarray(part._probs, dtype=np.float64), float(part._infinity_mass)
+    if not abs(float(masses.sum()) + infinite - 1) < 1e-6 or not masses.any():
+        raise BadInput(f"dp-accounting cannot put {event} on a grid: its parameters are too extreme")
+    return Grid(step, int(part._lower_loss), masses, infinite)
+
+
+def reference_width(event: Any) -> float:
+    """About how far the losses of such a leaf spread."""
+    match event:
+        case dp_event.PoissonSampledDpEvent(event=dp_event.LaplaceDpEvent()):
+            return 2 / float(event.event.noise_multiplier)
+        case dp_event.DiscreteLaplaceDpEvent():
+            width = float(2 * event.noise_parameter * event.sensitivity)
+        case dp_event.MixtureOfGaussiansDpEvent():
+            width = _gaussian_width(float(max(map(abs, event.sensitivities))), float(event.standard_deviation))
+        case _:
+            width = _gaussian_width(2.0, float(event.noise_multiplier))
+    if not (math.isfinite(width) and width > 0):
+        raise BadInput(f"{event} has no noise, or nothing to hide")
+    return width
+
+
+def _gaussian_width(sensitivity: float, sigma: float) -> float:
+    return sensitivity * (sensitivity + 20 * sigma) / sigma**2 if sigma > 0 else math.inf
 
 
 def _reference(event: Any, step: float) -> Any:

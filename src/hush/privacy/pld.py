@@ -33,6 +33,7 @@ ACCURACY = 1e-5  # relative, of ε
 DELTA_ACCURACY = 1e-3  # relative, of δ
 OUTSIDE = 1e-13  # tilted mass that may fall outside the window on either side
 ROUNDING = 1e-14  # loss that floating point may hide in one step
+RELATIVE = 1e-12  # and relative to the whole loss
 UNIT = float(np.finfo(np.float64).eps)
 
 
@@ -124,7 +125,7 @@ class Composed:
     def delta(self, epsilon: float) -> float:
         """δ at ε ≥ 0, an upper bound."""
         losses, gap, lower = self._tails
-        at = epsilon - ROUNDING * self.product.steps
+        at = epsilon * (1 - RELATIVE) - ROUNDING * self.product.steps
         if at < losses[0]:
             return 1.0
         cell = min(int((at - losses[0]) / self.product.step), len(losses) - 1)
@@ -147,8 +148,8 @@ class Composed:
         """Whether the window reaches below the ε of this δ, and rounding is a small part of δ there."""
         if self.start > 0 and self._enough(delta)[0]:
             return False
-        found = self.epsilon(delta)
-        return found == math.inf or self.moment - self.tilt * found + math.log(self.slack) < math.log(1e-4 * delta)
+        hidden = self.moment - self.tilt * self.epsilon(delta) + math.log(self.slack)
+        return math.isfinite(hidden) and hidden < math.log(1e-4 * delta)
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with δ(ε) ≤ delta, or infinity."""
@@ -162,7 +163,7 @@ class Composed:
             goal = math.log(delta - self.product.infinite) - self.moment + self.tilt * losses[first - 1]
             excess = gap[first - 1] + self.slack - math.exp(min(goal, 700.0))
             found = min(found, float(losses[first - 1]) + math.log1p(max(excess / lower[first - 1], 0.0)))
-        return max(found + ROUNDING * self.product.steps, 0.0)
+        return max(found * (1 + RELATIVE) + ROUNDING * self.product.steps, 0.0)
 
 
 def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
@@ -191,10 +192,12 @@ def _around(product: Product, tilt: float, low: float, high: float, delta: float
     ε lies far above the true one: the window may miss that, or rounding errors weigh too much there.
     """
     composed = _convolve(product, tilt, low, high)
-    while delta is not None and not composed.sharp(delta):
+    for _ in range(40):
+        if delta is None or composed.sharp(delta) or product.infinite >= delta:
+            break
         tilt /= 2
         other = _convolve(product, tilt, *_window(product, tilt))
-        if not other.sharp(delta) and composed.epsilon(delta) <= other.epsilon(delta) * (1 + ACCURACY):
+        if composed.epsilon(delta) < other.epsilon(delta) * (1 + ACCURACY) and not other.sharp(delta):
             break
         composed = other
     return composed
@@ -204,7 +207,7 @@ def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
     """An upper bound on δ(ε) without any convolution, on a grid of about this step: infinite part + M(λ)e^(−λε)."""
     product = _product(parts, max(step, max(part.width / part.cells for part in parts)))
     tilt = _tilt(product, None, epsilon, None)
-    shown = product.log_moment(tilt) - tilt * (epsilon - ROUNDING * product.steps)
+    shown = product.log_moment(tilt) - tilt * (epsilon * (1 - RELATIVE) - ROUNDING * product.steps)
     return product.infinite + math.exp(min(shown, 0.0))
 
 
@@ -240,7 +243,7 @@ def _step(product: Product, tilt: float, delta: float | None, epsilon: float | N
         allowed = ACCURACY * (max(product.log_moment(tilt), 0.0) - math.log(delta))  # λε by Chernoff
     curve = math.sqrt(8 * allowed / (product.steps * tilt * (tilt + 1)))
     root = math.sqrt(product.steps)
-    return min(curve, product.spread(0.0)[1] / root / max(50.0, 2000 / root))  # fine also against one step's spread
+    return min(curve, product.spread(0.0)[1] / root / max(50.0, 500 / root))  # fine also against one step's spread
 
 
 def _window(product: Product, tilt: float) -> tuple[float, float]:

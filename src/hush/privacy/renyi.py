@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from hush.errors import BadInput, Refused
-from hush.privacy.events import Leaves, describe, rebuild
+from hush.privacy.events import Leaves, describe, leaves, rebuild
 
 RELATIONS = {
     "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -88,7 +88,8 @@ def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> No
     inner = RdpAccountant(alphas, RELATIONS[adjacency])
     with _quiet():
         inner.compose(leaf.event)
-    if float(np.min(inner.rdp)) <= SLACK:
+    steps = sum(count for _, count in leaves(leaf.event).others) + 1
+    if float(np.min(inner.rdp)) <= 1e3 * SLACK * steps:
         raise Refused(f"the privacy loss of {describe(leaf.event)} is too small to compute the price of selection")
     if not (leaf.mean >= 1 and leaf.shape >= 0 and not math.isnan(leaf.shape)):
         raise BadInput(f"a selection needs a mean of at least 1 and a shape of at least 0, got {describe(leaf)}")
