@@ -31,7 +31,7 @@ from optimizers import ChannelsLast, evaluated
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "one-pass.jsonl"
 METHODS = ("dp-matrix-se", "dp-sgd")
-RATES = (0.032, 0.1, 0.32, 1.0, 3.2)  # half powers of ten
+RATES = (0.1, 0.32, 1.0, 3.2, 10.0)  # half powers of ten; 0.032 was tried with the first seed and left out
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Spec:
 def specs(seeds: int) -> Iterator[Spec]:
     """All runs, seed by seed."""
     for seed in range(seeds):
-        for lr in sorted(RATES, key=lambda lr: abs(lr - 0.32)):
+        for lr in reversed(RATES):
             for method in METHODS:
                 yield Spec(method, lr, seed)
 

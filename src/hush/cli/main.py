@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import typer
 
-from hush.cli import account, bench, data, ledger, methods, train
+from hush.cli import account, bench, data, ledger, methods, noise, train
 from hush.cli.console import say
 from hush.errors import HushError
 
@@ -28,6 +28,7 @@ app.command("train")(train.train)
 app.command("bench")(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(noise.app, name="noise")
 
 
 @app.callback()

@@ -46,9 +46,14 @@ class Recursion:
 
     def total(self) -> float:
         """‖A C⁻¹‖_F²."""
+        return float(np.sum(self.seen_variances()))
+
+    def seen_variances(self) -> Array:
+        """Var((A C⁻¹Z)ₜ) for every t."""
         _, H, _, J = self._maps()
         before = self._covariances()[0]
-        return float(np.sum((H @ before) * H) + np.sum(J**2))
+        rows = np.sum((H @ before) * H, axis=2) + np.sum(J**2, axis=2)
+        return np.asarray(rows.reshape(-1)[: self.steps])
 
     def noise_variances(self) -> Array:
         """Var(nₜ) for every t."""

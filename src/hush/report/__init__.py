@@ -1,0 +1,1 @@
+"""Pages made from results: self-contained, they work offline."""
