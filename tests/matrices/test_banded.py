@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hush.errors import BadInput, Refused
 from hush.matrices import Banded, Dense, Toeplitz, optimal_banded, optimal_single, optimal_toeplitz, square_root
+from hush.matrices.band_optimum import _toeplitz_loss
 from hush.matrices.newton import Problem, minimise
 from hush.matrices.recursion import Recursion
 from hush.matrices.workloads import Workload, prefix_sums
@@ -96,6 +97,14 @@ def test_toeplitz_optimum():
         near = Toeplitz(200, best.structure.coefficients * (1 + 1e-3 * rng.normal(size=10)))
         assert near.rmse() * near.single() > best.error
     assert best.structure.bands == 10
+
+
+@pytest.mark.parametrize("steps", [10**4, 10**6])
+def test_toeplitz_optimum_is_stationary_for_many_steps(steps):
+    # at many steps the inverse of c soon explodes, and a careless line search stops there and calls it converged
+    best = optimal_toeplitz(prefix_sums(steps), 8, rtol=1e-9)
+    _, gradient = _toeplitz_loss(prefix_sums(steps), 8, 1, steps)(best.structure.coefficients)
+    assert np.max(np.abs(gradient[1:])) < 1e-3
 
 
 def test_toeplitz_optimum_for_several_participations():

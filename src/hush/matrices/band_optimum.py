@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import OptimizeResult, minimize
 
-from hush.errors import BadInput
+from hush.errors import BadInput, HushError
 from hush.matrices.banded import Banded, to_columns, to_rows
 from hush.matrices.cache import cached
 from hush.matrices.recursion import Recursion
@@ -22,6 +22,8 @@ from hush.matrices.structure import Solution
 from hush.matrices.toeplitz import Toeplitz, square_root
 from hush.matrices.workloads import Workload
 from hush.validate import whole
+
+_ITERATIONS = 2000
 
 
 def optimal_banded(workload: Workload, bands: int, *, rtol: float = 1e-9) -> Solution[Banded]:
@@ -59,10 +61,10 @@ def optimal_toeplitz(
 
 
 def _banded(workload: Workload, bands: int, rtol: float) -> dict[str, Array]:
-    """L-BFGS over the entries below a unit diagonal; columns are normalised inside the objective."""
+    """L-BFGS from the Toeplitz optimum over entries below a unit diagonal; the objective normalises the columns."""
     steps = workload.steps
     flat = Workload(steps, workload.momentum, workload.decay)
-    start = np.tile(pad(square_root(flat, bands).coefficients, bands), (steps, 1))
+    start = np.tile(_toeplitz(flat, bands, 1, steps, 1e-8)["coefficients"], (steps, 1))
     inside = np.arange(bands) < np.arange(steps, 0, -1)[:, None]  # columns end at the last step
     below = inside & (np.arange(bands) > 0)
 
@@ -98,12 +100,12 @@ def _toeplitz(workload: Workload, bands: int, times: int, apart: int, rtol: floa
         return value, np.cumsum(gradient)
 
     if bands <= apart:
-        found = _descend(by_coefficients, root[1:], rtol)
-        c = np.concatenate([[1.0], found.x])
+        best, iterations = _guarded(by_coefficients, root[1:], rtol)
+        c = np.concatenate([[1.0], best])
     else:
         found = _descend(by_falls, root - np.append(root[1:], 0.0), rtol, least=0.0)
-        c = np.cumsum(found.x[::-1])[::-1]
-    return {"coefficients": c / c[0], "iterations": np.array(float(found.nit))}
+        c, iterations = np.cumsum(found.x[::-1])[::-1], found.nit
+    return {"coefficients": c / c[0], "iterations": np.array(float(iterations))}
 
 
 def _toeplitz_loss(workload: Workload, bands: int, times: int, apart: int) -> Callable[[Array], tuple[float, Array]]:
@@ -133,6 +135,36 @@ def _toeplitz_loss(workload: Workload, bands: int, times: int, apart: int) -> Ca
 def _descend(
     loss: Callable[[Array], tuple[float, Array]], start: Array, rtol: float, least: float | None = None
 ) -> OptimizeResult:
-    options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 20, "ftol": rtol, "gtol": 0.0}
+    options = {"maxiter": _ITERATIONS, "maxfun": 4000, "maxcor": 20, "ftol": rtol, "gtol": 0.0}
     bounds = None if least is None else [(least, None)] * len(start)
     return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+
+
+def _guarded(loss: Callable[[Array], tuple[float, Array]], start: Array, rtol: float) -> tuple[Array, int]:
+    """BFGS that halves its step until the loss is finite and falls: c must stay where its inverse does not explode.
+
+    Stops when the predicted gain ½ gᵀHg is below rtol. (scipy's line search gives up at its first infinite value.)
+    """
+    x, (value, gradient) = start, loss(start)
+    H = np.eye(len(x)) * 0.1 / max(float(np.linalg.norm(gradient)), 1e-300)
+    for iteration in range(_ITERATIONS):
+        step = -H @ gradient
+        slope = float(gradient @ step)
+        if -slope / 2 < rtol and iteration:
+            return x, iteration
+        for _ in range(60):
+            moved = loss(x + step)
+            if moved[0] <= value + 1e-4 * slope:
+                break
+            step, slope = step / 2, slope / 2
+        else:
+            return x, iteration  # rounding hides any further gain
+        change = moved[1] - gradient
+        curvature = float(change @ step)
+        if curvature > 0:
+            if iteration == 0:
+                H = np.eye(len(x)) * curvature / float(change @ change)
+            project = np.eye(len(x)) - np.outer(step, change) / curvature
+            H = project @ H @ project.T + np.outer(step, step) / curvature
+        x, (value, gradient) = x + step, moved
+    raise HushError(f"the Toeplitz optimum did not settle in {_ITERATIONS} iterations")

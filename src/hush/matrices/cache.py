@@ -22,7 +22,7 @@ import numpy as np
 
 from hush.matrices.series import Array
 
-VERSION = 2  # raise it when a solver changes what it finds
+VERSION = 3  # raise it when a solver changes what it finds
 Arrays = dict[str, Array]
 
 
