@@ -175,6 +175,30 @@ def test_killed_between_write_flush_and_rename(name, after, straight, stated, tm
     check_same(out, straight, stated)
 
 
+@pytest.mark.parametrize(("name", "number"), [("fsync", 5), ("fsync", 9), ("replace", 4), ("pwrite", 2), ("write", 3)])
+def test_a_failing_disk_stops_cleanly_and_goes_on(name, number, straight, stated, tmp_path) -> None:
+    """The n-th call of a kind fails instead: one sentence, exit 1, and the rest as after a kill."""
+    out = tmp_path / "run"
+
+    def work() -> int:
+        real, seen = getattr(os, name), 0
+
+        def failing(*arguments, **options):
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                raise OSError(5, "Input/output error")
+            return real(*arguments, **options)
+
+        setattr(os, name, failing)
+        return main(training(out))
+
+    assert ended(in_child(work)) == 1
+    check_whole(out)
+    finish(out)
+    check_same(out, straight, stated)
+
+
 def test_a_torn_write_falls_back(straight, stated, tmp_path) -> None:
     """A disk that lost the end of the newest checkpoint: the one before is used, and said."""
     out = tmp_path / "run"
