@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from hush.errors import HushError
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional, record_one_by_one
-from hush.gradients.tape import GradientWarning, Point, Tape
+from hush.gradients.tape import GradientWarning, Point, Tape, rewinder
 from hush.gradients.watched import Unhandled
 from hush.named import Losses
 
@@ -62,12 +62,13 @@ def _verdict(model: nn.Module, losses: Losses) -> Verdict:
 
 def _booked(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point], verdict: Verdict) -> Tape:
     """Book-keeping; a module whose parameters it cannot follow is left to torch.func, then the module around it."""
-    state, known, why = torch.get_rng_state(), verdict.alone, ""
+    rewind = rewinder(next(model.parameters()).device)
+    known, why = verdict.alone, ""
     while True:
         try:
             tape = record_book_keeping(model, losses, content, n, points, verdict.alone)
         except Unhandled as stop:
-            torch.set_rng_state(state)
+            rewind()
             verdict.alone, why = _wider(verdict.alone, stop), stop.why
             continue
         for name in sorted(verdict.alone - known):

@@ -18,7 +18,7 @@ import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.gradients.alone import mapped
 from hush.gradients.substitutes import forwards, substituted
-from hush.gradients.tape import Point, Tape, check_losses, weights_of
+from hush.gradients.tape import Point, Tape, check_losses, rewinder, weights_of
 from hush.gradients.terms import Rows, Term, Weights, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Watched
 from hush.named import Losses, Named, trainable
@@ -85,9 +85,9 @@ def record_book_keeping(
     params = trainable(model)
     terms: dict[str, list[Term]] = {name: [] for name in params}
     first: Tensor | None = None
-    state = torch.get_rng_state()
+    rewind = rewinder(next(iter(params.values())).device)
     for point in points:
-        torch.set_rng_state(state)
+        rewind()
         values, entries = _one_point(model, losses, content, n, params, point, alone)
         first = values if first is None else first
         for entry in entries:

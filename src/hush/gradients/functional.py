@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from hush.gradients.substitutes import substituted
-from hush.gradients.tape import HeldTape, Point, check_losses
+from hush.gradients.tape import HeldTape, Point, check_losses, rewinder
 from hush.named import Losses, Named, trainable
 
 
@@ -37,9 +37,9 @@ def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, po
     own = {name: p.detach() for name, p in trainable(model).items()}
     total: Named = {}
     first: Tensor | None = None
-    state = torch.get_rng_state()
+    rewind = rewinder(next(iter(own.values())).device)
     for point in points:
-        torch.set_rng_state(state)
+        rewind()
         values, gradients = _one_point(
             Wrapped(model, losses), own | (point.params or {}), content if point.content is None else point.content
         )
@@ -75,11 +75,11 @@ def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, po
 
     Each example draws its own model randomness, one after the other."""
     own = {name: p.detach() for name, p in trainable(model).items()}
-    wrapped, state = Wrapped(model, losses), torch.get_rng_state()
+    wrapped, rewind = Wrapped(model, losses), rewinder(next(iter(own.values())).device)
     rows: dict[str, list[Tensor]] = {name: [torch.zeros_like(p)] * n for name, p in own.items()}
     values: list[Tensor] = []
     for number, point in enumerate(points):
-        torch.set_rng_state(state)
+        rewind()
         leaves = {name: p.clone().requires_grad_() for name, p in (own | (point.params or {})).items()}
         named = {f"model.{name}": leaf for name, leaf in leaves.items()}
         seen = content if point.content is None else point.content

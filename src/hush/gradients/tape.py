@@ -7,7 +7,7 @@ w. Clipping is the second with wᵢ = min(1, c/‖gᵢ‖); the sum of unclipped
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -108,6 +108,19 @@ def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
     if keep is not None:
         rows, weights = rows.index_select(0, keep), weights.index_select(0, keep)
     return (weights.to(rows.dtype) @ rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))).view(rows.shape[1:])
+
+
+def rewinder(device: torch.device) -> Callable[[], None]:
+    """Remember torch's generators; the function returned brings them back to this moment."""
+    state = torch.get_rng_state()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(state)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
+
+    return rewind
 
 
 def batch_size(content: Any) -> int:
