@@ -182,7 +182,7 @@ def test_choosing_without_a_validation_part_is_refused(store) -> None:
 
 
 def test_thousands_of_runs_load(store) -> None:
-    """2 476 runs, the published comparison; benchmarks/store.py measures how long it takes."""
+    """2 476 runs, the published comparison; benchmarks/bench.py measures how long it takes."""
     text = json.dumps(fake("k", 0.1, 1, 0.5, 0.6).record)
     for number in range(2476):
         folder = store.root / "runs" / f"{number:032x}"

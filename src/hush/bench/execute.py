@@ -69,7 +69,15 @@ def executor(name: str, workers: int | None = None) -> Executor:
 
 def work(job: Job) -> None:
     """Run trials until none is left; wait for those that other workers are at, in case they die."""
-    store = Store(job.store)
+    try:
+        _work(job, Store(job.store))
+    except OSError as error:
+        if error.errno in DISK:
+            raise StoreTrouble(error.errno, os.strerror(error.errno), str(job.store)) from error
+        raise
+
+
+def _work(job: Job, store: Store) -> None:
     while left := [trial for trial in job.trials if not store.has(trial.key)]:
         busy = True
         for trial in left:
@@ -87,7 +95,7 @@ def _run(trial: Trial, store: Store, settings: Settings) -> None:
         store.finish(trial.key, perform(trial, store, settings))
     except OSError as error:
         if error.errno in DISK:
-            raise StoreTrouble(error.errno, os.strerror(error.errno), str(store.root)) from error
+            raise
         store.finish(trial.key, failed(trial, time.time(), error))
     finally:
         with contextlib.suppress(OSError):

@@ -1,0 +1,162 @@
+"""`hush bench` from the shell: its JSON, its table, its sentences."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from hush.bench.execute import Inline
+from hush.bench.live import duration, live_table, table
+from hush.bench.store import StoreTrouble, open_store
+from hush.bench.sweep import sweep
+from hush.cli import main
+
+TINY = """
+secret_seed = 1
+[[grid]]
+problem = "breast-cancer-logistic"
+method = ["sgd", "dp-sgd"]
+batch_size = 64
+epochs = 1
+[grid.methods.dp-sgd]
+noise_multiplier = [1.0, 2.0]
+"""
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_fields_that_scripts_rely_on(capsys, tmp_path, write_spec) -> None:
+    command = ("bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline", "--json")
+    code, out, err = call(capsys, *command)
+    assert code == 0
+    assert err == ""
+    assert json.loads(out) == {"runs": 3, "done": 3, "failed": 0, "skipped": 0, "diverged": 0}
+    code, out, _ = call(capsys, *command)
+    assert json.loads(out) == {"runs": 3, "done": 0, "failed": 0, "skipped": 3, "diverged": 0}
+
+
+def test_for_people(capsys, tmp_path, write_spec) -> None:
+    code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
+    assert code == 0
+    assert out.strip() == "3 runs: 3 done, 0 failed, 0 were there already"
+    assert "3 of 3 runs done, 0 failed" in err
+
+
+def test_a_dry_run_counts_and_estimates_and_writes_nothing(capsys, tmp_path, write_spec) -> None:
+    command = ("bench", write_spec(TINY), "--store", tmp_path / "s", "--dry-run", "--workers", 2)
+    code, out, _ = call(capsys, *command, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["runs"], found["done"], found["skipped"]) == (3, 0, 0)
+    assert found["estimated_seconds"] > 0
+    assert not (tmp_path / "s").exists()
+    code, out, _ = call(capsys, *command)
+    assert "3 runs, of which 0 are in the store already" in out
+    assert "with 2 workers, estimated from 2 timed settings" in out
+
+
+def test_a_dry_run_without_the_data_still_counts(capsys, write_spec, tmp_path, monkeypatch) -> None:
+    (tmp_path / "absent_data.py").write_text("def problem():\n    raise FileNotFoundError('no such file: digits')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = write_spec(TINY.replace("breast-cancer-logistic", "absent_data:problem"))
+    code, out, _ = call(capsys, "bench", spec, "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["runs"] == 3
+    assert found["estimated_seconds"] is None
+    assert "no such file: digits" in found["reason"]
+
+
+def test_what_failed_is_told(capsys, tmp_path, write_spec) -> None:
+    spec = write_spec(TINY.replace("batch_size = 64", "batch_size = 64000"))
+    code, out, err = call(capsys, "bench", spec, "--store", tmp_path / "s", "--executor", "inline")
+    assert code == 0
+    assert "3 runs: 0 done, 3 failed" in out
+    assert "3 failed: batch size 64000 is larger than the data" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("{spec}",), "--store"),
+        (("{spec}", "--store", "/proc/nowhere"), "cannot write to '/proc/nowhere'"),
+        (("absent.toml", "--store", "s"), "cannot read the spec 'absent.toml'"),
+        (("{spec}", "--store", "s", "--executor", "ray"), "needs an extra that is not installed"),
+        (("{spec}", "--store", "s", "--executor", "cloud"), "unknown executor 'cloud'"),
+        (("{spec}", "--store", "s", "--workers", "0"), "workers must be a whole number of at least 1"),
+        (("{bad}", "--store", "s"), "line 5: method 'sgd' has no option 'clip'"),
+    ],
+)
+def test_bad_input_gets_one_sentence(capsys, tmp_path, write_spec, monkeypatch, arguments, sentence) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = {
+        "spec": write_spec(TINY),
+        "bad": write_spec(TINY.replace("epochs = 1", "epochs = 1\nclip = 1"), "bad.toml"),
+    }
+    code, out, err = call(capsys, "bench", *(a.format(**paths) for a in arguments))
+    assert code == 2
+    assert out == ""
+    assert sentence.replace("line 5", "line 8") in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise StoreTrouble(28, "No space left on device", "s")
+
+    monkeypatch.setattr(Inline, "carry_out", full)
+    code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
+    assert code == 1
+    assert out == ""
+    assert "make room and run the same command again" in err
+
+
+def test_the_live_table(tmp_path, small) -> None:
+    store = open_store(tmp_path / "s")
+    store.claims.take(small.trials[0].key)
+    frames: list[str] = []
+
+    def watch(tally) -> None:
+        drawn = Console(file=io.StringIO(), width=120)
+        drawn.print(table(tally))
+        frames.append(drawn.file.getvalue())
+
+    store.claims.drop(small.trials[0].key)
+    sweep(small, store, Inline(), watch=watch)
+    assert "4 of 4 runs done, 0 failed, about 0 seconds left" in frames[-1]
+    assert "dp-adam" in frames[-1]
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with live_table(console=terminal) as show:
+        sweep(small, store, Inline(), watch=show)
+    assert "running" in terminal.file.getvalue()
+
+
+def test_running_and_failed_are_counted(tmp_path, small) -> None:
+    from hush.bench.run import failed
+    from hush.bench.sweep import Tally
+
+    store = open_store(tmp_path / "s")
+    store.claims.take(small.trials[0].key)
+    store.finish(small.trials[2].key, failed(small.trials[2], 0.0, "no reason"))
+    tally = Tally(store, small.trials)
+    assert tally.time_left() is None
+    tally.refresh()
+    groups = {group.method: group for group in tally.groups()}
+    assert (groups["dp-sgd"].runs, groups["dp-sgd"].running, groups["dp-sgd"].failed) == (2, 1, 0)
+    assert (groups["dp-adam"].runs, groups["dp-adam"].running, groups["dp-adam"].failed) == (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "about 5 seconds"), (119, "about 119 seconds"), (150, "about 2.5 minutes"), (36000, "about 10 hours")],
+)
+def test_durations(seconds, text) -> None:
+    assert duration(seconds) == text

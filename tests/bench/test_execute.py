@@ -1,0 +1,255 @@
+"""Sweeps under kill -9, in company, on a full disk, and over several processes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hush import files
+from hush.bench import execute, run
+from hush.bench import store as store_module
+from hush.bench.execute import Inline, Local, executor
+from hush.bench.run import Settings
+from hush.bench.spec import read_spec
+from hush.bench.store import Store, StoreTrouble, open_store
+from hush.bench.sweep import sweep
+from hush.errors import BadInput
+
+TIMES = {"started", "seconds", "train_seconds", "evaluation_seconds", "inference_seconds", "resumed", "machine"}
+EVERY_STEP = Settings(checkpoint_seconds=0)
+
+
+def contents(store: Store) -> dict[str, tuple]:
+    """Everything in a store that is no measured time."""
+    found = {}
+    for key in sorted(store.keys()):
+        record = {name: value for name, value in store.record(key).items() if name not in TIMES}
+        names = ("epochs.jsonl", "model.safetensors", "private/steps.safetensors")
+        found[key] = (record, *((store.folder(key) / name).read_bytes() for name in names))
+    return found
+
+
+def in_a_child(action: Callable[[], None]) -> int:
+    """Run something in a forked process; its wait status (a signal's number if it was killed)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: this child starts none
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
+
+def die_at(event: int) -> None:
+    """From now on, kill this process at its event-th event: a step, a file about to appear, or one just there."""
+    left = [event]
+
+    def tick() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    replace, rename = os.replace, os.rename
+
+    def dying(real):
+        def moved(*names: object) -> None:
+            tick()
+            real(*names)
+            tick()
+
+        return moved
+
+    files.os.replace, store_module.os.rename = dying(replace), dying(rename)
+    from hush.bench.resume import Progress
+
+    step = Progress.step
+
+    def stepping(self, *arguments):
+        tick()
+        step(self, *arguments)
+
+    Progress.step = stepping
+
+
+@pytest.fixture
+def whole(tmp_path, small) -> dict[str, tuple]:
+    """What an undisturbed sweep gives."""
+    store = open_store(tmp_path / "whole")
+    assert sweep(small, store, Inline()).summary()["done"] == 4
+    return contents(store)
+
+
+def test_a_sweep_killed_again_and_again_ends_like_one_that_was_not(tmp_path, small, whole) -> None:
+    store = open_store(tmp_path / "killed")
+    kills = 0
+    for event in (1, 2, 3, 5, 8, 13, 21, 34, 55, 40, 30, 20, 100_000):  # the last one is let go
+        status = in_a_child(lambda n=event: (die_at(n), sweep(small, store, Inline(), settings=EVERY_STEP)))
+        kills += status == signal.SIGKILL
+        for key in sorted(store.keys()):
+            assert store.record(key)["outcome"] == "finished"  # whatever is there is whole
+    assert kills >= 10
+    assert status == 0
+    assert contents(store) == whole
+    assert list((store.root / "working").iterdir()) == []
+    assert [p.name for p in store.claims.directory.iterdir()] == ["mutex"]
+    assert max(store.record(key)["resumed"] for key in sorted(store.keys())) >= 1
+
+
+def test_two_sweeps_on_one_store_run_nothing_twice(tmp_path, small, whole, monkeypatch) -> None:
+    store = open_store(tmp_path / "shared")
+    log = tmp_path / "log"
+    real = execute.perform
+
+    def logged(trial, *arguments):
+        with log.open("a") as file:
+            file.write(f"{trial.key} {os.getpid()}\n")
+        return real(trial, *arguments)
+
+    monkeypatch.setattr(execute, "perform", logged)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        children = []
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    code = 0 if sweep(small, store, Inline()).summary()["runs"] == 4 else 2
+                finally:
+                    os._exit(code)
+            children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+    ran = [line.split()[0] for line in log.read_text().splitlines()]
+    assert sorted(ran) == sorted(trial.key for trial in small.trials)
+    assert contents(store) == whole
+
+
+@pytest.mark.parametrize("after", [0, 5, 17, 40])
+def test_a_disk_that_fills_up_stops_the_sweep_and_it_resumes(tmp_path, small, whole, monkeypatch, after) -> None:
+    store = open_store(tmp_path / "full")
+    left = [after]
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    with pytest.raises(StoreTrouble):
+        sweep(small, store, Inline(), settings=EVERY_STEP)
+    monkeypatch.setattr(files.os, "fsync", real)
+    assert all(store.record(key)["outcome"] == "finished" for key in sorted(store.keys()))
+    assert sweep(small, store, Inline(), settings=EVERY_STEP).summary()["failed"] == 0
+    assert contents(store) == whole
+
+
+def test_a_disk_that_is_really_full(tmp_path, small, whole) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command here")
+    if mounted.returncode != 0:
+        pytest.skip(f"this user may not mount a small disk: {mounted.stderr.strip()}")
+    try:
+        store = open_store(place / "store")
+        with pytest.raises(StoreTrouble, match="No space left"):
+            sweep(small, store, Inline())
+        assert len(store.keys()) < 4
+        assert all(store.record(key)["outcome"] == "finished" for key in sorted(store.keys()))
+        subprocess.run(["mount", "-o", "remount,size=8m", str(place)], check=True)
+        assert sweep(small, store, Inline()).summary()["failed"] == 0
+        assert contents(store) == whole
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_worker_processes_give_the_same_store(tmp_path, small, whole) -> None:
+    store = open_store(tmp_path / "processes")
+    seen: list[int] = []
+    tally = sweep(small, store, Local(2), watch=lambda tally: seen.append(len(tally.outcomes)))
+    assert tally.summary() == {"runs": 4, "done": 4, "failed": 0, "skipped": 0, "diverged": 0}
+    assert contents(store) == whole
+    assert seen == sorted(seen)
+    again = sweep(small, store, Local(2))  # nothing left: no process is started
+    assert again.summary() == {"runs": 4, "done": 0, "failed": 0, "skipped": 4, "diverged": 0}
+
+
+DEADLY = '''
+"""A method whose process dies."""
+import os, signal
+from hush.methods import find
+
+def deadly(setting, *, lr: float = 0.1):
+    if setting.examples > 400 and lr > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return find("sgd")(setting, lr=lr)
+'''
+
+
+def test_a_run_that_kills_its_worker_becomes_a_failure(tmp_path, write_spec, monkeypatch) -> None:
+    (tmp_path / "deadly_methods.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(execute, "LIVES", 1)
+    text = (
+        '[[grid]]\nproblem = "breast-cancer-logistic"\nmethod = "deadly_methods:deadly"\nbatch_size = 64\nepochs = 1\n'
+    )
+    spec = read_spec(write_spec(text + "lr = [2.0, 0.1]\n"))
+    store = open_store(tmp_path / "store")
+    assert sweep(spec, store, Local(1)).summary() == {"runs": 2, "done": 1, "failed": 1, "skipped": 0, "diverged": 0}
+    assert store.record(spec.trials[0].key)["reason"] == "its process died 1 times, the last time with code -9"
+
+
+def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
+    store = open_store(tmp_path / "store")
+    real = run.make
+
+    def broken(trial, *arguments):
+        if trial.options["lr"] == 0.5:
+            raise RuntimeError("a passing trouble")
+        return real(trial, *arguments)
+
+    monkeypatch.setattr(run, "make", broken)
+    assert sweep(small, store, Inline()).summary() == {"runs": 4, "done": 2, "failed": 2, "skipped": 0, "diverged": 0}
+    assert store.record(small.trials[1].key)["reason"] == "RuntimeError: a passing trouble"
+    monkeypatch.setattr(run, "make", real)
+    assert sweep(small, store, Inline()).summary()["skipped"] == 4
+    found = sweep(small, store, Inline(), retry_failed=True).summary()
+    assert found == {"runs": 4, "done": 2, "failed": 0, "skipped": 2, "diverged": 0}
+
+
+def test_executors_by_name() -> None:
+    assert executor("inline") == Inline()
+    assert executor("local", 3) == Local(3)
+    with pytest.raises(BadInput, match=r"needs an extra that is not installed: pip install 'hush\[ray\]'"):
+        executor("ray")
+    with pytest.raises(BadInput, match="unknown executor 'locl': did you mean 'local'"):
+        executor("locl")
+    with pytest.raises(BadInput, match="workers must be a whole number"):
+        executor("local", 0)
+
+
+def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:
+    from hush.bench.execute import Job, _worker
+
+    store = open_store(tmp_path / "store")
+    with pytest.raises(SystemExit):
+        _worker(Job(store.root, small.trials), "cpu", 1, parent=1 if os.getppid() != 1 else 2)
+    assert store.keys() == set()
+    assert json.loads((Path(store.root) / "store.json").read_text())["format"]
