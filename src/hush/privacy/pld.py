@@ -32,7 +32,7 @@ Build = Callable[[float], Grid]  # a leaf's grid at a given step
 ACCURACY = 1e-5  # relative, of ε
 DELTA_ACCURACY = 1e-3  # relative, of δ
 OUTSIDE = 1e-13  # tilted mass that may fall outside the window on either side
-ROUNDING = 1e-14  # loss that floating point may hide in one step
+ROUNDING = 1e-14  # what floating point may hide of one step's loss, and of its ln M
 RELATIVE = 1e-12  # and relative to the whole loss
 UNIT = float(np.finfo(np.float64).eps)
 
@@ -103,7 +103,7 @@ class Composed:
 
     product: Product
     tilt: float
-    moment: float  # ln M(λ)
+    moment: float  # ln M(λ), and what floating point may hide of it
     start: int
     tilted: Vector
     slack: float  # bound on what window and rounding hide, in units of exp(ln M(λ) − λ·loss)
@@ -130,9 +130,8 @@ class Composed:
             return 1.0
         cell = min(int((at - losses[0]) / self.product.step), len(losses) - 1)
         past = min(max(at - losses[cell], 0.0), self.product.step)
-        tail = max(
-            float(gap[cell] - math.expm1(min(past, 700.0)) * lower[cell]), 0.0
-        )  # inside a cell, δ is linear in exp ε
+        rise = math.expm1(min(past, 700.0))  # inside a cell, δ is linear in exp ε
+        tail = max(float(gap[cell] - rise * lower[cell]), 0.0)
         shown = math.exp(min(self.moment - self.tilt * losses[cell], 700.0)) * (tail + self.slack)
         return min(self.product.infinite + shown, 1.0)
 
@@ -208,7 +207,7 @@ def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
     product = _product(parts, max(step, max(part.width / part.cells for part in parts)))
     tilt = _tilt(product, None, epsilon, None)
     shown = product.log_moment(tilt) - tilt * (epsilon * (1 - RELATIVE) - ROUNDING * product.steps)
-    return product.infinite + math.exp(min(shown, 0.0))
+    return product.infinite + math.exp(min(shown + ROUNDING * product.steps, 0.0))
 
 
 def _product(parts: Sequence[Part], step: float) -> Product:
@@ -280,7 +279,8 @@ def _convolve(product: Product, tilt: float, low: float, high: float) -> Compose
     tilted = np.maximum(np.roll(fft.irfft(spectrum, size), (origin - start) % size), 0.0)
     reach = math.sqrt(min(size, 1 / -math.expm1(-2 * tilt * h)))  # cells that a tail sums, in the L2 sense
     rounding = 8 * UNIT * (product.steps + 1) * math.log2(size) * reach * float(np.linalg.norm(tilted))
-    return Composed(product, tilt, product.log_moment(tilt), start, tilted, 2 * OUTSIDE + rounding)
+    moment = product.log_moment(tilt) + ROUNDING * product.steps
+    return Composed(product, tilt, moment, start, tilted, 2 * OUTSIDE + rounding)
 
 
 def _folded(grid: Grid, tilt: float, size: int) -> tuple[Vector, int]:
