@@ -53,6 +53,8 @@ def method_options(method: str, pairs: list[str] | None, **given: Any) -> dict[s
 
 
 def _value(key: str, text: str, hint: Any) -> Any:
+    if text in typing.get_args(hint):  # one of the words of a Literal, such as "none"
+        return text
     try:
         value = json.loads(text.lower() if text.lower() in ("true", "false", "none") else text)
     except json.JSONDecodeError:

@@ -126,9 +126,12 @@ def _accumulated(view: NoiseView) -> go.Figure:
         _line(steps, -sampled, POISSON, dash="dash"),
         _line(steps, view.accumulated, OWN, f"{view.plan.method}: ± standard deviation"),
         _line(steps, -view.accumulated, OWN),
-        _line(view.path_steps, view.independent_path, SAME, "one weight, independent noise", width=1),
-        _line(view.path_steps, view.path, OWN, f"one weight, {view.plan.method}", width=1),
     ]
+    if len(view.path):
+        curves += [
+            _line(view.path_steps, view.independent_path, SAME, "one weight, independent noise", width=1),
+            _line(view.path_steps, view.path, OWN, f"one weight, {view.plan.method}", width=1),
+        ]
     figure = go.Figure(curves, _layout("step", "accumulated noise, in lr × clip / batch size", height=480))
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0})
     return figure

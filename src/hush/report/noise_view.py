@@ -24,7 +24,7 @@ from hush.randomness import Secret, normal
 
 CELLS = 256  # of a picture of a matrix, in either direction
 CORNER = 2048  # most steps of a structure that is not kept as a matrix
-PATH = 20_000  # most steps of the sample path
+PATH = 20_000  # most steps for which a sample path is drawn
 POINTS = 1500  # of a curve
 
 
@@ -153,12 +153,12 @@ def _thinned(steps: int) -> NDArray[np.int64]:
 def _paths(plan: Plan, structure: Structure, alone: Plan) -> tuple[NDArray[np.int64], Array, Array]:
     """One weight's accumulated noise, by the stream that training uses; the same normal numbers without correlation."""
     secret, like = Secret.from_seed(0, "noise show"), torch.empty(1, dtype=torch.float64)
-    count = min(plan.steps, PATH)
+    count = plan.steps if plan.steps <= PATH else 0
     noise = streamed(structure)
     state, drawn = noise.init(like), np.zeros(count)
     for step in range(count):
         value, state = noise.draw(step, lambda j: normal(secret, "noise", j, like), state)
         drawn[step] = float(value)
     plain = np.array([float(normal(secret, "noise", step, like)) for step in range(count)])
-    at = _thinned(count)
+    at = _thinned(count) if count else np.zeros(0, dtype=np.int64)
     return at + 1, plan.noise_std * np.cumsum(drawn)[at], alone.noise_std * np.cumsum(plain)[at]
