@@ -12,7 +12,7 @@ import torch
 from hush.checkpoint.tree import flatten, revive, unflatten
 from hush.errors import BadInput, Refused
 from hush.release import Release
-from hush.rules import SGD, Adam, AdamBC, Cosine, Grouped, Kalman, Linear, TorchOptim
+from hush.rules import FTRL, SGD, Adam, AdamBC, Cosine, Grouped, Kalman, Linear, TorchOptim
 
 RULES = {
     "sgd": SGD(0.1),
@@ -22,6 +22,8 @@ RULES = {
     "adamw": Adam(0.05, weight_decay=1e-3),
     "adam-bc": AdamBC(0.05),
     "adam-bc-decayed": AdamBC(Cosine(0.1, 400), weight_decay=1e-3),
+    "ftrl": FTRL(0.1),
+    "ftrl-momentum": FTRL(0.05, momentum=0.9),
     "kalman-sgd": Kalman(SGD(0.1), 0.7),
     "kalman-momentum": Kalman(SGD(Cosine(0.1, 400), momentum=0.5, weight_decay=1e-3), 0.3),
     "kalman-adam-bc": Kalman(AdamBC(0.05), 0.5),
@@ -157,6 +159,46 @@ def test_groups_by_hand() -> None:
         Grouped((("*", SGD(0.5)), ("*", SGD(0.1)))).init(params)
 
 
+def test_ftrl_by_hand() -> None:
+    """θₜ = θ₀ − η s̃ₜ; with momentum mₜ = γ mₜ₋₁ + s̃ₜ in the place of s̃ₜ (Kairouz et al. 2021)."""
+    params = {"w": torch.nn.Parameter(torch.tensor([2.0]))}
+    rule = FTRL(0.5, momentum=0.5)
+    state = rule.init(params)
+    rule.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # s = 1, m = 1
+    assert params["w"].item() == 1.5
+    rule.step(params, release(1, {"w": torch.tensor([3.0])}), state)  # s = 4, m = 4.5
+    assert params["w"].item() == -0.25
+    plain = {"w": torch.nn.Parameter(torch.tensor([2.0]))}
+    rule = FTRL(0.5)
+    state = rule.init(plain)
+    for step, gradient in enumerate([1.0, -4.0, 2.0]):
+        rule.step(plain, release(step, {"w": torch.tensor([gradient])}), state)
+    assert plain["w"].item() == 2.5  # 2 − 0.5 · (1 − 4 + 2)
+
+
+def test_ftrl_forgets_nothing_and_drifts_nowhere() -> None:
+    """Noise that cancels in the sum is gone from the weights exactly, however small the weights are beside it."""
+    params = {"w": torch.nn.Parameter(torch.tensor([0.1]))}
+    rule = FTRL(1.0)
+    state = rule.init(params)
+    for step, gradient in enumerate([2.0**20, -(2.0**20)] * 3):
+        rule.step(params, release(step, {"w": torch.tensor([gradient])}), state)
+    assert params["w"].item() == torch.tensor(0.1).item()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_ftrl_is_sgd_in_increments(momentum: float) -> None:
+    mine, other = parameters(), parameters()
+    rules = FTRL(0.1, momentum), SGD(0.1, momentum)
+    states = rules[0].init(mine), rules[1].init(other)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        gradient = {n: torch.randn(p.shape, generator=generator) for n, p in mine.items()}
+        rules[0].step(mine, release(step, gradient), states[0])
+        rules[1].step(other, release(step, gradient), states[1])
+    assert all(torch.allclose(mine[n], other[n], atol=1e-5) for n in mine)
+
+
 def test_schedules() -> None:
     cosine = Cosine(1.0, 110, warmup=10, floor=0.1)
     assert cosine(0) == pytest.approx(0.1)
@@ -182,7 +224,7 @@ def test_foreign_parameters_are_refused() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("kind", [SGD, Adam, AdamBC])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamBC, FTRL])
 def test_a_bad_learning_rate_is_refused(kind, lr: float) -> None:
     with pytest.raises(BadInput, match="lr must be"):
         kind(lr)

@@ -1,0 +1,158 @@
+"""Method auto: it recommends what the mathematics says, runs what it recommends, and shows why."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hush.cli import comparing, main
+from hush.errors import BadInput, Refused
+from hush.methods import Setting, make_plan, reason, recommend
+from hush.methods.shapes import best_bands, possible_bands
+
+SMALL = {"examples": 400, "batch_size": 20, "epochs": 2.0}
+
+
+@pytest.fixture(scope="module")
+def candidates():
+    return recommend(Setting(**SMALL, epsilon=4.0))
+
+
+def test_the_smallest_error_comes_first_and_dp_sgd_competes(candidates) -> None:
+    errors = [c.error for c in candidates]
+    assert errors == sorted(errors)
+    methods = {c.method for c in candidates}
+    assert methods == {"dp-sgd", "dp-bandmf", "dp-ftrl", "dp-bisr", "dp-blt", "dp-matrix-me"}
+    assert sum(c.method == "dp-bandmf" for c in candidates) == len(possible_bands(Setting(**SMALL))) - 1
+
+
+def test_every_figure_is_that_of_a_plan_that_can_be_run(candidates) -> None:
+    """σ · sens · ‖AM‖_F/√T, from the matrices themselves."""
+    A = np.tril(np.ones((40, 40)))
+    for candidate in candidates:
+        plan = make_plan(candidate.method, **SMALL, epsilon=4.0, **candidate.options)
+        assert plan.guarantee().epsilon <= 4.0
+        assert plan.sigma == candidate.sigma
+        M = np.eye(40) if candidate.method == "dp-sgd" else plan.noise.structure.noise_map()
+        error = plan.noise_std * np.linalg.norm(A @ M) / math.sqrt(40)
+        assert candidate.error == pytest.approx(error, rel=1e-6)
+
+
+def test_auto_is_the_best_candidate(candidates) -> None:
+    plan = make_plan("auto", **SMALL, epsilon=4.0, lr=0.125, clip=0.5)
+    assert plan.method == candidates[0].method
+    assert plan.sigma == candidates[0].sigma
+    assert plan.rule.lr == 0.125
+    assert plan.query.channels["gradient"].bound == 0.5
+    named = make_plan(plan.method, **SMALL, epsilon=4.0, lr=0.125, clip=0.5, **candidates[0].options)
+    assert plan.fingerprint() == named.fingerprint()
+
+
+def test_one_pass_with_little_privacy_wants_correlation_and_much_privacy_wants_sampling() -> None:
+    public = {"examples": 10_000, "batch_size": 100, "epochs": 1.0}
+    loose = recommend(Setting(**public, epsilon=100.0))
+    strict = recommend(Setting(**public, epsilon=0.1))
+    ranks = [[c.method for c in found].index("dp-sgd") / len(found) for found in (loose, strict)]
+    assert loose[0].method == "dp-matrix-se"
+    assert ranks[1] < ranks[0]
+    gains = [next(c for c in found if c.method == "dp-sgd").error / found[0].error for found in (loose, strict)]
+    assert gains[0] > 2 * gains[1]
+
+
+def test_momentum_changes_what_the_model_sees() -> None:
+    plain, heavy = (recommend(Setting(**SMALL, epsilon=4.0), momentum=m)[0] for m in (0.0, 0.9))
+    assert heavy.error > 2 * plain.error
+    assert make_plan("auto", **SMALL, epsilon=4.0, momentum=0.9).rule.momentum == 0.9
+
+
+def test_weight_decay_leaves_out_what_cannot_have_it() -> None:
+    assert "dp-ftrl" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0), weight_decay=0.1)}
+
+
+def test_only_what_is_proven_for_the_adjacency_is_a_candidate() -> None:
+    found = recommend(Setting(**SMALL, epsilon=4.0, adjacency="add-remove"))
+    assert [c.method for c in found] == ["dp-sgd"]
+    assert "sampling amplifies" in reason(found)
+    assert "dp-bandmf" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, adjacency="replace"))}
+    assert {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, accountant="gdp"))} >= {"dp-blt", "dp-ftrl"}
+
+
+def test_what_fits_nothing_is_refused() -> None:
+    with pytest.raises(Refused, match="no candidate fits"):
+        recommend(Setting(**SMALL, epsilon=4.0, adjacency="add-remove", accountant="gdp"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"noise_multiplier": 1.0}, "compares methods at the same ε"),
+        ({"epsilon": 4.0, "sampling": "poisson"}, "chooses the sampling"),
+        ({"epsilon": 4.0, "sample_rate": 0.1}, "chooses the sampling"),
+        ({"epsilon": -1.0}, "epsilon must be above zero"),
+        ({"epsilon": 4.0, "bands": 3}, "has no option 'bands'"),
+        ({"epsilon": 4.0, "lr": 0.0}, "lr must be above zero"),
+    ],
+)
+def test_bad_input(changes, sentence) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        make_plan("auto", **SMALL, **changes)
+
+
+def test_best_bands_have_the_smallest_error_of_all_bands(candidates) -> None:
+    best = next(c for c in candidates if c.method == "dp-bandmf")
+    assert best_bands(Setting(**SMALL, epsilon=4.0)) == best.options["bands"]
+    assert best_bands(Setting(**SMALL)) == 8
+
+
+def test_tell_hears_every_candidate() -> None:
+    heard: list[str] = []
+    found = recommend(Setting(**SMALL, epsilon=3.75), heard.append)
+    assert len(heard) == len(found)
+    assert {"dp-sgd", "dp-bandmf, bands=2", "dp-blt"} <= set(heard)
+
+
+def test_the_reason(candidates) -> None:
+    plain = next(c for c in candidates if c.method == "dp-sgd")
+    sentence = reason(candidates)
+    assert sentence.startswith(f"chose {candidates[0].name}: of {len(candidates)} candidates")
+    assert f"{plain.error / candidates[0].error:.3g} times less than dp-sgd." in sentence
+
+
+SHELL = ("--method", "auto", "--epsilon", "4", "--batch-size", "20", "--epochs", "2")
+
+
+def test_account_shows_the_candidates(capsys, candidates) -> None:
+    assert main(["account", "--examples", "400", *SHELL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == candidates[0].method
+    assert found["epsilon"] <= 4
+    assert [c["expected_error"] for c in found["candidates"]] == [c.error for c in candidates]
+    assert {"method", "options", "sampling", "noise_multiplier", "sensitivity", "rmse"} <= set(found["candidates"][0])
+    assert main(["account", "--examples", "400", *SHELL]) == 0
+    said = capsys.readouterr().out
+    assert reason(candidates) in said
+    assert all(c.method in said for c in candidates)
+    assert main(["account", "--examples", "400", "--epsilon", "4", "--json"]) == 0
+    assert "candidates" not in json.loads(capsys.readouterr().out)
+
+
+def test_train_says_what_was_chosen_and_why(capsys) -> None:
+    assert main(["train", "--problem", "breast-cancer-logistic", *SHELL, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["method"] == found["candidates"][0]["method"]
+    assert found["status"] == "proven"
+    assert captured.err.count("chose ") == 1
+    assert f"chose {found['method']}" in captured.err
+
+
+def test_long_work_is_told_and_short_work_is_not(capsys) -> None:
+    patience = comparing.Patience("comparing methods")
+    patience.tell("dp-sgd")
+    assert capsys.readouterr().err == ""
+    patience.remind()
+    patience.tell("dp-blt")
+    assert capsys.readouterr().err.splitlines() == ["comparing methods: dp-sgd …", "comparing methods: dp-blt …"]
