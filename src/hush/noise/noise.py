@@ -11,7 +11,8 @@ from hush.named import State
 from hush.noise.structure import Structure
 
 Rows = Callable[[int], Tensor]
-"""``z(j)``: the j-th row of Z, a flat standard normal vector; a pure function, so any row can be had again."""
+"""``z(j)``: the j-th row of Z, a flat standard normal vector; a pure function, so any row can be had again. Every call
+makes a new tensor, which the noise may change."""
 
 
 class Noise(Protocol):

@@ -27,6 +27,8 @@ from hush.named import State
 from hush.noise.dense import DenseNoise
 from hush.noise.noise import Noise, Rows
 
+CACHED = 1 << 15  # coordinates that go through a BLT's buffers at a time, so that they stay near the processor
+
 
 def streamed(structure: Structure) -> Noise:
     """The stream that makes a structure's noise."""
@@ -61,12 +63,9 @@ class BandedNoise:
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
         """One step of forward substitution."""
         row = self._row(step)
-        noise = z(step)
-        used = min(step, len(row) - 1)
-        if used:
-            noise = noise - _from_ring(state["ring"], step, row[1 : used + 1])
+        noise = _add_ring(z(step), state["ring"], step, -row[1:])
         if row[0] != 1.0:
-            noise = noise / float(row[0])
+            noise.div_(float(row[0]))
         _into_ring(state["ring"], step, noise)
         return noise, state
 
@@ -95,12 +94,12 @@ class WindowNoise:
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
         """A weighted sum of the newest rows of Z."""
-        row, weights = z(step), self.structure.coefficients
-        noise = row if weights[0] == 1.0 else row * float(weights[0])
-        used = min(step, len(weights) - 1)
-        if used:
-            noise = noise + _from_ring(state["ring"], step, weights[1 : used + 1])
-        _into_ring(state["ring"], step, row)
+        row, weights, ring = z(step), self.structure.coefficients, state["ring"]
+        if not len(ring):
+            return row.mul_(float(weights[0])) if weights[0] != 1.0 else row, state
+        newest = row.clone()
+        noise = _add_ring(row.mul_(float(weights[0])), ring, step, weights[1:])
+        _into_ring(ring, step, newest)
         return noise, state
 
     def std(self, step: int) -> float:
@@ -124,9 +123,11 @@ class BLTNoise:
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
         """Subtract the buffers' sum, then move them on."""
-        buffers: Tensor = state["buffers"]
-        noise = z(step) - _numbers(self.structure.omega, buffers) @ buffers
-        buffers.mul_(_numbers(self.structure.theta, buffers)[:, None]).add_(noise)
+        noise, buffers = z(step), state["buffers"]
+        weights, decays = _numbers(self.structure.omega, buffers), _numbers(self.structure.theta, buffers)[:, None]
+        for part, kept in zip(torch.split(noise, CACHED), torch.split(buffers, CACHED, dim=1), strict=True):
+            part.addmv_(kept.t(), weights, alpha=-1.0)
+            kept.mul_(decays).add_(part)
         return noise, state
 
     def std(self, step: int) -> float:
@@ -151,19 +152,17 @@ class TreeNoise:
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
         """The new node's estimate, less the nodes that it takes the place of."""
         now, stack = self.structure.step(step), state["stack"]
-        estimate = sum((z(row) if weight == 1.0 else z(row) * weight for row, weight in now.rows), stack.new_zeros(()))
+        (first, weight), *others = now.rows
+        estimate = z(first) if weight == 1.0 else z(first).mul_(weight)
+        for row, weight in others:
+            estimate.add_(z(row), alpha=weight)
         for level, weight in now.merged:
             if weight:
-                estimate = estimate + stack[level] * weight
-        noise = estimate
+                estimate.add_(stack[level], alpha=weight)
+        stack[now.level].copy_(estimate)  # free until now, and read no more once the tree ends
         for level, _ in now.merged:
-            noise = noise - stack[level]
-            stack[level].zero_()
-        if now.ends:
-            stack.zero_()
-        else:
-            stack[now.level] = estimate
-        return noise, state
+            estimate.sub_(stack[level])
+        return estimate, state
 
     def std(self, step: int) -> float:
         """‖row t of M‖."""
@@ -178,11 +177,14 @@ def _numbers(values: Array, like: Tensor) -> Tensor:
     return torch.from_numpy(np.array(values)).to(like.device, like.dtype)
 
 
-def _from_ring(ring: Tensor, step: int, weights: Array) -> Tensor:
-    """Σⱼ weights[j − 1] · (the vector of step − j), as one product with the whole ring."""
-    by_place = np.zeros(len(ring))
-    by_place[(step - 1 - np.arange(len(weights))) % len(ring)] = weights
-    return _numbers(by_place, ring) @ ring
+def _add_ring(vector: Tensor, ring: Tensor, step: int, weights: Array) -> Tensor:
+    """Add Σⱼ weights[j − 1] · (the vector of step − j) in place, as one product with the whole ring."""
+    used = min(step, len(ring))
+    if used:
+        by_place = np.zeros(len(ring))
+        by_place[(step - 1 - np.arange(used)) % len(ring)] = weights[:used]
+        vector.addmv_(ring.t(), _numbers(by_place, ring))
+    return vector
 
 
 def _into_ring(ring: Tensor, step: int, vector: Tensor) -> None:
