@@ -20,7 +20,8 @@ from hush.noise.independent import Independent
 from hush.privacy.profile import gaussian_delta
 from hush.queries import ErrorFeedback
 from hush.queries.error_feedback import LARGEST_ERROR, Replayed, gaussian_deltas, total_norm
-from replay import recorded
+from hush.randomness import Secret
+from replay import recorded, sensitivities
 
 
 def linear(model: nn.Module, content: torch.Tensor) -> torch.Tensor:
@@ -87,6 +88,23 @@ def test_feedback_pushes_towards_what_was_cut_off() -> None:
     released = torch.stack([s["gradient"]["weight"][0] for s in sums])
     assert torch.allclose(released.sum(0), 9 * x[0], atol=3.0)
     assert released[-1, 0] > 2.9  # 1 by clipping, 2 by feedback
+
+
+def test_a_person_moves_steps_that_they_are_not_in() -> None:
+    """Why the paper's formula does not hold: with e ≠ 0 a step moves by up to 2C₂ even without the example."""
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).double()
+    x[-1] = torch.tensor([0.0, 1000.0, 0.0])
+    p = plan(examples=20, batch_size=5, sample_rate=0.25, steps=40, noise_multiplier=1.0)
+    steps = [s["gradient"] for s in sensitivities(p, lambda: weights(3), linear, x, x[:-1], secret=3)]
+    secret = Secret.from_seed(3, p.fingerprint())
+    taken = [19 in p.sampler.indices(secret, t, 20) for t in range(40)]
+    first = taken.index(True)
+    assert all(moved == 0 for moved in steps[:first])
+    assert steps[first] == pytest.approx(1.0)  # C₁
+    absent = [moved for moved, here in zip(steps[first + 1 :], taken[first + 1 :], strict=True) if not here]
+    assert max(absent) <= 2 * 0.5 * (1 + 1e-9)
+    assert min(absent) > 0.1  # DP-SGD's would be zero
+    assert max(steps) <= (1.0 + 2 * 0.5) * (1 + 1e-9)
 
 
 def test_the_error_cannot_overflow() -> None:
