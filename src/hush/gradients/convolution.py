@@ -19,7 +19,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hush.gradients.costs import ENTRY, GRAM, HOLD, ROOM, TEMPORARY, chunk_of
-from hush.gradients.terms import Rows, Term, Weights, chunked_squares
+from hush.gradients.tape import squares
+from hush.gradients.terms import Rows, Term, Weights
 from hush.gradients.windows import Filler
 
 
@@ -138,21 +139,26 @@ class Windowed:
             shape = ((high - low) * groups, -1, windows.shape[-1])
             yield windows.reshape(shape), narrow.reshape(shape)
 
+    def _few(self, n: int) -> int:
+        """How many examples' windows stay in the cache."""
+        return chunk_of(self.wide.shape[1] * self.weight[0, 0].numel() * self.positions, n)
+
     def rows(self, start: int, stop: int) -> Tensor:
-        """gᵢ by one batched product over the windows."""
-        groups, channels = self.rule.groups, self.weight.shape[0]
-        out = self.weight.new_empty((stop - start) * groups, channels // groups, self.window)
-        step, done = chunk_of(self.wide.shape[1] * self.weight[0, 0].numel() * self.positions, stop - start), 0
-        for windows, narrow in self.factors(start, stop, step):
+        """gᵢ by one batched product over the windows, a few examples at a time."""
+        n, groups = stop - start, self.rule.groups
+        out, done = self.weight.new_empty(n * groups, self.weight.shape[0] // groups, self.window), 0
+        for windows, narrow in self.factors(start, stop, self._few(n)):
             torch.bmm(narrow, windows.transpose(1, 2), out=out[done : done + len(windows)])
             done += len(windows)
-        return out.view(stop - start, *self.weight.shape)
+        return out.view(n, *self.weight.shape)
 
     def squares(self) -> Tensor:
         """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
-        if self.held_is_cheaper():
-            return chunked_squares([self], self.x.shape[0], self.weight.numel())
-        return self.gram_squares()
+        if not self.held_is_cheaper():
+            return self.gram_squares()
+        n = self.x.shape[0]
+        parts = [squares(torch.bmm(b, a.transpose(1, 2))) for a, b in self.factors(0, n, self._few(n))]
+        return torch.cat(parts).view(n, self.rule.groups).sum(1)
 
     def gram_squares(self) -> Tensor:
         """The second way.
