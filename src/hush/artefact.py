@@ -30,7 +30,7 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
     guarantee = card["guarantee"]
     lines = ["# Privacy card", "", sentence, ""]
     if guarantee["assumptions"]:
-        lines += ["It assumes that", "", *(f"- {text}," for text in guarantee["assumptions"]), ""]
+        lines += ["It assumes that:", "", *(f"- {text}" for text in guarantee["assumptions"]), ""]
     if len(card["claims"]) > 1:
         lines += ["## Every ε that is said about this method", "", "| ε | status | reason |", "|---|---|---|"]
         lines += [f"| {c['epsilon']} | {c['status']} | {c['reason']} |" for c in card["claims"]] + [""]
@@ -38,9 +38,9 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
         "method": card["method"],
         "mechanism": f"`{guarantee['event']}`",
         "accountant": guarantee["accountant"],
-        "noise multiplier σ": card["noise_multiplier"],
-        "sensitivity of the noise's correlation": card["sensitivity"],
-        "noise on the sum, in clip units": card["noise_std"],
+        "noise multiplier σ": f"{card['noise_multiplier']:.6g}",
+        "sensitivity of the noise's correlation": f"{card['sensitivity']:.6g}",
+        "noise on the sum, in clip units": f"{card['noise_std']:.6g}",
         "divisor": card["divisor"],
         "steps planned and accounted for": card["steps"],
         "steps taken": card["steps_taken"],
