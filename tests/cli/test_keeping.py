@@ -150,6 +150,22 @@ def test_everything_private_is_for_its_owner_alone(capsys, tmp_path) -> None:
         assert b"77123" not in path.read_bytes()
 
 
+def test_a_run_keeps_the_matrix_behind_its_noise(capsys, tmp_path, monkeypatch) -> None:
+    """Computed anew, with other threads or another library, it would differ in its last bits: another plan."""
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    one_pass = (*TRAIN, "--method", "dp-matrix-se", "--steps", 4, "--out", tmp_path / "run")
+    first = answer(capsys, *one_pass)
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "emptied"))
+
+    def never(*_):
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr("hush.matrices.single_epoch._solve", never)
+    again = answer(capsys, "train", "--out", tmp_path / "run", "--resume")
+    assert again["resumed_from"] == 4
+    assert again["test_loss"] == first["test_loss"]
+
+
 class TestLedger:
     def test_two_runs_compose_and_a_claim_is_labelled(self, capsys, tmp_path, ledger):
         first = answer(capsys, *TRAIN, "--epochs", 1, "--ledger", ledger, "--dataset", "tumours")

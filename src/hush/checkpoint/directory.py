@@ -169,6 +169,11 @@ def _same_plan(plan: Plan, facts: dict[str, Any]) -> None:
     if plan.fingerprint() == facts["fingerprint"]:
         return
     differs = _differences(facts["plan"], json.loads(json.dumps(describe(plan))))
+    if differs and all(".digest was " in text for text in differs):
+        raise Refused(
+            "the matrix behind the plan's noise was computed anew and is not the same in its last bits (the cache of "
+            f"solved matrices is gone): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
+        )
     listed = "; ".join(differs[:3]) or "a function that has no readable difference"
     more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
     raise Refused(f"the checkpoint belongs to another plan ({listed}{more}): give the plan that it was made with")

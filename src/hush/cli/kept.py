@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
 from hush.errors import BadInput
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
+from hush.matrices.cache import kept_in
 from hush.privacy.ledger import DATASET, Account, Ledger
 from hush.run import Run
 from hush.train import charge
@@ -81,6 +82,10 @@ class Kept:
             say(f"the run in '{self.out}' is finished ({run.next} steps): reporting it again, nothing is spent")
         else:
             say(f"resuming at step {run.next} of {run.plan.steps}")
+
+    def matrices(self) -> AbstractContextManager[None]:
+        """Within it, solved matrices are kept with the run: computed anew they would differ in their last bits."""
+        return nullcontext() if self.checkpoints is None else kept_in(self.checkpoints.directory / "matrices")
 
     def save(self, run: Run) -> None:
         """A checkpoint now."""

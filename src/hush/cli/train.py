@@ -109,7 +109,7 @@ def train(
         candidates = compared(method, chosen, **public)
         if candidates:
             say(why(candidates))
-        with patient(f"computing the noise of {method}"):
+        with patient(f"computing the noise of {method}"), keep.matrices():
             plan = make_plan(method, average=average, **public, **noise, **chosen)
         if plan.private:
             warn_delta(delta, plan.sampler.examples)
