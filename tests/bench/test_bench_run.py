@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,6 +196,20 @@ def results(record: dict) -> dict:
     return {name: value for name, value in record.items() if name not in times}
 
 
+def test_warnings_are_kept_in_the_private_part(store, small, monkeypatch) -> None:
+    def noisy(*arguments):
+        warnings.warn("row 3 looks odd", UserWarning, stacklevel=2)
+        return make(*arguments)
+
+    monkeypatch.setattr("hush.bench.run.make", noisy)
+    trial = small.trials[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # as outside of these tests, where warnings are errors
+        assert run_one(store, trial)["outcome"] == "finished"
+    kept = store.folder(trial.key) / "private" / "warnings.txt"
+    assert kept.read_text() == "UserWarning: row 3 looks odd"
+
+
 def test_calibration_is_done_once_for_all_learning_rates(tmp_path, small, monkeypatch) -> None:
     from hush.plan import Plan
 
@@ -270,4 +285,5 @@ lr = [0.01, 0.05]
     assert [r["status"] for r in records] == ["proven", "proven"]
     assert all(r["test_accuracy"] > 0.6 for r in records)
     assert records[0]["versions"]["their_optimizers"] == "1.2"
+    assert [t.key for t in read_spec(spec.path).trials] == [t.key for t in spec.trials]
     assert Path(store.folder(records[0]["key"]) / "model.safetensors").exists()

@@ -11,12 +11,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from hush.files import write_atomic
 from hush.plan import Plan, describe
 
+VERSIONS = tuple(version(name) for name in ("hush", "dp-accounting"))
 POINTS = 16  # numbers of steps whose ε is computed; an accountant takes up to a second for each
 
 
@@ -44,7 +46,7 @@ class Accounts:
             return compute()
         told = describe(plan)
         del told["rule"]
-        name = hashlib.blake2b(f"{what}\0{told!r}".encode(), digest_size=16).hexdigest()
+        name = hashlib.blake2b(f"{what}\0{VERSIONS}\0{told!r}".encode(), digest_size=16).hexdigest()
         path = self.directory / f"{name}.json"
         try:
             return json.loads(path.read_bytes())["value"]

@@ -13,11 +13,10 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hush.files import write_atomic
 
@@ -46,7 +45,7 @@ class Claims:
 
     directory: Path
 
-    def take(self, key: str, is_done: Any = lambda: False) -> bool:
+    def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> bool:
         """Claim a key for this process: False where it is done, or somebody alive is at it."""
         with self._alone():
             if is_done():
@@ -78,18 +77,15 @@ class Claims:
         keys = [path.stem for path in self.directory.glob("*.lock")]
         return {key: owner for key in keys if (owner := self.owner(key)) is not None and owner.is_alive()}
 
-    def clear(self, is_done: Any) -> list[str]:
-        """Remove the notes of keys that are done and of owners that are gone; the keys nobody works at any more."""
+    def clear(self) -> None:
+        """Remove the notes of owners that are gone."""
         with self._alone():
-            void = []
             for path in self.directory.glob("*.lock"):
                 owner = self.owner(path.stem)
                 if owner is None or not owner.is_alive():
                     path.unlink(missing_ok=True)
-                    void.append(path.stem)
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)  # left by a writer that was killed: nobody writes while the lock is held
-            return void
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}.lock"

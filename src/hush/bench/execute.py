@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -81,7 +82,7 @@ def _work(job: Job, store: Store) -> None:
     while left := [trial for trial in job.trials if not store.has(trial.key)]:
         busy = True
         for trial in left:
-            if store.claims.take(trial.key, lambda key=trial.key: store.has(key)):
+            if store.claims.take(trial.key, partial(store.has, trial.key)):
                 busy = False
                 _run(trial, store, job.settings)
         if busy:
@@ -168,8 +169,8 @@ class Local:
         if deaths.get("before any run", 0) > LIVES * self.workers:
             raise ChildProcessError(f"workers end with code {process.exitcode} before they start a run")
         for trial in keys:
-            if deaths[trial.key] >= LIVES and store.claims.take(trial.key, lambda key=trial.key: store.has(key)):
-                reason = f"its process died {LIVES} times, the last time with code {process.exitcode}"
+            if deaths[trial.key] >= LIVES and store.claims.take(trial.key, partial(store.has, trial.key)):
+                reason = f"its process died with code {process.exitcode}, for the {LIVES}. time"
                 store.finish(trial.key, failed(trial, time.time(), reason))
                 store.claims.drop(trial.key)
 

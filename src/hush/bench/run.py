@@ -11,6 +11,7 @@ import math
 import platform
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -63,7 +64,9 @@ def perform(trial: Trial, store: Store, settings: Settings) -> Result:
     started = time.time()
     saved = Saved(store.working(trial.key), settings.checkpoint_seconds)
     try:
-        return _Trial(trial, store, settings, saved).result(started)
+        with warnings.catch_warnings(record=True) as heard:
+            result = _Trial(trial, store, settings, saved).result(started)
+        return _with_warnings(result, heard)
     except OSError as error:
         if error.errno in DISK:
             raise
@@ -81,6 +84,12 @@ def failed(trial: Trial, started: float, error: Exception | str) -> Result:
     reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__}: {error}".strip()
     trace = "".join(traceback.format_exception(error)).encode()
     return Result(_record(trial, started, "failed", reason), private=(("traceback.txt", trace),))
+
+
+def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Result:
+    """What was warned of goes to the private part, as it may quote data, and not to the terminal of a sweep."""
+    texts = list(dict.fromkeys(f"{warning.category.__name__}: {warning.message}" for warning in heard))
+    return replace(result, private=(*result.private, ("warnings.txt", "\n".join(texts).encode()))) if texts else result
 
 
 def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:

@@ -17,6 +17,8 @@ Precedence, weakest first: defaults, their overrides, the grid, its own override
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import math
 import re
@@ -30,6 +32,7 @@ from typing import Any
 from hush.bench.lines import Lines
 from hush.bench.trial import SETTINGS, Trial
 from hush.errors import BadInput, nearest
+from hush.methods import find, options
 from hush.randomness import public_seeds
 
 TOP = {"name", "summary", "seed", "secret_seed", "validation", "evaluate_every", "weights"}
@@ -263,8 +266,6 @@ class _Reader:
 
 def _defaults(method: str) -> dict[str, Any]:
     """The method's own defaults, so that the configuration is whole; none for a method that is not there."""
-    from hush.methods import find, options
-
     try:
         return {name: p.default for name, p in options(find(method)).items() if _is_plain(p.default)}
     except BadInput:
@@ -279,13 +280,12 @@ def _is_plain(value: Any) -> bool:
 
 def _versions(block: Block) -> dict[str, str]:
     """The version of somebody else's package, where it has one."""
-    import sys
-
     found: dict[str, str] = {}
     for name in (block.problem.values[0], block.method.values[0]):
         if ":" in name:
             package = name.partition(":")[0].partition(".")[0]
-            told = getattr(sys.modules.get(package), "__version__", None)
-            if isinstance(told, str):
-                found[package] = told
+            with contextlib.suppress(ImportError, ValueError):
+                told = getattr(importlib.import_module(package), "__version__", None)
+                if isinstance(told, str):
+                    found[package] = told
     return found

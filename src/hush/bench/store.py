@@ -110,7 +110,7 @@ class Store:
 
     def tidy(self) -> None:
         """Clear away what killed processes left: void claims, checkpoints of finished runs (they hold secrets)."""
-        self.claims.clear(self.has)
+        self.claims.clear()
         held = self.claims.held()
         for path in (self.root / "working").iterdir():
             if path.name.startswith("forgotten.") or (self.has(path.name) and path.name not in held):

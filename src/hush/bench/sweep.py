@@ -33,11 +33,9 @@ class Tally:
 
     store: Store
     trials: tuple[Trial, ...]
-    workers: int = 1
     before: frozenset[str] = frozenset()
     outcomes: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    mine: frozenset[str] = frozenset()
     started: float = field(default_factory=time.monotonic)
 
     def refresh(self) -> None:
