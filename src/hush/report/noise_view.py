@@ -135,7 +135,8 @@ def _poisson(plan: Plan, epsilon: float) -> Plan:
     """DP-SGD on Poisson batches of the same expected size, for as many steps."""
     examples = plan.sampler.examples
     public: dict[str, Any] = {"examples": examples, "batch_size": min(int(plan.divisor), examples), "steps": plan.steps}
-    return make_plan("dp-sgd", **public, delta=plan.delta, epsilon=epsilon)
+    accountant = "auto" if plan.accountant == "gdp" else plan.accountant
+    return make_plan("dp-sgd", **public, delta=plan.delta, epsilon=epsilon, accountant=accountant)
 
 
 def _picture(matrix: Array) -> Picture:

@@ -1,0 +1,131 @@
+"""The page of `hush noise show`: true numbers, one file, nothing from the network."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from hush.cli import main
+from hush.errors import BadInput
+from hush.matrices import BLT, Dense, Tree, inverse_square_root, optimal_banded, prefix_sums, square_root
+from hush.methods import make_plan
+from hush.report.noise_page import _ticks, noise_page
+from hush.report.noise_view import CELLS, _picture, noise_view, prefix_variances
+
+T = 30
+STRUCTURES = {
+    "bsr": square_root(prefix_sums(T), 4),
+    "bisr": inverse_square_root(prefix_sums(T), 4),
+    "banded": optimal_banded(prefix_sums(T), 4).structure,
+    "blt": BLT(T, np.array([0.9, 0.3]), np.array([0.2, 0.3])),
+    "tree": Tree(T),
+    "honaker": Tree(T, estimate="honaker"),
+    "restarted": Tree(T, restart=7, complete="all-but-last", estimate="honaker"),
+    "completed": Tree(T, restart=7, complete="all"),
+    "dense": Dense(square_root(prefix_sums(T)).strategy()),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_accumulated_noise_is_that_of_the_map(name: str) -> None:
+    structure = STRUCTURES[name]
+    expected = (np.cumsum(structure.noise_map(), axis=0) ** 2).sum(axis=1)
+    found = prefix_variances(structure)
+    assert np.allclose(found, expected, rtol=1e-9)
+    assert np.sqrt(found.mean()) == pytest.approx(structure.rmse(), rel=1e-9)
+
+
+SMALL = {"examples": 200, "batch_size": 10, "epsilon": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs"),
+    [("dp-matrix-me", 2), ("dp-ftrl", 2), ("dp-bandmf", 2), ("dp-blt", 2), ("dp-matrix-se", 1), ("dp-sgd", 2)],
+)
+def test_every_method_has_a_page_that_needs_no_network(method: str, epochs: int) -> None:
+    view = noise_view(make_plan(method, **SMALL, epochs=epochs))
+    page = noise_page(view)
+    own = re.sub(r"<script>/\*\*.*?</script>", "", page, count=1, flags=re.S)  # the library itself names its home
+    assert len(own) < len(page) - 10**6
+    assert "http://" not in own
+    assert "https://" not in own
+    assert not re.search(r"<(link|img|iframe)\b|\bsrc=", own)
+    figures = json.loads(re.search(r"const figures = (\{.*\});\n", own).group(1))
+    assert set(figures) == {"strategy", "inverse", "histogram", "accumulated", "each"}
+    for figure in figures.values():
+        assert figure["layout"]["xaxis"]["title"]["text"]
+        assert figure["layout"]["yaxis"]["title"]["text"]
+    assert f"The noise of {method} over" in own
+    assert view.plan.guarantee().sentence() in own.replace("&#39;", "'")
+
+
+def test_the_numbers_are_the_plans() -> None:
+    plan = make_plan("dp-matrix-me", **SMALL, epochs=2)
+    view = noise_view(plan)
+    assert np.array_equal(view.strategy.values, plan.noise.structure.strategy())
+    assert np.array_equal(view.inverse.values, plan.noise.structure.noise_map())
+    assert len(view.entries) == np.count_nonzero(plan.noise.structure.noise_map())
+    errors = view.errors
+    assert errors["expected_error"] == pytest.approx(plan.noise_std * plan.noise.structure.rmse())
+    same = make_plan("dp-sgd", **SMALL, epochs=2, sampling="same-order")
+    sampled = make_plan("dp-sgd", **SMALL, epochs=2)
+    root = np.sqrt((40 + 1) / 2)  # of the mean of 1 … 40
+    assert errors["independent_error"] == pytest.approx(same.noise_std * root, rel=1e-3)
+    assert errors["dp_sgd_error"] == pytest.approx(sampled.noise_std * root, rel=1e-3)
+    assert view.accumulated[-1] == pytest.approx(plan.noise_std * np.linalg.norm(plan.noise.structure.inverse.sum(0)))
+    assert len(view.path) == 40
+
+
+def test_independent_noise_is_compared_with_itself() -> None:
+    errors = noise_view(make_plan("dp-sgd", **SMALL, epochs=2)).errors
+    assert errors["expected_error"] == pytest.approx(errors["dp_sgd_error"], rel=1e-3)
+
+
+def test_a_hundred_thousand_steps_are_shown() -> None:
+    plan = make_plan("dp-bisr", examples=10_000, batch_size=10, steps=100_000, noise_multiplier=1.0, accountant="rdp")
+    view = noise_view(plan)
+    assert view.corner == 2048
+    assert view.strategy.values.shape == (CELLS, CELLS)
+    assert view.steps[-1] == 100_000
+    assert len(noise_page(view)) < 10**7
+    assert "the first 2048 of 100000 steps" in noise_page(view)
+
+
+def test_a_block_shows_its_largest_entry() -> None:
+    matrix = np.zeros((600, 300))
+    matrix[4, 3], matrix[5, 3], matrix[599, 299] = 0.2, -0.7, 3.0
+    picture = _picture(matrix)
+    assert picture.block == (3, 2)
+    assert picture.values.shape == (200, 150)
+    assert picture.values[1, 1] == -0.7
+    assert picture.values[199, 149] == 3.0
+    assert np.count_nonzero(picture.values) == 2
+
+
+def test_ticks_have_room_and_lie_within_the_scale() -> None:
+    ticks = _ticks(-0.5, 3.7, 3.7)
+    assert ticks == sorted(ticks)
+    assert 0.0 in ticks
+    assert min(ticks) >= -0.52
+    roots = np.sign(ticks) * np.sqrt(np.abs(ticks))
+    assert np.diff(roots).min() > 0.1 * 3.7**0.5
+
+
+def test_ordinary_training_has_no_noise_to_show() -> None:
+    with pytest.raises(BadInput, match="adds no noise"):
+        noise_view(make_plan("sgd", examples=100, batch_size=10, epochs=1))
+
+
+def test_the_shell(capsys, tmp_path) -> None:
+    out = tmp_path / "deep" / "noise.html"
+    flags = ("--method", "dp-blt", "--examples", "200", "--batch-size", "10", "--epochs", "2", "--epsilon", "3")
+    assert main(["noise", "show", *flags, "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["out"] == str(out)
+    assert found["expected_error"] < found["independent_error"]
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    assert main(["noise", "show", *flags, "--sampling", "poisson", "--out", str(out)]) == 2
+    assert "sampling 'same-order'" in capsys.readouterr().err
