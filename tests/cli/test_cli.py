@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from hush.cli import main
+from hush.cli import options as o
+from hush.cli.recipes import recipes
+from hush.cli.train import train
 
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -183,3 +187,19 @@ def test_the_installed_program(tmp_path) -> None:
     assert "--noise-multiplier" in done.stdout
     done = subprocess.run([program], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert "train" in done.stdout
+
+
+def test_a_recipe_sets_what_flags_leave_open(capsys) -> None:
+    found = answer(capsys, "train", "--recipe", "digits", "--steps", 2)
+    assert found["steps"] == 2
+    assert 2.9 < found["epsilon"] <= 3.0
+    code, _, err = call(capsys, "train", "--recipe", "digit")
+    assert code == 2
+    assert "did you mean 'digits'" in err
+
+
+def test_every_recipe_names_options_that_exist() -> None:
+    known = set(inspect.signature(train).parameters)
+    for name, settings in recipes().items():
+        assert set(settings) <= known, name
+        o.method_options(settings["method"], settings.get("settings"), lr=settings.get("lr"), clip=settings.get("clip"))

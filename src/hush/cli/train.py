@@ -15,6 +15,7 @@ from hush.cli.account import warn_delta
 from hush.cli.comparing import compared, listed, patient
 from hush.cli.console import progress, say, show, show_json
 from hush.cli.kept import Kept, interrupts, kept, reason, recalled
+from hush.cli.recipes import Recipe
 from hush.errors import HushError
 from hush.methods import make_plan
 from hush.methods import reason as why
@@ -34,6 +35,7 @@ DEFAULT_EPSILON = 3.0
 
 def train(
     context: typer.Context,
+    recipe: Recipe = None,
     problem: t.ProblemName = None,
     data: t.DataPath = None,
     target: t.Target = None,
