@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hush.artefact import card_page, write_artefact
 from hush.errors import BadInput, Refused
-from hush.gradients import check_model
+from hush.gradients import Untouched, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.randomness import Secret, model_randomness, normal
 from hush.release import Release
@@ -104,7 +104,8 @@ class Run:
         if plan.private:
             check_model(model)
         first = next(iter(self._params.values()))
-        self.device, self._dtype = first.device, first.dtype
+        wide = any(p.dtype == torch.float64 for p in self._params.values())
+        self.device, self._dtype = first.device, torch.float64 if wide else first.dtype
         self._public, self._private = plan.query.init(self._params)
         self._rule = plan.rule.init(self._params)
         self._noise: dict[str, State] = {}
@@ -112,7 +113,8 @@ class Run:
         self._whole = True
         self._cover: Callable[[int], None] | None = None
         self._stds = plan.channel_stds()
-        self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()} if plan.private else {}
+        self._untouched = Untouched(model, self._params) if plan.private else None
+        self._fresh = True  # no forward of this run has been seen yet
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -133,9 +135,8 @@ class Run:
         self._check(batch)
         if self._cover is not None:
             self._cover(self.next + 1)
+        sums = self._guarded(batch)
         self._whole = False
-        sums = self._sum(batch)
-        self._check_buffers()
         channels, self._private = self.plan.query.finish(sums, self._public, self._private)
         release = self._noised(channels)
         update = self.plan.rule.step(self._params, release, self._rule)
@@ -160,6 +161,8 @@ class Run:
 
     def release(self, directory: str | Path) -> Path:
         """Write the released artefact: weights and privacy card, nothing private."""
+        if self._untouched is not None:
+            self._untouched.check_release()
         plan = self.plan.with_secret(self._secret)
         card = plan.card(steps_taken=self.next)
         return write_artefact(Path(directory), self.model, card, card_page(card, plan.guarantee().sentence()))
@@ -188,7 +191,7 @@ class Run:
             raise BadInput(f"the run was shared by {state['world']} processes and now by {self.ranks.world}")
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             _copy_into(own, state[kind])
-        self.next, self.microbatch = state["step"], state["microbatch"]
+        self.next, self.microbatch, self._whole = state["step"], state["microbatch"], True
         self._secret = Secret(bytes.fromhex(state["secret"]["key"]), state["secret"]["origin"])
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
         self._sizes = {channel: entry["size"] for channel, entry in state["noise"].items()}
@@ -196,7 +199,8 @@ class Run:
         for channel, entry in state["noise"].items():
             like = torch.empty(entry["size"], dtype=self._dtype, device=self.device)
             self._noise[channel] = {**self.plan.noise.init(like), **entry["state"]}
-        self._buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()} if self._buffers else {}
+        if self._untouched is not None:
+            self._untouched = Untouched(self.model, self._params)
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
@@ -206,18 +210,23 @@ class Run:
             )
         if batch.step != self.next:
             raise Refused(f"batch {batch.step} is out of order: the run is at step {self.next} of {self.plan.steps}")
+        if not self._whole:
+            raise Refused(
+                f"step {self.next} was broken off after its noise was drawn, and taking it again would use that noise "
+                "twice: go on from the last checkpoint instead"
+            )
         if self.next >= self.plan.steps:
             raise Refused(f"the plan covers {self.plan.steps} steps and all are taken: make a plan with more steps")
 
-    def _check_buffers(self) -> None:
-        """A buffer that a forward changes carries the batch past the noise: found at the first step, before release."""
-        for name, buffer in self.model.named_buffers():
-            if name in self._buffers and not torch.equal(buffer, self._buffers[name]):
-                raise Refused(
-                    f"buffer '{name}' changes in a training forward, so it would carry the data past the noise: use a "
-                    "layer without running statistics, such as GroupNorm (hush.gradients.to_group_norm(model))"
-                )
-        self._buffers = {}
+    def _guarded(self, batch: Batch) -> Sums:
+        """The sums of a batch by a model that neither mixes examples nor remembers them."""
+        if self._untouched is None:
+            return self._sum(batch)
+        check_model(self.model)  # again: a layer may be in another mode by now
+        with self._untouched.during_forward(complete=self._fresh):
+            sums = self._sum(batch)
+        self._fresh = self._fresh and not len(batch.indices)
+        return sums
 
     def _sum(self, batch: Batch) -> Sums:
         total: Sums | None = None

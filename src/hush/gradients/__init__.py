@@ -18,10 +18,11 @@ from hush.gradients.check import check_model, to_group_norm
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional
 from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
+from hush.gradients.untouched import Untouched
 from hush.named import Losses, trainable
 from hush.validate import one_of
 
-__all__ = ["Augmented", "GradientWarning", "Point", "Tape", "check_model", "record", "to_group_norm"]
+__all__ = ["Augmented", "GradientWarning", "Point", "Tape", "Untouched", "check_model", "record", "to_group_norm"]
 
 _ENGINES = {"auto": record_automatic, "book-keeping": record_book_keeping, "functional": record_functional}
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import nn
 
 from hush.errors import Refused
 
+_PRECISE = (torch.float32, torch.float64)
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse layers that mix examples and buffers that a training forward changes, and say what to do instead."""
+    """Refuse layers that mix examples, buffers that a training forward changes and coarse numbers; say what to do."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in _PRECISE:
+            raise Refused(
+                f"parameter '{name}' is {str(parameter.dtype).removeprefix('torch.')}, too coarse for the proof: "
+                "rounding moves a sum by more than one example may, and leaves gaps in the noise; use model.float()"
+            )
     for name, module in model.named_modules():
         where = f"layer '{name}' ({type(module).__name__})"
         if isinstance(module, _MIXING) and (module.training or not module.track_running_stats):

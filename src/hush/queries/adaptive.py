@@ -26,7 +26,7 @@ from hush.queries.query import Channel
 from hush.release import Release
 
 CHANNEL = "unclipped"
-SMALLEST = 1e-30  # where gradients vanish the clip follows them for ever; it stops here, short of zero
+SMALLEST = 1e-15  # where gradients vanish the clip follows them for ever; it stops where float32 still holds its square
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ class Adaptive:
         weighed = clipping.weigh(tape.squared_norms())
         finite = weighed.norms.isfinite()
         indicators = (0.5 - weighed.clipped.to(weighed.norms.dtype)) * finite
+        gradient = tape.sum(weighed.weights)
+        count = indicators.sum().to(next(iter(gradient.values())).dtype)  # as fine as its noise: finer, it would show
         return {
-            "gradient": tape.sum(weighed.weights),
-            CHANNEL: {"count": indicators.sum()},
+            "gradient": gradient,
+            CHANNEL: {"count": count},
             "diagnostics": diagnostics(tape.losses, weighed.clipped),
         }
 
