@@ -58,7 +58,7 @@ def _of(source: Source, indices: Tensor, secret: Secret) -> bytes:
     return digest
 
 
-def _hash(secret: Secret, purpose: str) -> Any:
+def _hash(secret: Secret, purpose: str) -> hashlib.blake2b:
     return hashlib.blake2b(key=secret.derive(f"digest/{purpose}", 0, size=32), digest_size=16)
 
 

@@ -82,7 +82,8 @@ def digest(text: str, tensors: Named) -> str:
 def tensor_bytes(value: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy where it lies in one piece on the CPU."""
     flat = value.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return memoryview(raw)
 
 
 def _unshared(tensors: Named) -> Named:

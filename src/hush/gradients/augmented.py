@@ -1,8 +1,8 @@
 """Augmentation multiplicity: an example's gradient is the mean over K views of it, taken before clipping.
 
 De et al. 2022, "Unlocking high-accuracy differentially private image classification": gᵢ = (1/K) Σ_k ∇loss(view_k(xᵢ)).
-An example still has one clipped contribution, so this is free of privacy cost as long as a view looks at its own example
-alone. To the engine the views are so many points of one combined gradient.
+An example still has one clipped contribution, so this is free of privacy cost as long as a view looks at its own
+example alone. To the engine the views are so many points of one combined gradient.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The error is the root mean square, over steps, of the noise that a weight sees, in units of lr · clip / batch size:
 σ · sens(C) · rmse(A C⁻¹), where A is what the rule makes of the noise (prefix sums for SGD). Independent noise with
-amplification competes on the same terms. Error says nothing of the learning rate or of what clipping costs; it ranks the
-noise alone. Every figure is that of a plan that could be run as it is.
+amplification competes on the same terms. Error says nothing of the learning rate or of what clipping costs; it ranks
+the noise alone. Every figure is that of a plan that could be run as it is.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def _plain(value: Any) -> Any:
         return to_json(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         try:
-            value = value.item()  # a numpy number
+            number: Any = value
+            value = number.item()  # a numpy number
         except AttributeError:
             return None
     return value if math.isfinite(value) else str(float(value))

@@ -70,7 +70,8 @@ class Total:
 
 def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     """The total of these costs at ``delta``; by default at the smallest δ that is natural for them."""
-    status = min((cost.status for cost in costs), key=WORST.index, default="proven")
+    found: set[Status] = {cost.status for cost in costs} or {"proven"}
+    status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs})
     delta = _natural_delta(costs, adjacency) if delta is None else delta
     if not costs:
