@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hush.gradients.costs import ENTRY, GRAM, HOLD, ROOM, TEMPORARY, chunk_of
 from hush.gradients.tape import squares
-from hush.gradients.terms import Rows, Term, Weights
+from hush.gradients.terms import Rows, Term, Weights, hidden_by_rounding
 from hush.gradients.windows import Filler
 
 
@@ -101,6 +101,10 @@ class Windowed:
     gy: Tensor
     weight: Tensor
 
+    def hidden(self) -> Tensor:
+        """Of the sum over windows; an entry lies in at most as many windows as the kernel has taps."""
+        return hidden_by_rounding(self.x, self.gy, self.weight[0, 0].numel())
+
     @property
     def wide(self) -> Tensor:
         """The side that is unfolded."""
@@ -155,10 +159,10 @@ class Windowed:
     def squares(self) -> Tensor:
         """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
         if not self.held_is_cheaper():
-            return self.gram_squares()
+            return self.gram_squares().add_(self.hidden())
         n = self.x.shape[0]
         parts = [squares(torch.bmm(b, a.transpose(1, 2))) for a, b in self.factors(0, n, self._few(n))]
-        return torch.cat(parts).view(n, self.rule.groups).sum(1)
+        return torch.cat(parts).view(n, self.rule.groups).sum(1).add_(self.hidden())
 
     def gram_squares(self) -> Tensor:
         """The second way.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hush.gradients.layers import applied, opened
 from hush.gradients.tape import squares
-from hush.gradients.terms import Weights
+from hush.gradients.terms import ROUNDING, Weights
 from hush.gradients.watched import Entry, entry_of, handles, plain, refuse
 
 
@@ -25,6 +25,10 @@ class Lookup:
     tokens: Tensor
     b: Tensor
     table: torch.Size
+
+    def hidden(self) -> Tensor:
+        """Of the sum over the positions of one token."""
+        return squares(self.b).mul_(ROUNDING * torch.finfo(self.b.dtype).eps * self.b.shape[1])
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The whole tables of a few examples."""
@@ -40,7 +44,7 @@ class Lookup:
         distinct, place = torch.unique(where.flatten(), return_inverse=True)
         sums = self.b.new_zeros(len(distinct), self.table[1]).index_add_(0, place, self.b.flatten(0, 1))
         owner = torch.div(distinct, self.table[0], rounding_mode="floor")
-        return self.b.new_zeros(n).index_add_(0, owner, squares(sums))
+        return self.hidden().index_add_(0, owner, squares(sums))
 
     def weighted(self, weights: Weights) -> Tensor:
         """Add every weighted position to its token's row."""

@@ -3,6 +3,10 @@
 A linear use of a weight contributes gᵢ = Σ_p b_ip a_ipᵀ over its positions p. With one position ‖gᵢ‖² = ‖aᵢ‖²‖bᵢ‖²
 (Goodfellow 2015, "Efficient per-example gradient computations"); with few, ‖gᵢ‖² = Σ_pq (a_ip·a_iq)(b_ip·b_iq); with
 many it is cheaper to hold gᵢ itself. The weighted sum is one product of matrices, as in ordinary training.
+
+Positions (and terms) can cancel: then neither their Gram matrices nor the sum over a batch know gᵢ better than to the
+rounding of what it is made of, and a huge example would pass for a small one. So a norm includes what rounding may hide
+(``hidden``), which is nothing to speak of unless almost everything cancels.
 """
 
 from __future__ import annotations
@@ -44,8 +48,22 @@ class Weights:
         return self.rows(tensor) * self.values.view(-1, *[1] * (tensor.dim() - 1))
 
 
+TINY = 1e-36  # a squared norm below this is taken for it: the square of a smaller float32 vanishes
+ROUNDING = 4.0  # units in the last place that the sums of products may lose
+
+
+def hidden_by_rounding(a: Tensor, b: Tensor, copies: int = 1) -> Tensor:
+    """A bound on the part of ‖Σ_p b_p a_pᵀ‖² that rounding may hide: by Cauchy and Schwarz, of ‖a‖²‖b‖²."""
+    scale = ROUNDING * torch.finfo(a.dtype).eps * copies
+    return squares(a).clamp_(min=TINY).mul_(squares(b).clamp_(min=TINY)).mul_(scale)
+
+
 class Term(Protocol):
     """One use's part of the gradient of one parameter."""
+
+    def hidden(self) -> Tensor:
+        """What rounding may hide of the squared norms where parts of the gradient cancel, shape (n,)."""
+        ...
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The per-example gradients of examples start … stop−1, shape (stop − start, *parameter)."""
@@ -65,6 +83,10 @@ class Rows:
     """Per-example gradients held as they are, shape (n, *parameter)."""
 
     values: Tensor
+
+    def hidden(self) -> Tensor:
+        """The rounding of the gradient itself, which matters where another term cancels it."""
+        return squares(self.values).mul_(ROUNDING * torch.finfo(self.values.dtype).eps)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """A view."""
@@ -87,6 +109,10 @@ class Outer:
     a: Tensor
     b: Tensor
 
+    def hidden(self) -> Tensor:
+        """Of the sum over positions."""
+        return hidden_by_rounding(self.a, self.b)
+
     def rows(self, start: int, stop: int) -> Tensor:
         """gᵢ by one batched product."""
         return self.b[start:stop].transpose(1, 2) @ self.a[start:stop]
@@ -96,13 +122,12 @@ class Outer:
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]
         if positions == 1:
-            return squares(self.a).mul_(squares(self.b))
+            return squares(self.a).clamp_(min=TINY).mul_(squares(self.b).clamp_(min=TINY))
         if held_is_cheaper(positions, inputs, outputs):
             return chunked_squares([self], n, inputs * outputs)
         step = chunk_of(positions * max(inputs, outputs, positions), n)
-        return torch.cat(
-            [gram_squares(a, b) for a, b in zip(torch.split(self.a, step), torch.split(self.b, step), strict=True)]
-        )
+        pairs = zip(torch.split(self.a, step), torch.split(self.b, step), strict=True)
+        return torch.cat([gram_squares(a, b) for a, b in pairs]).add_(self.hidden())
 
     def weighted(self, weights: Weights) -> Tensor:
         """(w·b)ᵀ a: one product of matrices."""
@@ -126,7 +151,7 @@ def gram_squares(a: Tensor, b: Tensor) -> Tensor:
 
 
 def chunked_squares(terms: Sequence[Term], n: int, size: int) -> Tensor:
-    """‖Σ_terms gᵢ‖² with the per-example gradients of a few examples in memory at a time."""
+    """‖Σ_terms gᵢ‖², and what rounding may hide of it, with the gradients of a few examples in memory at a time."""
     step = chunk_of(size, n)
     parts = []
     for start in range(0, n, step):
@@ -134,7 +159,10 @@ def chunked_squares(terms: Sequence[Term], n: int, size: int) -> Tensor:
         for term in terms[1:]:
             total = total + term.rows(start, min(n, start + step))
         parts.append(squares(total))
-    return torch.cat(parts)
+    found = torch.cat(parts)
+    for term in terms:
+        found = found + term.hidden()
+    return found
 
 
 def together(terms: list[Term]) -> list[Term]:
