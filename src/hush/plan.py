@@ -29,7 +29,7 @@ from hush.privacy.guarantee import Guarantee
 from hush.queries import Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
-from hush.run import Ranks, Run
+from hush.run import MICROBATCH, Ranks, Run
 from hush.sampling import Sampler
 from hush.source import as_source
 
@@ -167,7 +167,7 @@ class Plan:
         data: Any,
         *,
         secret: Secret | int | None = None,
-        microbatch: int = 1024,
+        microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
     ) -> Run:
         """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hush.privacy.guarantee import Guarantee
 
 
+MICROBATCH = 384  # examples held in memory at a time: activations of more fall out of the cache, and cost more each
+
+
 class Ranks(Protocol):
     """How several processes share the examples of a step; each of them adds the same noise and takes the same step."""
 
@@ -91,7 +94,7 @@ class Run:
         source: Source,
         secret: Secret,
         *,
-        microbatch: int = 1024,
+        microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
     ) -> None:
         self.plan, self.model, self.losses = plan, model, losses
@@ -231,7 +234,7 @@ class Run:
     def _sum(self, batch: Batch) -> Sums:
         total: Sums | None = None
         mine = batch.indices.tensor_split(self.ranks.world)[self.ranks.rank]
-        for number, indices in enumerate(torch.split(mine, self.microbatch) if len(mine) else [mine]):
+        for number, indices in enumerate(mine.tensor_split(max(1, -(-len(mine) // self.microbatch)))):
             content = to_each(lambda t: t.to(self.device), self.source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
             with model_randomness(self._secret, batch.step, piece, self.device), torch.enable_grad():

@@ -25,7 +25,7 @@ from hush.privacy.ledger import BudgetSpent
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate_problem
 from hush.randomness import seeded
-from hush.run import Run
+from hush.run import MICROBATCH, Run
 from hush.source import as_source
 from hush.train import EVERY
 from hush.train import train as take_steps
@@ -68,7 +68,7 @@ def train(
     secret_seed: Annotated[
         int | None, typer.Option(help="Fixes sampling and noise, for reproduction only; must stay secret.")
     ] = None,
-    microbatch: Annotated[int, typer.Option(help="Examples held in memory at a time; changes speed only.")] = 1024,
+    microbatch: Annotated[int, typer.Option(help="Most examples held in memory at a time.")] = MICROBATCH,
     out: Annotated[Path | None, typer.Option(help="Directory for the released model and its privacy card.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, with its own options.")
