@@ -28,7 +28,7 @@ class DenseNoise:
     """``memory`` is what a block may take, in bytes; it changes rounding in the last bit, so it is part of the plan."""
 
     structure: Dense
-    memory: int = 256 << 20
+    memory: int = 192 << 20
 
     def __post_init__(self) -> None:
         validate.whole(memory=self.memory)
@@ -43,13 +43,10 @@ class DenseNoise:
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
         """A row of the block that holds this step."""
-        block = state.get("_block")
-        if block is None or not state["_start"] <= step < state["_start"] + len(block):
-            state = {}  # the old block goes before the new one comes
-            del block
-            start, block = self._block(step, z)
-            state = {"_start": start, "_block": block}
-        return block[step - state["_start"]], state
+        if "_block" not in state or not state["_start"] <= step < state["_start"] + len(state["_block"]):
+            state.pop("_block", None)  # the old block goes before the new one comes
+            state["_start"], state["_block"] = self._block(step, z)
+        return state["_block"][step - state["_start"]].clone(), state  # a view would keep the old block alive
 
     def std(self, step: int) -> float:
         """‖row t of C⁻¹‖."""
