@@ -389,21 +389,33 @@ class TestRefusals:
         first.close()
         Checkpoints(tmp_path / "private").close()
 
-    def test_a_step_broken_off_in_the_middle_is_not_saved(self, tmp_path):
+    @pytest.mark.parametrize("where", ["before the noise", "after the noise"])
+    def test_a_step_broken_off_in_the_middle(self, where, tmp_path, monkeypatch):
         def breaks(made: nn.Module, content) -> torch.Tensor:
-            if run.next == 2:
+            if run.next == 2 and where == "before the noise":
                 raise KeyboardInterrupt
             return losses(made, content)
 
+        def broken(rule, params, release, state):
+            if release.step == 2 and where == "after the noise":
+                raise KeyboardInterrupt
+            return step(rule, params, release, state)
+
+        step = SGD.step
+        monkeypatch.setattr(SGD, "step", broken)
         run, kept = plan().start(model(), breaks, data(), secret=3), Checkpoints(tmp_path)
         kept.begin(run)
         steps = train(run, checkpoints=kept, every=1)
         next(steps), next(steps)
         with pytest.raises(KeyboardInterrupt):
             next(steps)
-        with pytest.raises(Refused, match="broken off in the middle"):
-            kept.save(run)
+        if where == "after the noise":
+            with pytest.raises(Refused, match="broken off in the middle"):
+                kept.save(run)
+        else:
+            kept.save(run)  # nothing has changed yet
         kept.close()
+        monkeypatch.undo()
         assert same(resumed(plan(), tmp_path), straight(plan()))
 
 
