@@ -6,6 +6,7 @@ these are the per-example gradients.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,18 +16,25 @@ from torch.utils import _pytree as pytree
 
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 
+Known = dict[str, list[list[bool]]]
+"""By module, for each of its calls: which of the inputs hold the examples."""
 
-def mapped(model: nn.Module, names: Iterable[str], session: Session) -> dict[nn.Module, Callable[..., Any]]:
+
+def mapped(
+    model: nn.Module, names: Iterable[str], session: Session, known: Known
+) -> dict[nn.Module, Callable[..., Any]]:
     """The forwards of these modules as maps over single examples."""
     modules = dict(model.named_modules())
-    return {modules[name]: _mapped(modules[name], session) for name in names}
+    return {modules[name]: _mapped(modules[name], session, known.setdefault(name, [])) for name in names}
 
 
-def _mapped(module: nn.Module, session: Session) -> Callable[..., Any]:
+def _mapped(module: nn.Module, session: Session, known: list[list[bool]]) -> Callable[..., Any]:
+    calls = itertools.count()
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         replaced = module.__dict__.pop("forward")
         try:
-            return _call(module, session, args, kwargs)
+            return _call(module, session, args, kwargs, known, next(calls))
         finally:
             module.__dict__["forward"] = replaced
 
@@ -40,7 +48,7 @@ def _leaf(entry: Entry) -> Tensor:
     return leaf
 
 
-def _call(module: nn.Module, session: Session, args: Any, kwargs: Any) -> Any:
+def _call(module: nn.Module, session: Session, args: Any, kwargs: Any, known: list[list[bool]], call: int) -> Any:
     watched = {name: p.entry for name, p in module.named_parameters() if isinstance(p, Watched)}
     leaves = {name: _leaf(entry) for name, entry in watched.items()}
     flat, spec = pytree.tree_flatten((args, kwargs))
@@ -48,6 +56,13 @@ def _call(module: nn.Module, session: Session, args: Any, kwargs: Any) -> Any:
     if not any(batched):
         raise Unhandled(
             [entry.name for entry in watched.values()], "no input of the module has the examples in its first dimension"
+        )
+    if call == len(known):
+        known.append(batched)
+    if known[call] != batched:  # such as a table with as many rows as this batch has examples
+        raise Unhandled(
+            [entry.name for entry in watched.values()],
+            "which inputs of the module hold examples changes between batches",
         )
 
     def one(params: dict[str, Tensor], *values: Any) -> Any:

@@ -2,14 +2,15 @@
 
 Book-keeping is right only where examples do not meet, and a model can hide that they do (a reshape across the batch, a
 loss that compares examples, sequences as long as the batch). So the first recording of a model compares the two engines
-on a few of its examples; where they disagree, the reference computes everything.
+on a few of its examples, by themselves and (where nothing is random) in their batch; where they disagree, the reference
+computes everything.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hush.errors import HushError
+from hush.gradients.alone import Known
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional, record_one_by_one
 from hush.gradients.tape import GradientWarning, Point, Tape, rewinder
 from hush.gradients.watched import Unhandled
-from hush.named import Losses
+from hush.named import Losses, Named
 
 PROBED = 3  # examples of the first comparison
 CLOSE = {torch.float64: 1e-7, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
@@ -35,6 +37,7 @@ class Verdict:
     engine: str = "book-keeping"
     checked: bool = False
     alone: frozenset[str] = frozenset()  # modules that torch.func maps by themselves
+    known: Known = field(default_factory=dict)  # which of their inputs hold the examples
 
 
 _VERDICTS: WeakKeyDictionary[nn.Module, dict[Hashable, Verdict]] = WeakKeyDictionary()
@@ -66,7 +69,7 @@ def _booked(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequ
     known, why = verdict.alone, ""
     while True:
         try:
-            tape = record_book_keeping(model, losses, content, n, points, verdict.alone)
+            tape = record_book_keeping(model, losses, content, n, points, verdict.alone, verdict.known)
         except Unhandled as stop:
             rewind()
             verdict.alone, why = _wider(verdict.alone, stop), stop.why
@@ -111,15 +114,34 @@ def _compare(model: nn.Module, losses: Losses, content: Any, n: int, verdict: Ve
             raise
         except Exception:  # torch.func cannot map every operation
             engine, theirs = "one by one", record_one_by_one(model, losses, few, m, point)
+        mixed = False
+        if ours is not None and not random and n > m:
+            whole = _booked(model, losses, content, n, point, verdict)
+            mixed = not _agree(_Some(whole, some.to(whole.losses.device)), theirs)
     if ours is None:
         _slow(verdict, engine, getattr(trouble, "why", "") or f"book-keeping stopped with {trouble!r}")
     elif engine == "one by one" and random:
         _say("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
-    elif not _agree(ours, theirs):
+    elif mixed or not _agree(ours, theirs):
         _slow(verdict, engine, "examples are not independent of each other in this model or its loss")
 
 
-def _agree(ours: Tape, theirs: Tape) -> bool:
+@dataclass(frozen=True)
+class _Some:
+    """A few examples of a tape."""
+
+    tape: Tape
+    which: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        return self.tape.losses[self.which]
+
+    def squared_norms(self) -> Named:
+        return {name: squares[self.which] for name, squares in self.tape.squared_norms().items()}
+
+
+def _agree(ours: Tape | _Some, theirs: Tape) -> bool:
     mine, right = ours.squared_norms(), theirs.squared_norms()
     pairs = [(ours.losses, theirs.losses), *((mine[name].sqrt(), right[name].sqrt()) for name in right)]
     scale = max(float(b.nan_to_num(0, 0, 0).abs().max()) for _, b in pairs[1:]) + 1e-30

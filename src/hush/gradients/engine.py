@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hush.gradients.elementwise
 import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
-from hush.gradients.alone import mapped
+from hush.gradients.alone import Known, mapped
 from hush.gradients.substitutes import forwards, substituted
 from hush.gradients.tape import Point, Tape, check_losses, rewinder, weights_of
 from hush.gradients.terms import Rows, Term, Weights, chunked_squares, together
@@ -77,9 +77,16 @@ def _standing_in(modules: Sequence[nn.Module], stand_ins: dict[int, Watched]) ->
 
 
 def record_book_keeping(
-    model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point], alone: Iterable[str] = ()
+    model: nn.Module,
+    losses: Losses,
+    content: Any,
+    n: int,
+    points: Sequence[Point],
+    alone: Iterable[str] = (),
+    known: Known | None = None,
 ) -> Tape:
-    """One forward and one backward per point; the modules in ``alone`` are left to torch.func.
+    """One forward and one backward per point; the modules in ``alone`` are left to torch.func;
+    ``known`` is what earlier recordings saw of their inputs.
 
     Raises Unhandled where a rule is missing."""
     params = trainable(model)
@@ -88,7 +95,7 @@ def record_book_keeping(
     rewind = rewinder(next(iter(params.values())).device)
     for point in points:
         rewind()
-        values, entries = _one_point(model, losses, content, n, params, point, alone)
+        values, entries = _one_point(model, losses, content, n, params, point, alone, {} if known is None else known)
         first = values if first is None else first
         for entry in entries:
             terms[entry.name] += entry.terms
@@ -99,7 +106,14 @@ def record_book_keeping(
 
 
 def _one_point(
-    model: nn.Module, losses: Losses, content: Any, n: int, params: Named, point: Point, alone: Iterable[str]
+    model: nn.Module,
+    losses: Losses,
+    content: Any,
+    n: int,
+    params: Named,
+    point: Point,
+    alone: Iterable[str],
+    known: Known,
 ) -> tuple[Tensor, list[Entry]]:
     like = next(iter(params.values()))
     session = Session(n, torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
@@ -107,7 +121,7 @@ def _one_point(
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
     modules = list(model.modules())
-    single = forwards(mapped(model, alone, session) if alone else {})
+    single = forwards(mapped(model, alone, session, known) if alone else {})
     with torch.enable_grad(), substituted(modules), single, _standing_in(modules, stand_ins):
         values = losses(model, content if point.content is None else point.content)
     check_losses(values, n)
