@@ -1,0 +1,193 @@
+"""Attempts to make a proven ε untrue with ordinary models and data; each of them once succeeded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from hush import Refused, make_plan
+from hush.gradients import record
+from hush.queries import Clipping
+from replay import distance, sensitivities
+
+X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
+
+
+def cross_entropy(model, content):
+    return F.cross_entropy(model(content[0]), content[1], reduction="none")
+
+
+def plan_for(examples: int, **options):
+    given = {"batch_size": examples // 2, "steps": 4, "noise_multiplier": 2.0, "delta": 1e-3} | options
+    return make_plan("dp-sgd", examples=examples, **given)
+
+
+class Remembers(nn.Module):
+    """A layer with running statistics that nobody knows by name."""
+
+    def __init__(self, *, through_data: bool = False) -> None:
+        super().__init__()
+        self.fc, self.through_data = nn.Linear(4, 3), through_data
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        mean = self.mean.data if self.through_data else self.mean
+        mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.fc(x)
+
+
+def seed_with_batches(plan, model, *, first_empty: bool) -> int:
+    for seed in range(200):
+        run = plan.start(model, cross_entropy, (X, Y), secret=seed)
+        sizes = [len(run.batch(step).indices) for step in range(2)]
+        if (sizes[0] == 0) == first_empty and sizes[1] > 1:
+            return seed
+    raise AssertionError("no such seed")
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_a_buffer_that_learns_is_not_released_though_the_first_batch_is_empty(tmp_path, through_data):
+    model, plan = Remembers(through_data=through_data), plan_for(24, batch_size=3)
+    run = plan.start(model, cross_entropy, (X, Y), secret=seed_with_batches(plan, model, first_empty=True))
+    run.step(run.batch(0))
+    with pytest.raises(Refused, match="'mean' changes"):
+        run.step(run.batch(1))
+    with pytest.raises(Refused, match="'mean' changes"):
+        run.release(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_an_embedding_that_shrinks_the_rows_it_sees_is_refused(tmp_path, trained):
+    embedding = nn.Embedding(9, 4, max_norm=0.1)
+    embedding.weight.requires_grad_(trained)
+    model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(8, 3))
+    run = plan_for(24).start(model, cross_entropy, (torch.randint(0, 5, (24, 2)), Y), secret=1)
+    with pytest.raises(Refused, match="parameter '0.weight' changes"):
+        run.step(run.batch(0))
+    with pytest.raises(Refused, match="parameter '0.weight' changes"):
+        run.release(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_a_batch_norm_that_is_switched_to_training_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
+    run.step(run.batch(0))
+    model.train()
+    with pytest.raises(Refused, match="mixes the examples"):
+        run.step(run.batch(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_coarse_numbers_are_refused(dtype):
+    with pytest.raises(Refused, match="too coarse"):
+        plan_for(24).start(nn.Linear(4, 3).to(dtype), cross_entropy, (X, Y))
+
+
+class BreaksOff(Exception):
+    pass
+
+
+def test_a_step_that_broke_off_after_its_noise_is_not_taken_again():
+    @dataclasses.dataclass(frozen=True)
+    class Stopped:
+        """A rule interrupted after it moved the parameters, as Ctrl-C in a notebook does."""
+
+        def init(self, params):
+            return {}
+
+        def step(self, params, release, state):
+            for name, p in params.items():
+                p.sub_(release.gradient[name])
+            raise BreaksOff
+
+    run = dataclasses.replace(plan_for(24), rule=Stopped()).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
+    with pytest.raises(BreaksOff):
+        run.step(run.batch(0))
+    with pytest.raises(Refused, match="broken off"):
+        run.step(run.batch(0))
+
+
+class Pooled(nn.Module):
+    """A linear layer over positions, then their mean: opposite inputs cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.linear = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        return self.linear(x).mean(1)[:, :3]
+
+
+def test_an_example_whose_positions_cancel_is_clipped():
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 2, 64, generator=make)
+    x[7, 0] *= 1e7
+    x[7, 1] = -x[7, 0] + 100 * torch.randn(64, generator=make)
+    y = torch.arange(8) % 3
+    sums = []
+    for n in (7, 8):
+        tape = record(Pooled(), cross_entropy, (x[:n], y[:n]), engine="book-keeping")
+        sums.append(tape.sum(Clipping(1.0).weigh(tape.squared_norms()).weights))
+    assert 0 < distance(*sums) <= 1.0001  # it was 703
+
+
+def seeded_linear() -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(4, 3)
+
+
+def hardest_four(model, content):
+    """Online hard example mining: whether an example counts depends on the others."""
+    losses = cross_entropy(model, content)
+    return losses * (losses >= losses.detach().topk(min(4, len(losses))).values[-1])
+
+
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_a_loss_that_compares_more_examples_than_are_probed_is_found_out():
+    x, y = torch.cat([X, 20 * torch.ones(1, 4)]), torch.cat([Y, torch.tensor([2])])
+    moved = sensitivities(plan_for(24, batch_size=20, steps=6), seeded_linear, hardest_four, (x, y), (X, Y))
+    assert 0 < max(step["gradient"] for step in moved) <= 1.0001  # it was 1.4
+
+
+class Tabled(nn.Module):
+    """A module without a rule, which is given a table next to the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x, table):
+        return torch.exp(0.1 * x) * torch.sigmoid(self.weight) + table.sum(0)
+
+
+class WithTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd, self.fc = Tabled(), nn.Linear(4, 3)
+        self.register_buffer("table", torch.randn(20, 4))
+
+    def forward(self, x):
+        return self.fc(self.odd(x, self.table))
+
+
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_a_table_as_long_as_the_batch_is_no_batch():
+    model = WithTable()
+    record(model, cross_entropy, (X[:7], Y[:7]))
+    for n in (19, 20, 21):
+        ours = record(model, cross_entropy, (X[:n], Y[:n])).squared_norms()
+        right = record(model, cross_entropy, (X[:n], Y[:n]), engine="functional").squared_norms()
+        for name in right:
+            torch.testing.assert_close(ours[name], right[name], rtol=1e-4, atol=1e-6)
