@@ -81,11 +81,11 @@ def linear(model: nn.Module, content: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_psi_is_the_noise_that_was_added(options, batch) -> None:
-    """No examples are sampled (or all are zero), so the release is noise alone and v̂ − ψ has mean zero."""
+    """No examples are sampled (or all are tiny), so the release is noise alone and v̂ − ψ has mean zero."""
     how = {"examples": 100, "batch_size": batch, "steps": 60, "noise_multiplier": 0.9, "clip": 0.4, "sample_rate": 1e-9}
     p = make_plan("dp-adam-bc", **{**how, **options}, lr=1e-9)
     model = nn.Linear(COORDINATES, 1, bias=False).double()
-    x = torch.zeros(p.sampler.examples, COORDINATES).double()
+    x = torch.full((p.sampler.examples, COORDINATES), 1e-6).double()
     run = p.start(model, linear, x, secret=2)
     for recorded in run.batches():
         run.step(recorded)
