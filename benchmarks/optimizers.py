@@ -304,7 +304,8 @@ def main() -> None:
     problem = arguments.problem
     if arguments.show:
         print(searches(problem), table(problem), sep="\n\n")
-        RESULTS.with_name(f"optimizers-{problem}.svg").write_text(picture(problem))
+        if any(runs(problem, entry, "final") for entry in SETUPS[problem].starts):
+            RESULTS.with_name(f"optimizers-{problem}.svg").write_text(picture(problem))
         return
     torch.set_num_threads(1)
     entries = arguments.only.split(",") if arguments.only else list(SETUPS[problem].starts)
