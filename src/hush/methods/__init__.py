@@ -11,7 +11,7 @@ from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imported import imported
 from hush.methods import correlated, independent
-from hush.methods.auto import Candidate, auto, reason, recommend
+from hush.methods.auto import Candidate, auto, choose, reason, recommend
 from hush.methods.gradients import Gradients
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
@@ -25,6 +25,7 @@ __all__ = [
     "Method",
     "Setting",
     "catalogue",
+    "choose",
     "find",
     "make_plan",
     "options",
@@ -114,7 +115,7 @@ def make_plan(
 ) -> Plan:
     """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
 
-    Method ``auto`` takes the candidate with the smallest expected error at ``epsilon`` (see :func:`recommend`).
+    Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose`).
     ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
 
     >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
