@@ -144,7 +144,7 @@ class _Some:
 def _agree(ours: Tape | _Some, theirs: Tape) -> bool:
     mine, right = ours.squared_norms(), theirs.squared_norms()
     pairs = [(ours.losses, theirs.losses), *((mine[name].sqrt(), right[name].sqrt()) for name in right)]
-    scale = max(float(b.nan_to_num(0, 0, 0).abs().max()) for _, b in pairs[1:]) + 1e-30
+    scale = max(float(b.nan_to_num(0, 0, 0).abs().max()) for _, b in pairs[1:]) + 1e-12
     return all(_near(a, b, CLOSE.get(b.dtype, 0.05), scale) for a, b in pairs)
 
 
