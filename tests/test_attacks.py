@@ -189,3 +189,25 @@ def test_a_table_as_long_as_the_batch_is_no_batch():
         right = record(model, cross_entropy, (X[:n], Y[:n]), engine="functional").squared_norms()
         for name in right:
             torch.testing.assert_close(ours[name], right[name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_edited_batch_changes_nothing() -> None:
+    """The indices of a batch are there to look at; dropping or repeating examples in them has no effect."""
+    x, y = torch.randn(12, 3), torch.randint(0, 2, (12,))
+
+    def losses(model: nn.Module, content) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(content[0]), content[1], reduction="none")
+
+    def trained(edit) -> torch.Tensor:
+        torch.manual_seed(0)
+        plan = make_plan("dp-sgd", examples=12, batch_size=6, steps=3, noise_multiplier=1.0)
+        run = plan.start(nn.Linear(3, 2), losses, (x, y), secret=1)
+        for batch in run.batches():
+            run.step(edit(batch))
+        return run.model.weight.detach()
+
+    def emptied(batch):
+        batch.indices.zero_()
+        return dataclasses.replace(batch, indices=batch.indices[:0])
+
+    assert torch.equal(trained(lambda batch: batch), trained(emptied))

@@ -33,7 +33,7 @@ from hush.run import MICROBATCH, Ranks, Run
 from hush.sampling import Sampler
 from hush.source import as_source
 
-SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret"
+SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
 
 
 @dataclass(frozen=True)

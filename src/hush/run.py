@@ -116,6 +116,7 @@ class Run:
         self._whole = True
         self._cover: Callable[[int], None] | None = None
         self._stds = plan.channel_stds()
+        self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._untouched = Untouched(model, self._params) if plan.private else None
         self._fresh = True  # no forward of this run has been seen yet
 
@@ -129,8 +130,8 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        indices = self.plan.sampler.indices(self._secret, step, len(self.source))
-        return Batch(step, indices, self)
+        self._drawn = step, self.plan.sampler.indices(self._secret, step, len(self.source))
+        return Batch(step, self._drawn[1].clone(), self)  # a copy to look at: what the run uses stays its own
 
     @torch.no_grad()
     def step(self, batch: Batch) -> Record:
@@ -196,6 +197,7 @@ class Run:
             _copy_into(own, state[kind])
         self.next, self.microbatch, self._whole = state["step"], state["microbatch"], True
         self._secret = Secret(bytes.fromhex(state["secret"]["key"]), state["secret"]["origin"])
+        self._drawn = (-1, self._drawn[1])  # drawn by the secret before
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
         self._sizes = {channel: entry["size"] for channel, entry in state["noise"].items()}
         self._noise = {}
@@ -228,12 +230,14 @@ class Run:
         check_model(self.model)  # again: a layer may be in another mode by now
         with self._untouched.during_forward(complete=self._fresh):
             sums = self._sum(batch)
-        self._fresh = self._fresh and not len(batch.indices)
+        self._fresh = self._fresh and not len(self._drawn[1])
         return sums
 
     def _sum(self, batch: Batch) -> Sums:
         total: Sums | None = None
-        mine = batch.indices.tensor_split(self.ranks.world)[self.ranks.rank]
+        if self._drawn[0] != batch.step:
+            self.batch(batch.step)
+        mine = self._drawn[1].tensor_split(self.ranks.world)[self.ranks.rank]
         for number, indices in enumerate(mine.tensor_split(max(1, -(-len(mine) // self.microbatch)))):
             content = to_each(lambda t: t.to(self.device), self.source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
