@@ -44,7 +44,7 @@ def dp_ftrl(
 
 
 def dp_matrix_se(
-    setting: Setting, gradients: Gradients, *, lr: float = 0.3, momentum: float = 0.0, weight_decay: float = 0.0
+    setting: Setting, gradients: Gradients, *, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> Plan:
     """The optimal factorisation for one pass over the data (Denisov et al. 2022); one epoch by default."""
     setting = _one_pass(setting)
@@ -57,7 +57,7 @@ def dp_matrix_se_lambda(
     setting: Setting,
     gradients: Gradients,
     *,
-    lr: float = 0.3,
+    lr: float = 1.0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     tau: int | None = None,
@@ -70,7 +70,7 @@ def dp_matrix_se_lambda(
 
 
 def dp_matrix_me(
-    setting: Setting, gradients: Gradients, *, lr: float = 0.3, momentum: float = 0.0, weight_decay: float = 0.0
+    setting: Setting, gradients: Gradients, *, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> Plan:
     """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023)."""
     work = _workload(setting, lr, momentum, weight_decay)
@@ -82,7 +82,7 @@ def dp_matrix_me_lambda(
     setting: Setting,
     gradients: Gradients,
     *,
-    lr: float = 0.3,
+    lr: float = 1.0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     tau: int | None = None,
@@ -97,7 +97,7 @@ def dp_bandmf(
     setting: Setting,
     gradients: Gradients,
     *,
-    lr: float = 0.5,
+    lr: float = 1.0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     bands: int | None = None,
@@ -118,7 +118,7 @@ def dp_bisr(
     setting: Setting,
     gradients: Gradients,
     *,
-    lr: float = 0.3,
+    lr: float = 1.0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     bands: int = 32,
@@ -133,7 +133,7 @@ def dp_blt(
     setting: Setting,
     gradients: Gradients,
     *,
-    lr: float = 0.3,
+    lr: float = 1.0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     buffers: int | None = None,
