@@ -10,7 +10,7 @@ import pytest
 
 from hush.cli import comparing, main
 from hush.errors import BadInput, Refused
-from hush.methods import Setting, choose, make_plan, reason, recommend
+from hush.methods import Descent, Setting, choose, make_plan, reason, recommend
 from hush.methods.auto import MARGIN, Candidate
 from hush.methods.shapes import best_bands, possible_bands
 
@@ -80,13 +80,13 @@ def test_one_pass_with_little_privacy_wants_correlation_and_much_privacy_wants_s
 
 
 def test_momentum_changes_what_the_model_sees() -> None:
-    plain, heavy = (recommend(Setting(**SMALL, epsilon=4.0), momentum=m)[0] for m in (0.0, 0.9))
+    plain, heavy = (recommend(Setting(**SMALL, epsilon=4.0), Descent(momentum=m))[0] for m in (0.0, 0.9))
     assert heavy.error > 2 * plain.error
     assert make_plan("auto", **SMALL, epsilon=4.0, momentum=0.9).rule.momentum == 0.9
 
 
 def test_weight_decay_leaves_out_what_cannot_have_it() -> None:
-    assert "dp-ftrl" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0), weight_decay=0.1)}
+    assert "dp-ftrl" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0), Descent(weight_decay=0.1))}
 
 
 def test_only_what_is_proven_for_the_adjacency_is_a_candidate() -> None:
@@ -126,7 +126,7 @@ def test_best_bands_have_the_smallest_error_of_all_bands(candidates) -> None:
 
 def test_tell_hears_every_candidate() -> None:
     heard: list[str] = []
-    found = recommend(Setting(**SMALL, epsilon=3.75), heard.append)
+    found = recommend(Setting(**SMALL, epsilon=3.75), tell=heard.append)
     assert len(heard) == len(found)
     assert {"dp-sgd", "dp-bandmf, bands=2", "dp-blt"} <= set(heard)
 

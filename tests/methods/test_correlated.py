@@ -19,6 +19,7 @@ from hush.events import check_proof, own_adjacency
 from hush.matrices import BLT, Tree, identity, inverse_square_root, optimal_banded, prefix_sums
 from hush.methods import make_plan
 from hush.noise import streamed
+from hush.privacy.gaussian import analytic_sigma
 from hush.randomness import Secret, normal
 from hush.sampling import (
     Cyclic,
@@ -40,6 +41,7 @@ METHODS = {
     "ftrl": ("dp-ftrl", {}, 3),
     "ftrl-momentum": ("dp-ftrl", {"momentum": 0.9}, 2),
     "ftrl-honaker": ("dp-ftrl", {"honaker": True}, 3),
+    "ftrl-read": ("dp-ftrl", {"nodes": "read"}, 3),
     "ftrl-restart": ("dp-ftrl", {"restart": True}, 3),
     "ftrl-restart-complete": ("dp-ftrl", {"restart": True, "complete": "all-but-last", "honaker": True}, 3),
     "se": ("dp-matrix-se", {}, 1),
@@ -256,6 +258,17 @@ def test_restarted_trees(capsys, complete, nodes) -> None:
     """The same batches every epoch, so that one example's nodes of all epochs count together."""
     settings = ("--set", "restart=true", "--set", f"complete={complete}", "--sampling", "same-order")
     assert answer(capsys, *FTRL, *settings, "--node-noise", 10)["sensitivity"] ** 2 == pytest.approx(nodes)
+
+
+def test_counting_only_the_nodes_that_are_read_lowers_epsilon_and_leaves_the_noise(capsys) -> None:
+    """Same noise on the same nodes; S_max 174 of 225, and then ε is that of one Gaussian with σ = 25/√174."""
+    published, read = (answer(capsys, *FTRL, "--node-noise", 25, "--set", f"nodes={n}") for n in ("complete", "read"))
+    assert read["sensitivity"] ** 2 == pytest.approx(174)
+    assert read["noise_std"] == pytest.approx(published["noise_std"])
+    assert read["epsilon"] < published["epsilon"]
+    assert analytic_sigma(read["epsilon"], 1e-5) == pytest.approx(25 / math.sqrt(174), rel=1e-6)
+    with pytest.raises(BadInput, match="Honaker's estimate reads every complete node"):
+        make_plan("dp-ftrl", examples=100, batch_size=10, noise_multiplier=1.0, honaker=True, nodes="read")
 
 
 # MECHANISMS.md §6: N = 50 000, L = 500, T = 2000, 10 groups, PLD

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hush.cli.console import say, show_table
-from hush.methods import Candidate, Setting, recommend
+from hush.methods import Candidate, Descent, Setting, recommend
 from hush.methods.auto import Tell
 
 PATIENCE = 2.0  # seconds of silence
@@ -52,9 +52,9 @@ def compared(method: str, chosen: dict[str, Any], **public: Any) -> tuple[Candid
     """The candidates of `--method auto`, the best first; none for any other method."""
     if method != "auto":
         return ()
-    rule = {key: chosen[key] for key in ("momentum", "weight_decay") if key in chosen}
+    descent = Descent(**{key: chosen[key] for key in vars(Descent()) if key in chosen})
     with patient("comparing methods") as tell:
-        return recommend(Setting(**public), tell, **rule)
+        return recommend(Setting(**public), descent, tell)
 
 
 def listed(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, get_type_hints
+from dataclasses import replace
+from typing import Any
 
 from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imported import imported
-from hush.methods import correlated, independent
 from hush.methods.auto import Candidate, auto, choose, reason, recommend
+from hush.methods.catalogue import catalogue
+from hush.methods.descent import Descent
 from hush.methods.gradients import Gradients
+from hush.methods.groups import Method, made, options
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
@@ -21,6 +21,7 @@ from hush.rules.averaged import Averaged, parse_average
 __all__ = [
     "SAMPLINGS",
     "Candidate",
+    "Descent",
     "Gradients",
     "Method",
     "Setting",
@@ -32,20 +33,6 @@ __all__ = [
     "reason",
     "recommend",
 ]
-
-Method = Callable[..., Plan]
-MODULES = (independent, correlated)  # every public function in these is a method
-
-
-def catalogue() -> dict[str, Method]:
-    """Every method that comes with hush, by name."""
-    return {method.__name__.replace("_", "-"): method for module in MODULES for method in _made_in(module)}
-
-
-def _made_in(module: Any) -> list[Method]:
-    functions = [f for _, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
-    public = [f for f in functions if not f.__name__.startswith("_")]
-    return sorted(public, key=lambda f: f.__code__.co_firstlineno)
 
 
 def find(name: str) -> Method:
@@ -59,38 +46,6 @@ def find(name: str) -> Method:
     if name not in known:
         raise BadInput(f"unknown method '{name}': {nearest(name, known)}")
     return known[name]
-
-
-def options(method: Method) -> dict[str, inspect.Parameter]:
-    """What can be set on a method: its keyword arguments, and the fields of the option groups that it takes."""
-    hints = get_type_hints(method)
-    parameters = inspect.signature(method).parameters.values()
-    own = [p.replace(annotation=hints.get(p.name, Any)) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    shared = [option for kind in _groups(method).values() for option in _fields(kind)]
-    return {option.name: option for option in (*own, *shared)}
-
-
-def _groups(method: Method) -> dict[str, type]:
-    """The option groups that a method takes after the setting (such as Gradients), by parameter name."""
-    hints = get_type_hints(method)
-    names = [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
-    return {name: hints[name] for name in names if is_dataclass(hints.get(name))}
-
-
-def _fields(kind: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind)
-    place = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(f.name, place, default=f.default, annotation=hints[f.name]) for f in fields(kind)]
-
-
-def _made(method: Method, setting: Setting, chosen: dict[str, Any]) -> Plan:
-    """The method's plan, with its option groups filled from what was chosen."""
-    groups: dict[str, Any] = {}
-    for name, kind in _groups(method).items():
-        theirs = {option.name for option in _fields(kind)} & set(chosen)
-        groups[name] = kind(**{key: chosen[key] for key in theirs})
-        chosen = {key: value for key, value in chosen.items() if key not in theirs}
-    return method(setting, **groups, **chosen)
 
 
 def make_plan(
@@ -138,7 +93,7 @@ def make_plan(
         assumptions,
         epsilon,
     )
-    plan = _made(factory, setting, chosen)
+    plan = made(factory, setting, chosen)
     if average is not None:
         plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(average)))
     if not plan.private:

@@ -18,10 +18,11 @@ from typing import Any
 
 from hush import matrices, validate
 from hush.errors import BadInput, HushError, Refused
-from hush.matrices import Workload
-from hush.methods import correlated, shapes
+from hush.methods import shapes
+from hush.methods.catalogue import catalogue
+from hush.methods.descent import Descent
 from hush.methods.gradients import Gradients
-from hush.methods.independent import dp_sgd
+from hush.methods.groups import made, options
 from hush.methods.setting import Setting
 from hush.noise import Identity
 from hush.plan import Plan
@@ -55,33 +56,20 @@ class Candidate:
         return ", ".join([self.method, *(f"{key}={value}" for key, value in self.options.items())])
 
 
-def auto(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float | None = None,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> Plan:
+def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little."""
-    best = choose(recommend(setting, momentum=momentum, weight_decay=weight_decay))
-    return _plan(setting, best.method, {**best.options, **_rule_options(lr, momentum, weight_decay)}, gradients)
+    best = choose(recommend(setting, descent))
+    return _plan(setting, best.method, best.options, descent, gradients)
 
 
-def recommend(
-    setting: Setting,
-    tell: Tell = lambda name: None,
-    *,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> tuple[Candidate, ...]:
+def recommend(setting: Setting, descent: Descent = Descent(), tell: Tell = lambda name: None) -> tuple[Candidate, ...]:
     """Every candidate at the setting's ε, the smallest expected error first; ``tell`` hears what is tried next."""
     if setting.epsilon is None:
         raise BadInput("method 'auto' compares methods at the same ε: give epsilon, or name a method")
     validate.positive(epsilon=setting.epsilon)
     if setting.sampling is not None or setting.sample_rate is not None:
         raise BadInput("method 'auto' chooses the sampling with the method: leave sampling and sample rate out")
-    return _recommend(replace(setting, assumptions=()), momentum, weight_decay, _Quiet(tell))
+    return _recommend(replace(setting, assumptions=()), descent, _Quiet(tell))
 
 
 def choose(candidates: tuple[Candidate, ...]) -> Candidate:
@@ -114,12 +102,12 @@ class _Quiet:
 
 
 @lru_cache(maxsize=32)
-def _recommend(setting: Setting, momentum: float, weight_decay: float, quiet: _Quiet) -> tuple[Candidate, ...]:
+def _recommend(setting: Setting, descent: Descent, quiet: _Quiet) -> tuple[Candidate, ...]:
     found, refusal = [], None
-    for method, options in _shapes(setting):
-        quiet.tell(", ".join([method, *(f"{key}={value}" for key, value in options.items())]))
+    for method, chosen in _shapes(setting):
+        quiet.tell(", ".join([method, *(f"{key}={value}" for key, value in chosen.items())]))
         try:
-            found.append(_candidate(setting, method, options, momentum, weight_decay))
+            found.append(_candidate(setting, method, chosen, descent))
         except HushError as error:
             refusal = error  # it does not fit this setting: another adjacency, say
     if not found:
@@ -140,30 +128,23 @@ def _shapes(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "dp-matrix-me", {}
 
 
-def _candidate(
-    setting: Setting, method: str, options: dict[str, Any], momentum: float, weight_decay: float
-) -> Candidate:
-    plan = _plan(setting, method, {**options, **_rule_options(None, momentum, weight_decay)}, Gradients())
+def _candidate(setting: Setting, method: str, chosen: dict[str, Any], descent: Descent) -> Candidate:
+    plan = _plan(setting, method, chosen, descent, Gradients())
     assert setting.epsilon is not None
     sigma = plan.calibrated(setting.epsilon).sigma
-    rule: Any = plan.rule
-    work = Workload(plan.steps, momentum, 1.0 - rule.lr * weight_decay)
     structure = plan.noise.structure
     shape = matrices.identity(plan.steps) if isinstance(structure, Identity) else structure
     assert isinstance(shape, matrices.Structure)
     sampling = {"dp-sgd": "poisson", "dp-bandmf": "cyclic"}.get(method, "same-order")
-    return Candidate(method, sigma, plan.sensitivity, shape.rmse(work), sampling, options)
+    return Candidate(method, sigma, plan.sensitivity, shape.rmse(descent.workload(plan.steps)), sampling, chosen)
 
 
-def _plan(setting: Setting, method: str, options: dict[str, Any], gradients: Gradients) -> Plan:
-    module: Any = correlated
-    factory = dp_sgd if method == "dp-sgd" else getattr(module, method.replace("-", "_"))
-    if method == "dp-ftrl" and "weight_decay" in options:
-        raise Refused("dp-ftrl has no weight decay")
-    made: Plan = factory(setting, gradients, **options)
-    return made
-
-
-def _rule_options(lr: float | None, momentum: float, weight_decay: float) -> dict[str, float]:
-    changed = {"momentum": momentum, "weight_decay": weight_decay}
-    return ({} if lr is None else {"lr": lr}) | {key: value for key, value in changed.items() if value}
+def _plan(setting: Setting, method: str, chosen: dict[str, Any], descent: Descent, gradients: Gradients) -> Plan:
+    """The method's plan; refused where it cannot do what was asked of the descent."""
+    factory = catalogue()[method]
+    for name, value in vars(descent).items():
+        if name in options(factory):
+            chosen = {**chosen, name: value}
+        elif value != getattr(Descent(), name):
+            raise Refused(f"{method} has no {name.replace('_', ' ')}")
+    return made(factory, setting, {**vars(gradients), **chosen})

@@ -11,14 +11,15 @@ from typing import Any
 
 from hush import matrices
 from hush.errors import Refused
-from hush.matrices import Structure, Tree, Workload
-from hush.matrices.tree import Complete
+from hush.matrices import Structure, Tree
+from hush.matrices.tree import Complete, Nodes
 from hush.methods import shapes
+from hush.methods.descent import Descent
 from hush.methods.gradients import Gradients
 from hush.methods.setting import Setting
 from hush.noise import streamed
 from hush.plan import Plan
-from hush.rules import FTRL, SGD
+from hush.rules import FTRL
 from hush.sampling import Cyclic
 
 
@@ -31,77 +32,54 @@ def dp_ftrl(
     restart: bool = False,
     complete: Complete = "none",
     honaker: bool = False,
+    nodes: Nodes = "complete",
 ) -> Plan:
-    """DP-FTRL: a binary tree of noise, follow the regularised leader (Kairouz et al. 2021)."""
+    """DP-FTRL: a binary tree of noise, follow the regularised leader (Kairouz et al. 2021).
+
+    ``nodes="read"`` counts only the nodes that the estimate reads: the same training for a smaller ε than published.
+    """
     tree = Tree(
         setting.total_steps,
         restart=setting.per_epoch if restart else None,
         complete=complete,
         estimate="honaker" if honaker else "plain",
+        nodes=nodes,
     )
     default = "shuffled" if restart else "same-order"
     return _plan(setting, gradients, "dp-ftrl", tree, rule=FTRL(lr, momentum), sampler=setting.sampler(default))
 
 
-def dp_matrix_se(
-    setting: Setting, gradients: Gradients, *, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
-) -> Plan:
+def dp_matrix_se(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The optimal factorisation for one pass over the data (Denisov et al. 2022); one epoch by default."""
     setting = _one_pass(setting)
-    work = _workload(setting, lr, momentum, weight_decay)
+    work = descent.workload(setting.total_steps)
     structure = matrices.optimal_single(work).structure
-    return _plan(setting, gradients, "dp-matrix-se", structure, rule=SGD(lr, momentum, weight_decay))
+    return _plan(setting, gradients, "dp-matrix-se", structure, rule=descent.rule)
 
 
-def dp_matrix_se_lambda(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    tau: int | None = None,
-) -> Plan:
+def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
     """One pass, optimal for distances of τ steps (Koloskova et al. 2023); the noise is still C⁻¹Z. τ = T by default."""
     setting = _one_pass(setting)
-    work = _workload(setting, lr, momentum, weight_decay)
+    work = descent.workload(setting.total_steps)
     structure = matrices.optimal_single(work, tau=tau or setting.total_steps).structure
-    return _plan(setting, gradients, "dp-matrix-se-lambda", structure, rule=SGD(lr, momentum, weight_decay))
+    return _plan(setting, gradients, "dp-matrix-se-lambda", structure, rule=descent.rule)
 
 
-def dp_matrix_me(
-    setting: Setting, gradients: Gradients, *, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
-) -> Plan:
+def dp_matrix_me(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023)."""
-    work = _workload(setting, lr, momentum, weight_decay)
+    work = descent.workload(setting.total_steps)
     structure = matrices.optimal_epochs(work, setting.per_epoch).structure
-    return _plan(setting, gradients, "dp-matrix-me", structure, rule=SGD(lr, momentum, weight_decay))
+    return _plan(setting, gradients, "dp-matrix-me", structure, rule=descent.rule)
 
 
-def dp_matrix_me_lambda(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    tau: int | None = None,
-) -> Plan:
+def dp_matrix_me_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
     """Several epochs, optimal for distances of τ steps; the noise is still C⁻¹Z. τ = T by default."""
-    work = _workload(setting, lr, momentum, weight_decay)
+    work = descent.workload(setting.total_steps)
     structure = matrices.optimal_epochs(work, setting.per_epoch, tau=tau or setting.total_steps).structure
-    return _plan(setting, gradients, "dp-matrix-me-lambda", structure, rule=SGD(lr, momentum, weight_decay))
+    return _plan(setting, gradients, "dp-matrix-me-lambda", structure, rule=descent.rule)
 
 
-def dp_bandmf(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    bands: int | None = None,
-) -> Plan:
+def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int | None = None) -> Plan:
     """Banded noise, amplified by cyclic Poisson sampling (Choquette-Choo et al. 2023); one band is DP-SGD's noise."""
     if setting.sampling is not None or setting.sample_rate is not None:
         raise Refused(
@@ -109,39 +87,23 @@ def dp_bandmf(
             "and sample rate out, or use dp-sgd for plain Poisson batches"
         )
     chosen = bands or shapes.best_bands(setting)
-    structure = shapes.banded(_workload(setting, lr, momentum, weight_decay), chosen)
+    structure = shapes.banded(descent.workload(setting.total_steps), chosen)
     sampler = Cyclic(setting.examples, chosen, shapes.cyclic_rate(setting, chosen), setting.total_steps)
-    return _plan(setting, gradients, "dp-bandmf", structure, rule=SGD(lr, momentum, weight_decay), sampler=sampler)
+    return _plan(setting, gradients, "dp-bandmf", structure, rule=descent.rule, sampler=sampler)
 
 
-def dp_bisr(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    bands: int = 32,
-) -> Plan:
+def dp_bisr(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int = 32) -> Plan:
     """Banded inverse square root: near-optimal noise without any optimisation (Kalinin et al. 2025)."""
-    work = _workload(setting, lr, momentum, weight_decay)
+    work = descent.workload(setting.total_steps)
     structure = matrices.inverse_square_root(work, min(bands, setting.total_steps))
-    return _plan(setting, gradients, "dp-bisr", structure, rule=SGD(lr, momentum, weight_decay))
+    return _plan(setting, gradients, "dp-bisr", structure, rule=descent.rule)
 
 
-def dp_blt(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    buffers: int | None = None,
-) -> Plan:
+def dp_blt(setting: Setting, descent: Descent, gradients: Gradients, *, buffers: int | None = None) -> Plan:
     """Buffered linear Toeplitz noise: a few buffers for any number of steps (McMahan et al. 2024)."""
-    work = _workload(setting, lr, momentum, weight_decay)
+    work = descent.workload(setting.total_steps)
     structure = matrices.optimal_blt(work, buffers, times=shapes.epochs(setting), apart=setting.per_epoch).structure
-    return _plan(setting, gradients, "dp-blt", structure, rule=SGD(lr, momentum, weight_decay))
+    return _plan(setting, gradients, "dp-blt", structure, rule=descent.rule)
 
 
 def _plan(setting: Setting, gradients: Gradients, method: str, structure: Structure, **parts: Any) -> Plan:
@@ -151,8 +113,3 @@ def _plan(setting: Setting, gradients: Gradients, method: str, structure: Struct
 
 def _one_pass(setting: Setting) -> Setting:
     return replace(setting, epochs=1.0) if setting.epochs is None and setting.steps is None else setting
-
-
-def _workload(setting: Setting, lr: float, momentum: float, weight_decay: float) -> Workload:
-    """What the model sees of the noise under SGD with these settings; the learning rate only scales it."""
-    return Workload(setting.total_steps, momentum, 1.0 - lr * weight_decay)

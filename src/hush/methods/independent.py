@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hush.methods.descent import Descent
 from hush.methods.gradients import Gradients
 from hush.methods.setting import Setting
 from hush.noise import Independent
@@ -21,11 +22,9 @@ def sgd(setting: Setting, *, lr: float = 0.1, momentum: float = 0.0, weight_deca
     )
 
 
-def dp_sgd(
-    setting: Setting, gradients: Gradients, *, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
-) -> Plan:
+def dp_sgd(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """DP-SGD: clipped per-example gradients, independent noise, SGD (Abadi et al. 2016)."""
-    return gradients.plan(setting, "dp-sgd", rule=SGD(lr, momentum, weight_decay))
+    return gradients.plan(setting, "dp-sgd", rule=descent.rule)
 
 
 def dp_adam(
@@ -57,18 +56,11 @@ def dp_adam_bc(
 
 
 def dp_disk(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1.0,
-    kappa: float = 0.7,
-    gamma: float = 0.5,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    setting: Setting, descent: Descent, gradients: Gradients, *, kappa: float = 0.7, gamma: float = 0.5
 ) -> Plan:
     """DiSK: gradients at two points, and a Kalman filter before SGD (Zhang et al. 2024)."""
     query = TwoPoint.of(gradients.clipping, kappa, gamma)
-    return gradients.plan(setting, "dp-disk", query=query, rule=Kalman(SGD(lr, momentum, weight_decay), kappa))
+    return gradients.plan(setting, "dp-disk", query=query, rule=Kalman(descent.rule, kappa))
 
 
 def dp_dice(
