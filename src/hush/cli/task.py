@@ -15,7 +15,7 @@ from hush.errors import BadInput
 from hush.gradients import Augmented
 from hush.named import Losses
 from hush.problems import Problem
-from hush.problems.own import from_files
+from hush.problems.own import TEST, from_files
 from hush.source import as_source
 
 ProblemName = Annotated[
@@ -34,6 +34,14 @@ SchemaPath = Annotated[
     Path | None,
     typer.Option("--schema", help="Your own data: public facts (types, ranges, categories), .toml or .json."),
 ]
+TestData = Annotated[
+    Path | None,
+    typer.Option(help="Your own data: a file of the same kind to test on; else a fifth of the rows is held out."),
+]
+Public = Annotated[
+    str | None,
+    typer.Option(help="Your own data: read ranges, categories or ranges+categories off the rows, as they are public."),
+]
 Augment = Annotated[
     str | None, typer.Option(help="Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.")
 ]
@@ -49,18 +57,25 @@ def load_task(
     target: str | None,
     model: str | None,
     schema: Path | None,
+    test_data: Path | None = None,
+    public: str | None = None,
     *,
     seed: int,
     validation: float,
 ) -> Problem:
     """The problem of that name, or one made from files; what was inferred about the files is said on stderr."""
     if data is None:
-        if target is not None or model is not None or schema is not None:
-            raise BadInput("--target, --model and --schema describe your own data: give it with --data")
+        if any(given is not None for given in (target, model, schema, test_data, public)):
+            own = "--target, --model, --schema, --test-data and --public"
+            raise BadInput(f"{own} describe your own data: give it with --data")
         return problems.load(problem or problems.DEFAULT, seed=seed, validation=validation)
     if problem is not None:
         raise BadInput("give --problem or --data, not both")
-    found = from_files(data, target=target, model=model, schema=schema, seed=seed, validation=validation)
+    facts = tuple(public.split("+")) if public is not None else ()
+    test: float | Path = TEST if test_data is None else test_data
+    found = from_files(
+        data, target=target, model=model, schema=schema, public=facts, test=test, seed=seed, validation=validation
+    )
     say(found.summary)
     if found.schema is not None:
         for line in found.schema.lines():

@@ -41,6 +41,8 @@ def train(
     target: t.Target = None,
     model: t.Model = None,
     schema: t.SchemaPath = None,
+    test_data: t.TestData = None,
+    public: t.Public = None,
     method: o.MethodName = "dp-sgd",
     epsilon: o.Epsilon = None,
     delta: o.Delta = 1e-5,
@@ -51,7 +53,9 @@ def train(
     batch_size: o.BatchSize = 256,
     lr: Annotated[float | None, typer.Option(help="Learning rate; the method's own by default.")] = None,
     clip: Annotated[float | None, typer.Option(help="Clip norm c of one example's gradient.")] = None,
-    clip_mode: Annotated[str | None, typer.Option(help="plain, or normalised by 1/c.")] = None,
+    clip_mode: Annotated[
+        str | None, typer.Option(help="plain, normalised (divided by c), or automatic (divided by its own norm).")
+    ] = None,
     sampling: o.Sampling = None,
     sample_rate: o.SampleRate = None,
     accountant: o.Accountant = "auto",
@@ -88,13 +92,13 @@ def train(
         return
     validate.whole(checkpoint_every=checkpoint_every)
     with kept(out, resume=resume) as keep:
-        task = t.load_task(problem, data, target, model, schema, seed=seed, validation=validation)
+        task = t.load_task(problem, data, target, model, schema, test_data, public, seed=seed, validation=validation)
         losses = t.with_views(task, augment, views)
         chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)
         noise: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "node_noise": node_noise}
         if all(v is None for v in noise.values()) and method != "sgd":
             noise["epsilon"] = DEFAULT_EPSILON
-        public: dict[str, Any] = {
+        asked: dict[str, Any] = {
             "examples": len(as_source(task.train)),
             "batch_size": batch_size,
             "epochs": epochs,
@@ -108,11 +112,11 @@ def train(
             "accept_claimed": accept_claimed,
             "assumptions": task.assumptions,
         }
-        candidates = compared(method, chosen, **public)
+        candidates = compared(method, chosen, **asked)
         if candidates:
             say(why(candidates))
         with patient(f"computing the noise of {method}"), keep.matrices():
-            plan = make_plan(method, average=average, **public, **noise, **chosen)
+            plan = make_plan(method, average=average, **asked, **noise, **chosen)
         if plan.private:
             warn_delta(delta, plan.sampler.examples)
         with seeded(seed):

@@ -79,6 +79,8 @@ class _Own:
 def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Collection[str]) -> _Own:
     if not place.exists():
         raise BadInput(f"there is no file or folder '{place}'")
+    if public and place.suffix not in TABLES:
+        raise BadInput(f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table")
     if place.is_dir():
         return _folder(place, given)
     if place.suffix == ".npz":
@@ -132,8 +134,12 @@ def _centred(images: Tensor, given: Mapping[str, Any]) -> Tensor:
 
 def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapping[str, Any]) -> Split:
     if read.test is not None:
+        if isinstance(test, (str, Path)):
+            raise BadInput(f"the data brings its own test rows: leave '{test}' out")
         return Split(read.rows, read.test)
     if isinstance(test, (str, Path)):
+        if not Path(test).exists():
+            raise BadInput(f"there is no file or folder '{test}'")
         if read.schema is not None and Path(test).suffix in TABLES:
             return Split(read.rows, read_table(Path(test), read.schema))
         other = _read(Path(test), target, given, ())

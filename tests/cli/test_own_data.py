@@ -1,0 +1,92 @@
+"""`hush train --data`: somebody's own files in the shell, what is said of them, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hush.cli import main
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def table(path: Path, rows: int, seed: int) -> Path:
+    """Two numbers and a word that tell the label."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, rows)
+    heights = generator.normal(0, 1, rows) + 2 * labels
+    lines = [f"{h:.3f},{w:.3f},{'ab'[y]},{['no', 'yes'][y]}" for h, w, y in zip(heights, -heights, labels, strict=True)]
+    path.write_text("\n".join(["height,width,kind,label", *lines]) + "\n")
+    return path
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return table(tmp_path / "mine.csv", 200, 0)
+
+
+TRAIN = ("train", "--target", "label", "--batch-size", 32, "--epochs", 3, "--secret-seed", 1, "--json")
+
+
+def test_a_table_trains_and_says_what_is_public(own: Path, capsys) -> None:
+    code, out, err = call(capsys, *TRAIN, "--data", own)
+    assert code == 0, err
+    assert "mine.csv: 160 rows to train on, 40 to test on" in err
+    assert json.loads(out)["epsilon"] == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_file_of_its_own_to_test_on(own: Path, capsys) -> None:
+    other = table(own.with_name("later.csv"), 50, 1)
+    code, _, err = call(capsys, *TRAIN, "--data", own, "--test-data", other)
+    assert code == 0, err
+    assert "mine.csv: 200 rows to train on, 50 to test on" in err
+
+
+def test_public_ranges_are_read_and_assumed(own: Path, capsys) -> None:
+    card = own.with_name("run")
+    code, _, err = call(capsys, *TRAIN, "--data", own, "--public", "ranges+categories", "--out", card)
+    assert code == 0, err
+    said = " ".join(p.read_text() for p in card.glob("*.json"))
+    assert "the ranges of the columns, read off the rows, are public anyway" in said
+
+
+def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None:
+    other, out = table(own.with_name("later.csv"), 50, 1), own.with_name("run")
+    first = call(capsys, *TRAIN, "--data", own, "--test-data", other, "--out", out)
+    again = call(capsys, "train", "--out", out, "--resume", "--json")
+    assert (first[0], again[0]) == (0, 0), again[2]
+    assert "200 rows to train on, 50 to test on" in again[2]
+    assert json.loads(first[1])["test_accuracy"] == json.loads(again[1])["test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--test-data", "later.csv"), "describe your own data: give it with --data"),
+        (("--public", "ranges"), "describe your own data: give it with --data"),
+        (("--data", "mine.csv", "--test-data", "none.csv"), "there is no file or folder 'none.csv'"),
+        (("--data", "mine.csv", "--public", "names"), "unknown public fact 'names'"),
+        (("--data", "mine.csv", "--problem", "digits"), "not both"),
+        (("--data", "arrays.npz", "--public", "ranges"), "is no table"),
+        (("--data", "split.npz", "--test-data", "arrays.npz"), "brings its own test rows"),
+    ],
+)
+def test_bad_requests_are_one_sentence(own: Path, capsys, monkeypatch, flags, sentence) -> None:
+    monkeypatch.chdir(own.parent)
+    rows = {"x": np.zeros((8, 3), np.float32), "y": np.arange(8) % 2}
+    np.savez(own.with_name("arrays.npz"), **rows)
+    np.savez(
+        own.with_name("split.npz"), **{f"{key}_{part}": v for key, v in rows.items() for part in ("train", "test")}
+    )
+    arguments = TRAIN if "mine.csv" in flags else tuple(a for a in TRAIN if a not in ("--target", "label"))
+    code, out, err = call(capsys, *arguments, *flags)
+    assert (code, out) == (2, ""), err
+    assert sentence in err
+    assert err.count("error:") == 1
