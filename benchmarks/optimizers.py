@@ -35,6 +35,8 @@ from hush.train import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "optimizers.jsonl"
 VALIDATION = 0.1
+INK = "#1f4e79"
+OFF = 50.0  # per cent: what lies below is not drawn to scale
 MOST = 5  # values of the learning rate that are tried at most
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
@@ -260,7 +262,7 @@ def table(problem: str, phase: str = "final") -> str:
         rows = runs(problem, entry, phase)
         if not rows:
             continue
-        values = [100 * r["accuracy"] for r in rows]
+        values = accuracies(problem, entry, phase)
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         said = {c["status"]: f"{c['epsilon']:.3g}" for c in rows[0]["claims"]}
         cells = (entry, f"{rows[0]['spec']['lr']:g}", said.get("proven", "–"), said.get("claimed", "–"), str(len(rows)))
@@ -281,31 +283,55 @@ def searches(problem: str) -> str:
 
 
 def picture(problem: str) -> str:
-    """One line a method, one dot a seed, a bar at the mean, as SVG."""
-    entries = [e for e in SETUPS[problem].starts if runs(problem, e, "final")]
-    left, width, row = 230, 520, 30
-    height = row * len(entries) + 40
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 70} {height}" font-family="sans-serif" '
+    """One line a method, one dot a seed and a bar at the mean, hollow at the learning rate below, as SVG."""
+    found = {e: [accuracies(problem, e, phase) for phase in ("final", "below")] for e in SETUPS[problem].starts}
+    rows = {entry: parts for entry, parts in found.items() if parts[0]}
+    shown = [v for parts in rows.values() for values in parts for v in values if v >= OFF]
+    low, high = 5 * math.floor(min(shown) / 5), 5 * math.ceil(max(shown) / 5)
+    two = any(below for _, below in rows.values())
+    left, width, row, top = 230, 470, 30, 30 if two else 8
+    height = top + row * len(rows) + 34
+
+    def x(percent: float) -> float:
+        return round(left + width * (percent - low) / (high - low), 1)
+
+    svg = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 150} {height}" font-family="sans-serif" '
         'font-size="13"><rect width="100%" height="100%" fill="white"/>'
     ]
-    for percent in range(0, 101, 20):
-        x = left + width * percent / 100
-        parts.append(f'<line x1="{x}" y1="8" x2="{x}" y2="{height - 28}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x}" y="{height - 10}" text-anchor="middle" fill="#555">{percent} %</text>')
-    for place, entry in enumerate(entries):
-        y = row * place + 24
-        values = [r["accuracy"] for r in runs(problem, entry, "final")]
-        mean = left + width * statistics.mean(values)
-        parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{entry}</text>')
-        parts.append(f'<rect x="{mean - 1.5}" y="{y - 9}" width="3" height="18" fill="#1f4e79"/>')
-        parts += [
-            f'<circle cx="{left + width * v:.1f}" cy="{y}" r="4" fill="#1f4e79" fill-opacity="0.45"/>' for v in values
-        ]
-        parts.append(
-            f'<text x="{left + width + 12}" y="{y + 4}" fill="#333">{100 * statistics.mean(values):.1f} %</text>'
-        )
-    return "\n".join([*parts, "</svg>\n"])
+    if two:
+        svg += [_dot(left, 15, True), f'<text x="{left + 10}" y="19">chosen learning rate</text>']
+        svg += [_dot(left + 165, 15, False), f'<text x="{left + 175}" y="19">one step below it</text>']
+    for percent in range(low, high + 1, 5):
+        svg.append(f'<line x1="{x(percent)}" y1="{top}" x2="{x(percent)}" y2="{height - 26}" stroke="#ddd"/>')
+        svg.append(f'<text x="{x(percent)}" y="{height - 9}" text-anchor="middle" fill="#555">{percent} %</text>')
+    for place, (entry, parts) in enumerate(rows.items()):
+        y = top + row * place + 16
+        svg.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{entry}</text>')
+        for values, solid in zip(parts, (True, False), strict=True):
+            if values and statistics.mean(values) < OFF:
+                svg.append(f'<text x="{left + 4}" y="{y + 4}" fill="{INK}">◂ off the scale</text>' if solid else "")
+            elif values:
+                svg.append(_bar(x(statistics.mean(values)), y, solid))
+                svg += [_dot(x(v), y, solid) for v in values]
+        means = " / ".join(f"{statistics.mean(values):.1f}" for values in parts if values)
+        svg.append(f'<text x="{left + width + 16}" y="{y + 4}" fill="#333">{means} %</text>')
+    return "\n".join([*filter(None, svg), "</svg>\n"])
+
+
+def accuracies(problem: str, entry: str, phase: str) -> list[float]:
+    """Test accuracy of every seed, in per cent."""
+    return [100 * r["accuracy"] for r in runs(problem, entry, phase)]
+
+
+def _dot(x: float, y: float, solid: bool) -> str:
+    look = f'fill="{INK}" fill-opacity="0.45"' if solid else f'fill="white" stroke="{INK}" stroke-opacity="0.7"'
+    return f'<circle cx="{x}" cy="{y}" r="4" {look}/>'
+
+
+def _bar(x: float, y: float, solid: bool) -> str:
+    look = f'fill="{INK}"' if solid else f'fill="white" stroke="{INK}"'
+    return f'<rect x="{x - 1.5}" y="{y - 9}" width="3" height="18" {look}/>'
 
 
 def main() -> None:
