@@ -92,7 +92,7 @@ def test_one_gradient_is_taken_where_one_is_enough(monkeypatch) -> None:
         return real(*arguments, **how)
 
     monkeypatch.setattr(module, "record", counting)
-    for kappa, gamma, expected in ((1.0, 0.5, 1), (0.5, 1.0, 1), (0.7, 0.5, 2)):
+    for kappa, gamma, expected in ((1.0, 0.5, 1), (0.5, 1.0, 1), (1 / 1.5, 0.5, 1), (0.7, 0.5, 2)):
         points.clear()
         recorded(make_plan("dp-disk", **HOW, kappa=kappa, gamma=gamma), mlp(), losses, data())
         assert set(points) == {expected}

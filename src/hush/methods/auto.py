@@ -81,6 +81,8 @@ def choose(candidates: tuple[Candidate, ...]) -> Candidate:
 def reason(candidates: tuple[Candidate, ...]) -> str:
     """In one sentence: what was chosen, and why."""
     best, plain, taken = candidates[0], _plain(candidates), choose(candidates)
+    if len(candidates) == 1:
+        return f"chose {best.name}: no other candidate fits this setting."
     if taken is not best:
         gain = f"{taken.error / best.error:.3g} times less noise in the weights"
         return f"chose {taken.name}: the best of {len(candidates)} candidates, {best.name}, leaves only {gain}."

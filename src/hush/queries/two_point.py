@@ -7,6 +7,7 @@ the combination, so one example adds at most c and the noise is DP-SGD's. dir is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,8 @@ class TwoPoint:
         """The query that belongs to a Kalman filter of gain κ: a = (1 − κ)/(κγ)."""
         validate.rate(kappa=kappa)
         validate.positive(gamma=gamma)
-        return TwoPoint(clipping, (1.0 - kappa) / (kappa * gamma), gamma)
+        a = (1.0 - kappa) / (kappa * gamma)
+        return TwoPoint(clipping, 1.0 if math.isclose(a, 1.0) else a, gamma)  # κ = 1/(1 + γ), in floating point
 
     @property
     def channels(self) -> Mapping[str, Channel]:
