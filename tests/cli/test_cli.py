@@ -35,7 +35,16 @@ def test_methods(capsys) -> None:
     listed = {row["method"]: row for row in answer(capsys, "methods")}
     assert {"sgd", "dp-sgd", "dp-adam"} <= set(listed)
     assert listed["dp-sgd"]["options"]["clip"] == 1.0
+    assert listed["dp-sgd"]["words"] == {"clip_mode": ["plain", "normalised", "automatic"]}
+    assert next(iter(listed)) == "auto"
     assert call(capsys, "methods")[0] == 0
+
+
+@pytest.mark.parametrize("group", ["data", "ledger", "noise"])
+def test_a_group_without_a_command_shows_its_help(group: str, capsys) -> None:
+    _, out, err = call(capsys, group)
+    assert "Usage: hush " + group in out + err
+    assert "Missing command" not in out + err
 
 
 def test_problems(capsys) -> None:

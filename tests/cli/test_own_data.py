@@ -42,6 +42,14 @@ def test_a_table_trains_and_says_what_is_public(own: Path, capsys) -> None:
     assert json.loads(out)["epsilon"] == pytest.approx(3.0, rel=1e-3)
 
 
+def test_data_beside_a_recipe_wins(own: Path, capsys) -> None:
+    out = own.with_name("run")
+    code, _, err = call(capsys, *TRAIN, "--data", own, "--recipe", "digits", "--out", out)
+    assert code == 0, err
+    assert "mine.csv: 160 rows" in err
+    assert call(capsys, "train", "--out", out, "--resume")[0] == 0
+
+
 def test_a_file_of_its_own_to_test_on(own: Path, capsys) -> None:
     other = table(own.with_name("later.csv"), 50, 1)
     code, _, err = call(capsys, *TRAIN, "--data", own, "--test-data", other)

@@ -11,7 +11,7 @@ from hush.cli.console import say, show_json, show_table
 from hush.cli.options import AsJson
 from hush.data.shelf import fetch, list_datasets, progress_on_stderr, verify
 
-app = typer.Typer(help="List, verify and fetch the public datasets.")
+app = typer.Typer(help="List, verify and fetch the public datasets.", no_args_is_help=True)
 Place = Annotated[
     Path | None, typer.Option("--data-dir", help="Where they lie; HUSH_DATA, then the cache, by default.")
 ]

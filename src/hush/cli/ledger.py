@@ -18,14 +18,18 @@ from hush.privacy.ledger import DATASET, Budget, Ledger, Spend
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file.", metavar="LEDGER")]
-Dataset = Annotated[str | None, typer.Option(help="The data's name in the ledger.")]
+Dataset = Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")]
 
 
 @app.command("show")
 def show_ledger(
     ledger: LedgerPath,
-    dataset: Dataset = None,
-    delta: Annotated[float | None, typer.Option(help="δ of the total; the budget's by default.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The data's name in the ledger; all of them if not given.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ of the total; the budget's by default, else one that suits the spends.")
+    ] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Check the ledger's hash chain, and show the spends on each dataset and their total."""
@@ -51,7 +55,7 @@ def show_ledger(
 def budget(
     ledger: LedgerPath,
     epsilon: Annotated[float | None, typer.Option(help="The most that all runs together may spend.")] = None,
-    delta: o.Delta = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ at which the total is compared.")] = 1e-5,
     dataset: Dataset = None,
     as_json: o.AsJson = False,
 ) -> None:

@@ -30,9 +30,14 @@ def show_noise(
     method: o.MethodName = "dp-matrix-me",
     examples: Annotated[int, typer.Option(help="Number of examples N, a public number.")] = 6000,
     batch_size: o.BatchSize = 100,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data, ⌈N/L⌉ steps each; 4 by default.")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="Passes over the data, ⌈N/L⌉ steps each; 4 by default, 1 for dp-matrix-se and dp-matrix-se-lambda."
+        ),
+    ] = None,
     steps: o.Steps = None,
-    epsilon: o.Epsilon = None,
+    epsilon: o.EpsilonOrThree = None,
     delta: o.Delta = 1e-5,
     noise_multiplier: o.NoiseMultiplier = None,
     node_noise: o.NodeNoise = None,

@@ -15,9 +15,17 @@ MethodName = Annotated[
     str, typer.Option("--method", help="One of `hush methods`, `auto`, or your own as `package.module:factory`.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Expected number of examples a step.")]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data, ⌈N/L⌉ steps each; 30 by default.")]
+Epochs = Annotated[
+    float | None,
+    typer.Option(
+        help="Passes over the data, ⌈N/L⌉ steps each; 30 by default, 1 for dp-matrix-se and dp-matrix-se-lambda."
+    ),
+]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee; keep it below 1/N.")]
 Epsilon = Annotated[float | None, typer.Option(help="Calibrate the noise to this ε.")]
+EpsilonOrThree = Annotated[
+    float | None, typer.Option(help="Calibrate the noise to this ε; 3 by default if no noise is given.")
+]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="σ of the privacy event.")]
 NodeNoise = Annotated[float | None, typer.Option(help="Noise of a tree node, in clip units: σ times the sensitivity.")]
 SampleRate = Annotated[float | None, typer.Option(help="Poisson rate q; the batch size over the examples by default.")]

@@ -48,7 +48,9 @@ Augment = Annotated[
 Views = Annotated[
     int | None, typer.Option(help="How many views of an image are averaged before clipping; 4 by default.")
 ]
-Validation = Annotated[float, typer.Option(help="Fraction of the training data to hold out.")]
+Validation = Annotated[
+    float, typer.Option(help="Fraction of the training data to hold out; neither trained on nor reported.")
+]
 
 
 def load_task(

@@ -15,7 +15,7 @@ from hush.cli.account import warn_delta
 from hush.cli.comparing import compared, listed, patient
 from hush.cli.console import progress, say, show, show_json
 from hush.cli.kept import Kept, interrupts, kept, reason, recalled
-from hush.cli.recipes import Recipe
+from hush.cli.recipes import Recipe, recipes
 from hush.errors import HushError
 from hush.methods import make_plan
 from hush.methods import reason as why
@@ -44,7 +44,7 @@ def train(
     test_data: t.TestData = None,
     public: t.Public = None,
     method: o.MethodName = "dp-sgd",
-    epsilon: o.Epsilon = None,
+    epsilon: o.EpsilonOrThree = None,
     delta: o.Delta = 1e-5,
     noise_multiplier: o.NoiseMultiplier = None,
     node_noise: o.NodeNoise = None,
@@ -79,7 +79,7 @@ def train(
     ] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = EVERY,
     ledger: Annotated[Path | None, typer.Option(help="File in which the spend on the data is entered.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
@@ -92,6 +92,8 @@ def train(
         return
     validate.whole(checkpoint_every=checkpoint_every)
     with kept(out, resume=resume) as keep:
+        if data is not None and recipe is not None and problem == recipes()[recipe]["problem"]:
+            problem = None  # the data beside a recipe wins
         task = t.load_task(problem, data, target, model, schema, test_data, public, seed=seed, validation=validation)
         losses = t.with_views(task, augment, views)
         chosen = o.method_options(method, settings, lr=lr, clip=clip, clip_mode=clip_mode)

@@ -26,12 +26,12 @@ def check_model(model: nn.Module) -> None:
         if isinstance(module, _MIXING) and (module.training or not module.track_running_stats):
             raise Refused(
                 f"{where} mixes the examples of a batch, so no example has a gradient of its own to clip: "
-                "convert it with hush.gradients.to_group_norm(model)"
+                "convert it with model = hush.to_group_norm(model)"
             )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
             raise Refused(
                 f"{where} keeps running statistics, which leave the batch without noise: "
-                "make it with track_running_stats=False, or convert it with hush.gradients.to_group_norm(model)"
+                "make it with track_running_stats=False, or convert it with model = hush.to_group_norm(model)"
             )
         if hasattr(module, "weight_u") or type(module).__name__ == "_SpectralNorm":
             raise Refused(
