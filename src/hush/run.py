@@ -21,7 +21,7 @@ from hush.errors import BadInput, Refused
 from hush.gradients import Untouched, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.randomness import Secret, model_randomness, normal
-from hush.release import Release
+from hush.release import Release, add_noise, grid
 from hush.source import Source, to_each
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Run:
             raise BadInput("the model has no parameter to train: every requires_grad is False")
         if plan.private:
             check_model(model)
-        first = next(iter(self._params.values()))
-        wide = any(p.dtype == torch.float64 for p in self._params.values())
-        self.device, self._dtype = first.device, torch.float64 if wide else first.dtype
+        self.device = next(iter(self._params.values())).device
         self._public, self._private = plan.query.init(self._params)
         self._rule = plan.rule.init(self._params)
         self._noise: dict[str, State] = {}
@@ -202,8 +200,7 @@ class Run:
         self._sizes = {channel: entry["size"] for channel, entry in state["noise"].items()}
         self._noise = {}
         for channel, entry in state["noise"].items():
-            like = torch.empty(entry["size"], dtype=self._dtype, device=self.device)
-            self._noise[channel] = {**self.plan.noise.init(like), **entry["state"]}
+            self._noise[channel] = {**self.plan.noise.init(self._like(entry["size"])), **entry["state"]}
         if self._untouched is not None:
             self._untouched = Untouched(self.model, self._params)
 
@@ -248,18 +245,24 @@ class Run:
         return self.ranks.total(total)
 
     def _noised(self, channels: Sums) -> Release:
-        shape = self.plan.noise.std(self.next) / self.plan.divisor
-        values = {name: self._add_noise(name, named, self._stds[name]) for name, named in channels.items()}
-        return Release(self.next, values, {name: std * shape for name, std in self._stds.items()})
+        shape = self.plan.noise.std(self.next)
+        values = {name: self._add_noise(name, named, self._stds[name], shape) for name, named in channels.items()}
+        return Release(self.next, values, {n: std * shape / self.plan.divisor for n, std in self._stds.items()})
 
-    def _add_noise(self, channel: str, sums: Named, std: float) -> Named:
-        if std > 0:
-            layout = Layout.of(sums)
-            like = torch.empty(1, dtype=self._dtype, device=self.device).expand(layout.size)  # a shape without memory
-            noise = self._draw(channel, like)
-            torch._foreach_add_(list(sums.values()), list(layout.split(noise).values()), alpha=std)
-        torch._foreach_div_(list(sums.values()), self.plan.divisor)
+    def _add_noise(self, channel: str, sums: Named, std: float, shape: float) -> Named:
+        if std == 0:
+            torch._foreach_div_(list(sums.values()), self.plan.divisor)
+            return sums
+        layout = Layout.of(sums)
+        noise = layout.split(self._draw(channel, self._like(layout.size)))
+        for name, value in sums.items():
+            add_noise(value, noise[name], std, grid(std * shape), self.plan.divisor)
         return sums
+
+    def _like(self, size: int) -> Tensor:
+        """What noise is like, a shape without memory: float64, on the CPU where the model's device may not have it."""
+        device = self.device if self.device.type == "cuda" else "cpu"
+        return torch.empty(1, dtype=torch.float64, device=device).expand(size)
 
     def _draw(self, channel: str, like: Tensor) -> Tensor:
         if channel not in self._noise:

@@ -21,7 +21,7 @@ from hush.checkpoint.tree import flatten, unflatten
 from hush.errors import BadInput
 from hush.named import Named, State
 
-FORMAT = "hush checkpoint 1"
+FORMAT = "hush checkpoint 2"
 
 
 class Unreadable(BadInput):

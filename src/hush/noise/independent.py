@@ -26,9 +26,9 @@ class Independent:
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
-        if self.schedule is not None:
-            for step in range(self.steps):
-                validate.positive(noise_schedule=self.schedule(step))
+        if isinstance(self.structure, Diagonal):
+            for scale in self.structure.scales:
+                validate.positive(noise_schedule=scale)
 
     @cached_property
     def structure(self) -> Identity | Diagonal:
@@ -43,8 +43,8 @@ class Independent:
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
         """The step's own row of Z, scaled by the schedule."""
-        return z(step) if self.schedule is None else z(step) * self.schedule(step), state
+        return z(step) if self.schedule is None else z(step) * self.std(step), state
 
     def std(self, step: int) -> float:
-        """One, or what the schedule says."""
-        return 1.0 if self.schedule is None else self.schedule(step)
+        """One, or what the schedule said when it was accounted: it is asked once."""
+        return self.structure.scales[step] if isinstance(self.structure, Diagonal) else 1.0

@@ -1,0 +1,111 @@
+"""What is released lies on a public grid, and its noise reaches far enough: the bits and the tails tell nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import hush.normals
+from hush.methods import make_plan
+from hush.noise import Independent
+from hush.normals import normal_of_key
+from hush.release import add_noise, grid
+from replay import recorded
+
+
+def released(value: torch.Tensor, std: float, divisor: float = 1.0) -> torch.Tensor:
+    total = value.clone()
+    add_noise(total, torch.randn(value.shape, dtype=torch.float64), std, grid(std), divisor)
+    return total
+
+
+def off_the_grid(value: torch.Tensor, std: float) -> int:
+    points = value.double() / grid(std)
+    return int((points != points.round()).sum())
+
+
+@pytest.mark.parametrize("std", [1e-9, 0.003, 1.0, 1.5, 700.0])
+def test_the_grid_is_a_power_of_two_well_below_the_noise(std: float) -> None:
+    assert math.log2(grid(std)).is_integer()
+    assert std / 2**11 < grid(std) <= std / 2**10
+
+
+@pytest.mark.parametrize("shape", [(100_000,), (300, 400), (7, 5, 3, 3)])
+def test_a_release_lies_on_the_grid_whatever_the_sum_was(shape: tuple[int, ...]) -> None:
+    """The twin that adds float32 noise to a float32 sum, as is usual, shows the sum's last bits."""
+    torch.manual_seed(0)
+    value, std = torch.randn(shape) * 0.37, 1.3
+    assert off_the_grid(released(value, std), std) == 0
+    assert off_the_grid(value + std * torch.randn(shape), std) > 0.9 * value.numel()
+    last = value.to(memory_format=torch.channels_last) if value.dim() == 4 else value.t() if value.dim() == 2 else value
+    assert off_the_grid(released(last, std), std) == 0
+
+
+def test_the_noise_is_as_it_was_but_for_the_rounding() -> None:
+    torch.manual_seed(0)
+    value, noise, std = torch.randn(50_000), torch.randn(50_000, dtype=torch.float64), 2.7
+    total = value.clone()
+    add_noise(total, noise.clone(), std, grid(std), 10.0)
+    exact = (value.double() + std * noise) / 10.0
+    assert (total - exact).abs().max() <= 0.5001 * grid(std) / 10.0
+    assert abs(float((total - exact).mean())) < 4 * grid(std) / 10.0 / math.sqrt(12 * 50_000)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-disk", "dp-dice", "dp-ftrl", "dp-blt", "dp-matrix-me"])
+def test_every_method_releases_the_grid(method: str) -> None:
+    plan = make_plan(method, examples=16, batch_size=8, steps=4, noise_multiplier=1.0, lr=0.1)
+    data = torch.randn(16, 6)
+    _, releases = recorded(plan, nn.Linear(6, 2), lambda m, x: m(x[0]).square().sum(1), (data,), secret=3)
+    for release in releases:
+        std = plan.channel_stds()["gradient"] * plan.noise.std(release.step)
+        for value in release.gradient.values():
+            assert off_the_grid(value * 8.0, std) == 0
+
+
+def test_the_sum_cannot_be_told_from_the_last_bits() -> None:
+    """Where value and noise nearly cancel, a release used to be impossible for a neighbour's sum; now it never is."""
+    plan = make_plan("dp-sgd", examples=64, batch_size=64, steps=1, sample_rate=1.0, noise_multiplier=7.0)
+    x = nn.functional.normalize(torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))) * 0.999
+    sums, releases = recorded(plan, nn.Linear(4096, 1, bias=False), lambda m, c: m(c[0])[:, 0], (x,), secret=1)
+    noisy, sum_ = 64.0 * releases[0].gradient["weight"].double(), sums[0]["gradient"]["weight"].double()
+    near = noisy.abs() < 0.1 * sum_.abs()
+    assert int(near.sum()) > 0
+    assert torch.equal(noisy, (noisy / grid(7.0)).round() * grid(7.0))
+
+
+@pytest.mark.parametrize(("dtype", "reach"), [(torch.float64, 9.4), (torch.float32, 6.66)])
+def test_how_far_the_noise_reaches(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, reach: float) -> None:
+    """With all bits zero the radius is largest. P(|z| > 9.4) = 5e-21; beyond 6.66 it is 3e-11, too much for a model."""
+    monkeypatch.setattr(hush.normals, "keystream", lambda key, block: _zeros)
+    assert float(normal_of_key(b"0" * 32, 1, dtype)) == pytest.approx(reach, abs=0.02)
+
+
+def _zeros(address: int, size: int) -> None:
+    import ctypes
+
+    ctypes.memset(address, 0, size)
+
+
+def test_a_run_draws_its_noise_in_float64() -> None:
+    plan = make_plan("dp-ftrl", examples=16, batch_size=8, steps=3, noise_multiplier=1.0)
+    run = plan.start(nn.Linear(6, 2), lambda m, x: m(x[0]).square().sum(1), (torch.randn(16, 6),))
+    for batch in run.batches():
+        run.step(batch)
+    assert run.state()["noise"]["gradient"]["state"]["stack"].dtype == torch.float64
+
+
+def test_a_schedule_is_asked_once() -> None:
+    """One that answers less the second time is run as it was accounted."""
+    asked: list[int] = []
+
+    def schedule(step: int) -> float:
+        asked.append(step)
+        return 1.0 if asked.count(step) == 1 else 0.001
+
+    noise = Independent(4, schedule)
+    assert [noise.std(t) for t in range(4)] == list(noise.structure.scales) == [1.0] * 4
+    drawn, _ = noise.draw(2, lambda row: torch.ones(3), {})
+    assert drawn.tolist() == [1.0] * 3
