@@ -15,6 +15,7 @@ from torch import nn
 
 from hush import problems
 from hush.bench.accounts import POINTS, Accounts, spread
+from hush.bench.estimate import estimate
 from hush.bench.execute import Inline
 from hush.bench.run import Settings, load, make, perform
 from hush.bench.spec import read_spec
@@ -229,6 +230,32 @@ def test_calibration_is_done_once_for_all_learning_rates(tmp_path, small, monkey
     assert plans[0].sigma == plans[1].sigma == pytest.approx(plans[2].sigma)
     assert plans[1].rule.lr == 0.2
     assert plans[0].guarantee().epsilon <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("dp-bandmf", {}), ("auto", {}), ("dp-sgd", {"average": "ema:0.9"}), ("dp-sgd", {"sample_rate": 0.1})],
+)
+def test_a_spec_means_what_make_plan_means(store, small, method, more) -> None:
+    settings = {"batch_size": 16, "epochs": 2, "delta": 1e-5, "epsilon": 3.0} | more
+    trial = replace(small.trials[0], method=method, settings=settings, options={"lr": 0.1})
+    problem = load(trial.problem, 0, 0.1)
+    public = {"examples": len(problem.train), "assumptions": problem.assumptions}
+    wanted = make_plan(method, **public, **settings, lr=0.1)
+    assert make(trial, problem, Accounts(None)).fingerprint() == wanted.fingerprint()
+    if method == "dp-bandmf":
+        assert wanted.sampler.groups == 4  # 8 where no ε is known
+    record = run_one(store, trial)
+    assert record["outcome"] == "finished"
+    assert record["noise_multiplier"] == wanted.sigma
+    assert record["planned_method"] == wanted.method
+
+
+def test_an_estimate_knows_the_methods_that_need_epsilon(small) -> None:
+    settings = {"batch_size": 64, "epochs": 1, "delta": 1e-5, "epsilon": 3.0}
+    trials = [replace(small.trials[0], method=method, settings=settings) for method in ("auto", "dp-bandmf")]
+    found = estimate(trials)
+    assert (found.reason, found.timed) == ("", 2)
 
 
 def test_epsilon_is_computed_for_a_bounded_number_of_epochs() -> None:

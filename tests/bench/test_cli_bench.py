@@ -88,7 +88,6 @@ def test_what_failed_is_told(capsys, tmp_path, write_spec) -> None:
         (("{spec}",), "--store"),
         (("{spec}", "--store", "/proc/nowhere"), "cannot write to '/proc/nowhere'"),
         (("absent.toml", "--store", "s"), "cannot read the spec 'absent.toml'"),
-        (("{spec}", "--store", "s", "--executor", "ray"), "needs an extra that is not installed"),
         (("{spec}", "--store", "s", "--executor", "cloud"), "unknown executor 'cloud'"),
         (("{spec}", "--store", "s", "--workers", "0"), "workers must be a whole number of at least 1"),
         (("{bad}", "--store", "s"), "line 5: method 'sgd' has no option 'clip'"),

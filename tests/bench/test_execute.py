@@ -237,8 +237,6 @@ def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
 def test_executors_by_name() -> None:
     assert executor("inline") == Inline()
     assert executor("local", 3) == Local(3)
-    with pytest.raises(BadInput, match=r"needs an extra that is not installed: pip install 'hush\[ray\]'"):
-        executor("ray")
     with pytest.raises(BadInput, match="unknown executor 'locl': did you mean 'local'"):
         executor("locl")
     with pytest.raises(BadInput, match="workers must be a whole number"):

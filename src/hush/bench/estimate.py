@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from hush.bench.plans import sketch
 from hush.bench.run import load
 from hush.bench.trial import Trial
 from hush.errors import HushError
-from hush.methods import make_plan
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate
 from hush.randomness import seeded
@@ -93,11 +93,9 @@ def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
 
 def _timed(trial: Trial, problem: Problem) -> float:
     """Seconds of one step: the best of a few, in a short plan with some noise."""
-    settings: dict[str, Any] = {k: v for k, v in trial.settings.items() if k not in ("epsilon", "node_noise", "epochs")}
-    if trial.settings.keys() & {"epsilon", "noise_multiplier", "node_noise"}:
-        settings["noise_multiplier"] = 1.0
+    settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
-    plan = make_plan(trial.method, examples=len(problem.train), **settings, **trial.options)
+    plan = sketch(trial.method, settings, trial.options, examples=len(problem.train))
     with seeded(trial.seed):
         model = problem.model()
     run = plan.start(model, problem.losses, problem.train)

@@ -1,4 +1,4 @@
-"""One verb to carry out a job anywhere: in this process, in several of them, or on a cluster.
+"""One verb to carry out a job: in this process, or in several of them.
 
 The store is the queue. Every worker runs the same few lines (:func:`work`): claim a trial that is not finished, run
 it, put the result in its place, until nothing is left. So workers need no messages, any number of them may come and go,
@@ -8,7 +8,6 @@ and two sweeps on one store share the work.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import sys
@@ -25,9 +24,8 @@ from hush import validate
 from hush.bench.run import Settings, failed, perform
 from hush.bench.store import DISK, Store, StoreTrouble
 from hush.bench.trial import Trial
-from hush.errors import BadInput
 
-EXECUTORS = ("local", "inline", "ray")
+EXECUTORS = ("local", "inline")
 LIVES = 3  # a trial whose worker dies this often is recorded as failed
 FULL, WAIT = 28, 0.2
 Watch = Callable[[], None]
@@ -59,12 +57,6 @@ def executor(name: str, workers: int | None = None) -> Executor:
     validate.one_of(EXECUTORS, executor=name)
     count = cores() if workers is None else workers
     validate.whole(workers=count)
-    if name == "ray":
-        if importlib.util.find_spec("ray") is None:
-            raise BadInput("the ray executor needs an extra that is not installed: pip install 'hush[ray]'")
-        raise BadInput(
-            "this version of hush has no ray executor yet: start `hush bench` with one store on each machine"
-        )
     return Inline() if name == "inline" else Local(count)
 
 

@@ -23,12 +23,12 @@ from safetensors.torch import save
 
 from hush import problems
 from hush.bench.accounts import Accounts
+from hush.bench.plans import sketch
 from hush.bench.resume import Saved
 from hush.bench.store import DISK, Result, Store
 from hush.bench.trial import Trial
 from hush.bench.watch import WatchedLosses
 from hush.errors import HushError
-from hush.methods import make_plan
 from hush.named import trainable
 from hush.plan import Plan
 from hush.problems import Problem
@@ -93,13 +93,10 @@ def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Resu
 
 
 def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
-    """The trial's plan, its noise calibrated through the accounts."""
-    settings = {name: value for name, value in trial.settings.items() if name != "epsilon"}
+    """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
     epsilon = trial.settings.get("epsilon")
-    if epsilon is not None:
-        settings["noise_multiplier"] = 1.0
-    examples, said = len(problem.train), problem.assumptions
-    plan = make_plan(trial.method, examples=examples, assumptions=said, **settings, **trial.options)
+    public: dict[str, Any] = {"examples": len(problem.train), "assumptions": problem.assumptions}
+    plan = sketch(trial.method, trial.settings, trial.options, **public)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
 
 
@@ -202,6 +199,7 @@ class _Trial:
             "guarantee": guarantee.sentence(),
             "assumptions": list(guarantee.assumptions),
             "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
+            "planned_method": plan.method,  # what auto has chosen
             "noise_multiplier": plan.sigma if plan.private else 0.0,
             "sensitivity": plan.sensitivity,
             "noise_std": plan.noise_std if plan.private else 0.0,

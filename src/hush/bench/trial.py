@@ -1,7 +1,7 @@
 """One run of a benchmark as plain data: what is trained, how, and with which seeds.
 
-Its key is a digest of the resolved configuration and of the version that matters, so that a store never holds the same
-run twice and never takes an old result for a new one.
+Its key is a digest of the resolved configuration, hush's major version, the schema number and the versions of others'
+packages, so that a store never holds the same run twice and never takes an old result for a new one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hush.methods import make_plan
 
 MAJOR = version("hush").split(".")[0]
 SCHEMA = 1  # raise it when a run of the same configuration would give another result
+REVISED = {"dp-bandmf": 1}  # the same for the runs of one method alone; 1: its bands are chosen by ε
 
 SETTINGS = frozenset(inspect.signature(make_plan).parameters) - {"method", "examples", "assumptions", "chosen"}
 """What :func:`hush.methods.make_plan` takes for every method; any other parameter is an option of the method."""
@@ -57,6 +58,7 @@ class Trial:
     def key(self) -> str:
         """Thirty-two hexadecimal digits."""
         told = {"schema": SCHEMA, "hush": MAJOR, "secret": self.secret_seed, "others": self.versions, **self.config()}
+        told |= {"revised": REVISED[self.method]} if self.method in REVISED else {}
         text = json.dumps(canonical(told), sort_keys=True, ensure_ascii=False, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

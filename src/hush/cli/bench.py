@@ -22,7 +22,7 @@ def bench(
     spec: Annotated[Path, typer.Argument(help="A TOML file, such as those in `specs/`.", show_default=False)],
     store: Annotated[Path | None, typer.Option(help="Directory that collects the runs; made if need be.")] = None,
     executor_name: Annotated[
-        str, typer.Option("--executor", help="local (processes), inline (this process) or ray.")
+        str, typer.Option("--executor", help="local (processes) or inline (this process).")
     ] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the runs and estimate the time.")] = False,
@@ -31,7 +31,7 @@ def bench(
 ) -> None:
     """Run every run of a spec that the store does not hold yet. Interrupt it at any time, and start it again.
 
-    Example: `hush bench specs/setup-2-small.toml --store results --workers 2`
+    Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
     """
     chosen = executor(executor_name, workers)
     read = read_spec(spec)
