@@ -40,6 +40,15 @@ def test_a_shipped_spec_is_valid(path) -> None:
     check(spec)
 
 
+def test_the_spec_in_the_documentation_can_be_copied(tmp_path) -> None:
+    text = (SPECS.parent / "docs" / "bench.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(text.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    spec = read_spec(path)
+    check(spec)
+    assert len(spec.trials) == 19
+
+
 def test_the_twin_keeps_the_comparison() -> None:
     for name in PUBLISHED - {"building-blocks"}:
         full, small = (read_spec(SPECS / f"{n}.toml").trials for n in (name, f"{name}-small"))
