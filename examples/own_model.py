@@ -16,7 +16,10 @@ def losses(model, batch):  # one loss per example
     return cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-plan = hush.make_plan("dp-sgd", examples=len(x), batch_size=256, epochs=20, epsilon=3.0, delta=1e-5, lr=1.0, clip=1.0)
+public = ("the number of examples is public",)
+plan = hush.make_plan(
+    "dp-sgd", examples=len(x), batch_size=256, epochs=20, epsilon=3.0, delta=1e-5, lr=1.0, clip=1.0, assumptions=public
+)
 run = plan.start(model, losses, (x, y))
 for batch in run.batches():
     run.step(batch)

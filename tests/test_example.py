@@ -24,4 +24,4 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
             if line.strip() and not line.startswith(('"""', "import", "from"))
         ]
         assert len(code) <= 20
-        assert code[-6:-1][0].startswith("plan = ")
+        assert code[-8].startswith("plan = ")
