@@ -106,7 +106,7 @@ def test_the_key_depends_on_everything_that_matters(write_spec, monkeypatch) -> 
     monkeypatch.setitem(REVISED, "dp-adam", 2)
     assert replace(trial).key == trial.key
     assert replace(others[1]).key != others[1].key
-    monkeypatch.setattr("hush.bench.trial.SCHEMA", 2)
+    monkeypatch.setattr("hush.bench.trial.SCHEMA", 99)
     assert replace(trial).key != trial.key
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from hush.methods import make_plan
 
 MAJOR = version("hush").split(".")[0]
-SCHEMA = 1  # raise it when a run of the same configuration would give another result
-REVISED = {"dp-bandmf": 1}  # the same for the runs of one method alone; 1: its bands are chosen by ε
+SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
+REVISED: dict[str, int] = {}  # the same for the runs of one method alone
 
 SETTINGS = frozenset(inspect.signature(make_plan).parameters) - {"method", "examples", "assumptions", "chosen"}
 """What :func:`hush.methods.make_plan` takes for every method; any other parameter is an option of the method."""
