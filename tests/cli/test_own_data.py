@@ -57,12 +57,23 @@ def test_a_file_of_its_own_to_test_on(own: Path, capsys) -> None:
     assert "mine.csv: 200 rows to train on, 50 to test on" in err
 
 
+def test_a_test_file_may_lack_a_class(tmp_path: Path, capsys) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "train.npz", x=x, y=np.arange(60) % 4)
+    np.savez(tmp_path / "test.npz", x=x[:30], y=np.arange(30) % 3)
+    flags = ("--data", tmp_path / "train.npz", "--test-data", tmp_path / "test.npz", "--epochs", 1, "--json")
+    code, _, err = call(capsys, "train", "--batch-size", 10, *flags)
+    assert code == 0, err
+    assert "60 rows to train on, 30 to test on" in err
+
+
 def test_public_ranges_are_read_and_assumed(own: Path, capsys) -> None:
     card = own.with_name("run")
     code, _, err = call(capsys, *TRAIN, "--data", own, "--public", "ranges+categories", "--out", card)
     assert code == 0, err
     said = " ".join(p.read_text() for p in card.glob("*.json"))
     assert "the ranges of the columns, read off the rows, are public anyway" in said
+    assert "rows held out for testing are not covered" in said
 
 
 def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None:
@@ -84,6 +95,8 @@ def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None
         (("--data", "mine.csv", "--problem", "digits"), "not both"),
         (("--data", "arrays.npz", "--public", "ranges"), "is no table"),
         (("--data", "split.npz", "--test-data", "arrays.npz"), "brings its own test rows"),
+        (("--data", "arrays.npz", "--test-data", "split.npz"), "has a training and a test part of its own"),
+        (("--data", "mine.csv", "--test-data", "arrays.npz"), "'arrays.npz' has no"),
     ],
 )
 def test_bad_requests_are_one_sentence(own: Path, capsys, monkeypatch, flags, sentence) -> None:

@@ -97,6 +97,15 @@ def test_only_what_is_proven_for_the_adjacency_is_a_candidate() -> None:
     assert {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, accountant="gdp"))} >= {"dp-blt", "dp-ftrl"}
 
 
+def test_what_is_chosen_can_be_made_with_the_same_clipping() -> None:
+    """An adaptive clip has no proof with correlated noise, so that only dp-sgd is left."""
+    plan = make_plan("auto", **LOOSE, clip_quantile=0.5)
+    assert plan.method == "dp-sgd"
+    assert make_plan("auto", **LOOSE, clip_quantile=0.5, clip_mode="normalised").method != "dp-sgd"
+    with pytest.raises(BadInput, match="only dp-sgd's noise can follow a schedule"):
+        make_plan("auto", **LOOSE, noise_end=0.5)
+
+
 def test_what_fits_nothing_is_refused() -> None:
     with pytest.raises(Refused, match="no candidate fits"):
         recommend(Setting(**SMALL, epsilon=4.0, adjacency="add-remove", accountant="gdp"))

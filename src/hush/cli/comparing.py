@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hush.cli.console import say, show_table
-from hush.methods import Candidate, Descent, Setting, recommend
+from hush.methods import Candidate, Descent, Gradients, Setting, recommend
 from hush.methods.auto import Tell
 
 PATIENCE = 2.0  # seconds of silence
@@ -53,8 +53,9 @@ def compared(method: str, chosen: dict[str, Any], **public: Any) -> tuple[Candid
     if method != "auto":
         return ()
     descent = Descent(**{key: chosen[key] for key in vars(Descent()) if key in chosen})
+    gradients = Gradients(**{key: chosen[key] for key in vars(Gradients()) if key in chosen})
     with patient("comparing methods") as tell:
-        return recommend(Setting(**public), descent, tell)
+        return recommend(Setting(**public), descent, gradients, tell)
 
 
 def listed(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:

@@ -58,18 +58,25 @@ class Candidate:
 
 def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little."""
-    best = choose(recommend(setting, descent))
+    best = choose(recommend(setting, descent, gradients))
     return _plan(setting, best.method, best.options, descent, gradients)
 
 
-def recommend(setting: Setting, descent: Descent = Descent(), tell: Tell = lambda name: None) -> tuple[Candidate, ...]:
+def recommend(
+    setting: Setting,
+    descent: Descent = Descent(),
+    gradients: Gradients = Gradients(),
+    tell: Tell = lambda name: None,
+) -> tuple[Candidate, ...]:
     """Every candidate at the setting's ε, the smallest expected error first; ``tell`` hears what is tried next."""
     if setting.epsilon is None:
         raise BadInput("method 'auto' compares methods at the same ε: give epsilon, or name a method")
     validate.positive(epsilon=setting.epsilon)
     if setting.sampling is not None or setting.sample_rate is not None:
         raise BadInput("method 'auto' chooses the sampling with the method: leave sampling and sample rate out")
-    return _recommend(replace(setting, assumptions=()), descent, _Quiet(tell))
+    if gradients.noise_end != 1.0:
+        raise BadInput("only dp-sgd's noise can follow a schedule, so there is nothing to compare: use method dp-sgd")
+    return _recommend(replace(setting, assumptions=()), descent, gradients, _Quiet(tell))
 
 
 def choose(candidates: tuple[Candidate, ...]) -> Candidate:
@@ -104,12 +111,12 @@ class _Quiet:
 
 
 @lru_cache(maxsize=32)
-def _recommend(setting: Setting, descent: Descent, quiet: _Quiet) -> tuple[Candidate, ...]:
+def _recommend(setting: Setting, descent: Descent, gradients: Gradients, quiet: _Quiet) -> tuple[Candidate, ...]:
     found, refusal = [], None
     for method, chosen in _shapes(setting):
         quiet.tell(", ".join([method, *(f"{key}={value}" for key, value in chosen.items())]))
         try:
-            found.append(_candidate(setting, method, chosen, descent))
+            found.append(_candidate(setting, method, chosen, descent, gradients))
         except HushError as error:
             refusal = error  # it does not fit this setting: another adjacency, say
     if not found:
@@ -130,8 +137,10 @@ def _shapes(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "dp-matrix-me", {}
 
 
-def _candidate(setting: Setting, method: str, chosen: dict[str, Any], descent: Descent) -> Candidate:
-    plan = _plan(setting, method, chosen, descent, Gradients())
+def _candidate(
+    setting: Setting, method: str, chosen: dict[str, Any], descent: Descent, gradients: Gradients
+) -> Candidate:
+    plan = _plan(setting, method, chosen, descent, gradients)
     assert setting.epsilon is not None
     sigma = plan.calibrated(setting.epsilon).sigma
     structure = plan.noise.structure

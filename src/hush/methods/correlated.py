@@ -61,7 +61,7 @@ def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients
     """One pass, optimal for distances of τ steps (Koloskova et al. 2023); the noise is still C⁻¹Z. τ = T by default."""
     setting = _one_pass(setting)
     work = descent.workload(setting.total_steps)
-    structure = matrices.optimal_single(work, tau=tau or setting.total_steps).structure
+    structure = matrices.optimal_single(work, tau=setting.total_steps if tau is None else tau).structure
     return _plan(setting, gradients, "dp-matrix-se-lambda", structure, rule=descent.rule)
 
 
@@ -75,7 +75,9 @@ def dp_matrix_me(setting: Setting, descent: Descent, gradients: Gradients) -> Pl
 def dp_matrix_me_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
     """Several epochs, optimal for distances of τ steps; the noise is still C⁻¹Z. τ = T by default."""
     work = descent.workload(setting.total_steps)
-    structure = matrices.optimal_epochs(work, setting.per_epoch, tau=tau or setting.total_steps).structure
+    structure = matrices.optimal_epochs(
+        work, setting.per_epoch, tau=setting.total_steps if tau is None else tau
+    ).structure
     return _plan(setting, gradients, "dp-matrix-me-lambda", structure, rule=descent.rule)
 
 
@@ -86,7 +88,7 @@ def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands
             "dp-bandmf samples fixed groups in turn, at a rate that follows from batch size and bands: leave sampling "
             "and sample rate out, or use dp-sgd for plain Poisson batches"
         )
-    chosen = bands or shapes.best_bands(setting)
+    chosen = shapes.best_bands(setting) if bands is None else bands
     structure = shapes.banded(descent.workload(setting.total_steps), chosen)
     sampler = Cyclic(setting.examples, chosen, shapes.cyclic_rate(setting, chosen), setting.total_steps)
     return _plan(setting, gradients, "dp-bandmf", structure, rule=descent.rule, sampler=sampler)

@@ -57,11 +57,11 @@ class Gradients:
         """A plan of clipped gradients: DP-SGD's query, sampler and noise unless a method brings its own."""
         clipped = query or ClippedSum(self.clip, self.clip_mode, self.per_layer)
         released: Query = clipped
-        if noise is not None and noise.structure.bands != 1:
-            self._check_correlated()
+        if noise is not None:
+            self._check_own_noise(noise)
         if self.clip_quantile is not None:
             quantile = Quantile(self.clip, self.clip_quantile, self.clip_rate)
-            released = Adaptive(clipped, quantile, self.count_noise or max(1.0, setting.batch_size / COUNT_SHARE))
+            released = Adaptive(clipped, quantile, self._count_noise(setting))
             rule = ClipUnits(rule, quantile) if self.clip_mode == "plain" else rule
         noise = noise or self._independent(setting)
         return setting.plan(method, **({"sampler": setting.sampler()} | parts), query=released, noise=noise, rule=rule)
@@ -70,13 +70,16 @@ class Gradients:
         steps = setting.total_steps
         return Independent(steps, None if self.noise_end == 1.0 else Stages(steps, self.noise_end, self.noise_stages))
 
-    def _check_correlated(self) -> None:
+    def _count_noise(self, setting: Setting) -> float:
+        return max(1.0, setting.batch_size / COUNT_SHARE) if self.count_noise is None else self.count_noise
+
+    def _check_own_noise(self, noise: Noise) -> None:
         if self.noise_end != 1.0:
             raise Refused(
-                "a noise schedule is proven for noise that is independent over steps, and this method's is correlated: "
-                "leave noise_end at 1, or use dp-sgd"
+                "a noise schedule is proven for noise that is independent over steps, and this method brings its own, "
+                "correlated one: leave noise_end at 1, or use dp-sgd"
             )
-        if self.clip_quantile is not None and self.clip_mode == "plain":
+        if self.clip_quantile is not None and self.clip_mode == "plain" and noise.structure.bands != 1:
             raise Refused(
                 "correlated noise cancels over steps only if every step has the same clip, and an adaptive clip "
                 "changes: use clip_mode 'normalised', whose bound is 1 at every step"
