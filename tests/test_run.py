@@ -81,7 +81,16 @@ class TestSensitivity:
         assert bound == (clip if mode == "plain" else 1.0)
         moved = [s["gradient"] for s in sensitivities(p, model, losses, (x, y), (x[:-1], y[:-1]), secret=seed)]
         assert max(moved) <= bound * (1 + 1e-9)
-        assert sum(m > 0 for m in moved) < len(moved) or seed  # Poisson: it is not in every batch
+
+    def test_an_example_takes_part_at_the_sampling_rate(self):
+        x, y = data(seed=0)
+        p = plan(sample_rate=0.5)
+        moved = [
+            s["gradient"] > 0
+            for seed in range(20)
+            for s in sensitivities(p, lambda: mlp(seed=0), losses, (x, y), (x[:-1], y[:-1]), secret=seed)
+        ]
+        assert 0.35 < sum(moved) / len(moved) < 0.65
 
     @settings(max_examples=15, deadline=None)
     @given(seed=st.integers(0, 10**6), sampling=st.sampled_from(["same-order", "shuffled", "fixed-size"]))

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 2
     except typer.TyperException as error:
-        say(f"error: {error.format_message()}")
+        if message := error.format_message():  # none where a group was named without a command: its help was shown
+            say(f"error: {message}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         say("interrupted")

@@ -71,7 +71,7 @@ class Untouched:
 def _reason(what: str) -> str:
     return (
         f"{what} changes in a training forward, so it would carry the data past the noise: use a layer without running "
-        "statistics, such as GroupNorm (hush.gradients.to_group_norm(model)), or an embedding without max_norm"
+        "statistics, such as GroupNorm (model = hush.to_group_norm(model)), or an embedding without max_norm"
     )
 
 
