@@ -11,14 +11,14 @@ from torch import nn
 import hush.normals
 from hush.methods import make_plan
 from hush.noise import Independent
-from hush.normals import normal_of_key
+from hush.normals import BLOCK, normal_of_key
 from hush.release import add_noise, grid
 from replay import recorded
 
 
 def released(value: torch.Tensor, std: float, divisor: float = 1.0) -> torch.Tensor:
     total = value.clone()
-    add_noise(total, torch.randn(value.shape, dtype=torch.float64), std, grid(std), divisor)
+    add_noise([total], [torch.randn(value.numel(), dtype=torch.float64)], std, grid(std), divisor)
     return total
 
 
@@ -48,7 +48,7 @@ def test_the_noise_is_as_it_was_but_for_the_rounding() -> None:
     torch.manual_seed(0)
     value, noise, std = torch.randn(50_000), torch.randn(50_000, dtype=torch.float64), 2.7
     total = value.clone()
-    add_noise(total, noise.clone(), std, grid(std), 10.0)
+    add_noise([total[:20_000], total[20_000:]], noise.clone().split(7_777), std, grid(std), 10.0)
     exact = (value.double() + std * noise) / 10.0
     assert (total - exact).abs().max() <= 0.5001 * grid(std) / 10.0
     assert abs(float((total - exact).mean())) < 4 * grid(std) / 10.0 / math.sqrt(12 * 50_000)
@@ -87,6 +87,30 @@ def _zeros(address: int, size: int) -> None:
     import ctypes
 
     ctypes.memset(address, 0, size)
+
+
+def test_pieces_of_a_vector_are_the_vector() -> None:
+    whole = normal_of_key(b"1" * 32, 3 * BLOCK + 5, torch.float64)
+    for start in range(0, len(whole), BLOCK):
+        part = whole[start : start + BLOCK]
+        assert torch.equal(normal_of_key(b"1" * 32, len(part), torch.float64, start), part)
+
+
+def test_a_large_model_gets_its_noise_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same release, whatever the pieces; with all of it at once as the twin."""
+    plan = make_plan("dp-sgd", examples=8, batch_size=4, steps=2, noise_multiplier=1.0, noise_end=0.5, noise_stages=2)
+    found = []
+    for piece in (BLOCK, 10 * BLOCK):
+        monkeypatch.setattr("hush.run.PIECE", piece)
+        model = nn.Linear(300, 301)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        data = (torch.ones(8, 300),)
+        found.append(recorded(plan, model, lambda m, x: m(x[0]).square().sum(1), data, secret=3)[1])
+    for one, other in zip(*found, strict=True):
+        for name, value in one.gradient.items():
+            assert torch.equal(value, other.gradient[name])
+            assert value.flatten()[-1] != 0.0
 
 
 def test_a_run_draws_its_noise_in_float64() -> None:

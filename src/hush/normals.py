@@ -16,19 +16,22 @@ from torch import Tensor
 from hush.ciphers import keystream
 
 PAIRS = 1 << 14  # of one block: its buffers stay in the second-level cache, and no operation is split over threads
+BLOCK = 2 * PAIRS
 
 
-def normal_of_key(key: bytes, size: int, dtype: torch.dtype) -> Tensor:
-    """``size`` standard normal numbers of one key, float32 or float64."""
-    blocks = -(-size // (2 * PAIRS))
+def normal_of_key(key: bytes, size: int, dtype: torch.dtype, start: int = 0) -> Tensor:
+    """``size`` standard normal numbers of one key, float32 or float64, from number ``start`` on: a whole block's."""
+    first, stray = divmod(start, BLOCK)
+    assert stray == 0, "numbers are made in blocks"
+    blocks = -(-size // BLOCK)
     out = torch.empty(blocks, 2, PAIRS, dtype=dtype)
     threads = min(torch.get_num_threads(), blocks // 4)
     if threads < 2:
-        _fill(key, out, 0)
+        _fill(key, out, first)
     else:
         cuts = [blocks * i // threads for i in range(threads + 1)]
         with ThreadPoolExecutor(threads) as pool:
-            parts = [pool.submit(_fill, key, out[a:b], a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+            parts = [pool.submit(_fill, key, out[a:b], first + a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
             for part in parts:
                 part.result()
     return out.view(-1)[:size]

@@ -57,18 +57,20 @@ def generator(secret: Secret, stream: str, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(secret.derive(stream, step), "little")))
 
 
-def normal(secret: Secret, stream: str, step: int, like: Tensor) -> Tensor:
-    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step).
+def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0) -> Tensor:
+    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step); on
+    the CPU also the part of a longer one that begins at ``start``, a multiple of a block.
 
     On the CPU the bits are AES-256 in counter mode, so they are cryptographically secure, and the transform is Box and
     Muller's. The vector is made in blocks of a fixed size: it does not depend on the number of threads.
     """
     if like.device.type == "cuda":
+        assert start == 0, "the part of a vector is made on the CPU only"
         seed = int.from_bytes(secret.derive(stream, step, size=8), "little", signed=True)
         device_generator = torch.Generator(like.device).manual_seed(seed)
         return torch.randn(like.numel(), generator=device_generator, dtype=like.dtype, device=like.device)
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return normal_of_key(secret.derive(stream, step, size=32), like.numel(), dtype).to(like.device, like.dtype)
+    return normal_of_key(secret.derive(stream, step, size=32), like.numel(), dtype, start).to(like.device, like.dtype)
 
 
 @contextmanager

@@ -11,10 +11,9 @@ than a ten-millionth to the noise's variance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hush.named import Named, Sums
@@ -47,15 +46,23 @@ def grid(std: float) -> float:
     return 2.0 ** (math.frexp(std)[1] - 1 - FINER)
 
 
-def add_noise(total: Tensor, noise: Tensor, scale: float, spacing: float, divisor: float) -> None:
+def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spacing: float, divisor: float) -> None:
     """total ← [total + scale · noise] / divisor in place, where [·] rounds to a multiple of ``spacing``.
 
-    ``noise`` is float64, has the shape of ``total``, and is used up.
+    ``noise`` comes as float64 pieces of one flat vector over all sums, which are used up.
     """
-    if total.is_contiguous() and noise.is_contiguous():
-        parts = zip(torch.split(total.view(-1), CACHED), torch.split(noise.view(-1), CACHED), strict=True)
-    else:
-        parts = zip((total,), (noise,), strict=True)  # nothing to cut
-    for value, z in parts:
-        z.mul_(scale / spacing).add_(value.to(z.device), alpha=1.0 / spacing)
-        value.copy_(z.round_().mul_(spacing / divisor))
+    pieces = iter(noise)
+    piece = next(pieces)
+    for total in sums:
+        flat = total.reshape(-1)
+        rest = flat
+        while len(rest):
+            count = min(len(rest), len(piece), CACHED)
+            value, z = rest[:count], piece[:count]
+            z.mul_(scale / spacing).add_(value.to(z.device), alpha=1.0 / spacing)
+            value.copy_(z.round_().mul_(spacing / divisor))
+            rest, piece = rest[count:], piece[count:]
+            if not len(piece):
+                piece = next(pieces, piece)
+        if not total.is_contiguous():
+            total.copy_(flat.view(total.shape))

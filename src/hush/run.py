@@ -20,6 +20,7 @@ from hush.artefact import card_page, write_artefact
 from hush.errors import BadInput, Refused
 from hush.gradients import Untouched, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
+from hush.normals import BLOCK
 from hush.randomness import Secret, model_randomness, normal
 from hush.release import Release, add_noise, grid
 from hush.source import Source, to_each
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hush.privacy.guarantee import Guarantee
 
 
+PIECE = 8 * BLOCK  # coordinates of independent noise made at a time
 MICROBATCH = 384  # examples held in memory at a time: activations of more fall out of the cache, and cost more each
 
 
@@ -253,27 +255,30 @@ class Run:
         if std == 0:
             torch._foreach_div_(list(sums.values()), self.plan.divisor)
             return sums
-        layout = Layout.of(sums)
-        noise = layout.split(self._draw(channel, self._like(layout.size)))
-        for name, value in sums.items():
-            add_noise(value, noise[name], std, grid(std * shape), self.plan.divisor)
+        spacing = grid(std * shape)
+        add_noise(sums.values(), self._draw(channel, Layout.of(sums).size), std, spacing, self.plan.divisor)
         return sums
+
+    def _draw(self, channel: str, size: int) -> Iterator[Tensor]:
+        """The step's noise in pieces; whole where it remembers other steps, or where memory is no matter."""
+        if channel not in self._noise:
+            self._noise[channel] = self.plan.noise.init(self._like(size))
+            self._sizes[channel] = size
+        cut = self.plan.noise.structure.bands == 1 and self.device.type != "cuda"
+        length = PIECE if cut else size
+        for start in range(0, size, length):
+            like = self._like(min(length, size - start))
+
+            def rows(index: int, like: Tensor = like, start: int = start) -> Tensor:
+                return normal(self._secret, f"noise/{channel}", index, like, start)
+
+            piece, self._noise[channel] = self.plan.noise.draw(self.next, rows, self._noise[channel])
+            yield piece
 
     def _like(self, size: int) -> Tensor:
         """What noise is like, a shape without memory: float64, on the CPU where the model's device may not have it."""
         device = self.device if self.device.type == "cuda" else "cpu"
         return torch.empty(1, dtype=torch.float64, device=device).expand(size)
-
-    def _draw(self, channel: str, like: Tensor) -> Tensor:
-        if channel not in self._noise:
-            self._noise[channel] = self.plan.noise.init(like)
-            self._sizes[channel] = like.numel()
-
-        def rows(index: int) -> Tensor:
-            return normal(self._secret, f"noise/{channel}", index, like)
-
-        noise, self._noise[channel] = self.plan.noise.draw(self.next, rows, self._noise[channel])
-        return noise
 
 
 def _copy_into(own: Named, saved: Named) -> None:
