@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hush.privacy.guarantee import Guarantee
 
 
-PIECE = 8 * BLOCK  # coordinates of independent noise made at a time
+PIECE = 4 * BLOCK  # coordinates of independent noise that a thread makes at a time
 MICROBATCH = 384  # examples held in memory at a time: activations of more fall out of the cache, and cost more each
 
 
@@ -265,7 +265,7 @@ class Run:
             self._noise[channel] = self.plan.noise.init(self._like(size))
             self._sizes[channel] = size
         cut = self.plan.noise.structure.bands == 1 and self.device.type != "cuda"
-        length = PIECE if cut else size
+        length = PIECE * torch.get_num_threads() if cut else size
         for start in range(0, size, length):
             like = self._like(min(length, size - start))
 
