@@ -62,7 +62,7 @@ class Stream:
     """A structure's noise on d coordinates, step after step."""
 
     def __init__(self, structure: Structure, size: int) -> None:
-        self.noise, self.like, self.step = streamed(structure), torch.empty(size), 0
+        self.noise, self.like, self.step = streamed(structure), torch.empty(size, dtype=torch.float64), 0
         self.state, self.secret = self.noise.init(self.like), Secret.from_seed(0, "benchmark")
 
     def take(self, steps: int) -> float:
