@@ -10,10 +10,11 @@ import pytest
 import torch
 from scipy import stats
 
+from hush.errors import Refused
+from hush.events import check_proof
 from hush.matrices import (
     BLT,
     Dense,
-    Toeplitz,
     Tree,
     distances,
     identity,
@@ -203,4 +204,6 @@ def test_memory_does_not_grow_with_steps(name: str) -> None:
 
 def test_reshuffled_epochs_need_restarts() -> None:
     assert sensitivity(Tree(T, restart=4), Reshuffled(4, T)) == math.sqrt(3)
-    assert isinstance(STRUCTURES["bsr-3"], Toeplitz)
+    check_proof(Reshuffled(4, T), Tree(T, restart=4), "zero-out")
+    with pytest.raises(Refused, match="restart the noise every epoch"):
+        check_proof(Reshuffled(4, T), STRUCTURES["bsr-3"], "zero-out")
