@@ -113,6 +113,42 @@ def test_a_large_model_gets_its_noise_in_pieces(monkeypatch: pytest.MonkeyPatch)
             assert value.flatten()[-1] != 0.0
 
 
+ONE_BAND = {
+    "dp-sgd": {},
+    "dp-bandmf": {"bands": 1, "sample_rate": None},
+    "dp-matrix-me": {"batch_size": 8},  # one batch an epoch
+    "dp-matrix-me-lambda": {"tau": 1},
+    "dp-matrix-se-lambda": {"tau": 1},
+    "dp-ftrl": {"restart": True, "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("method", ONE_BAND)
+def test_no_two_coordinates_share_their_noise(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Noise that is independent over steps comes from streams of several kinds; some keep a block for all pieces."""
+    monkeypatch.setattr("hush.run.PIECE", BLOCK)
+    how = {"examples": 8, "batch_size": 4, "steps": 2, "noise_multiplier": 1.0} | ONE_BAND[method]
+    plan = make_plan(method, **how)
+    model = nn.Linear(256, 300)
+    model.weight.data.zero_()
+    zeros = (torch.zeros(8, 256),)
+    _, releases = recorded(plan, model, lambda m, x: 0.0 * m(x[0]).square().sum(1), zeros, secret=3)
+    noise = [r.gradient["weight"].flatten() for r in releases]
+    for step, one in enumerate(noise):
+        first, second = one[:BLOCK], one[BLOCK : 2 * BLOCK]
+        assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.03
+        assert float(one.std()) == pytest.approx(plan.noise_std * plan.noise.std(step) / plan.divisor, rel=0.02)
+    assert not torch.equal(noise[0], noise[1])
+
+
+def test_noise_of_another_length_is_refused() -> None:
+    for length in (3, 5):
+        with pytest.raises(RuntimeError, match="than what it is for"):
+            add_noise([torch.zeros(4)], [torch.zeros(length, dtype=torch.float64)], 1.0, 2**-10, 1.0)
+    add_noise([torch.zeros(0), torch.zeros(2), torch.zeros(0)], [torch.zeros(2).double()], 1.0, 2**-10, 1.0)
+    add_noise([torch.zeros(0)], [], 1.0, 2**-10, 1.0)
+
+
 def test_a_run_draws_its_noise_in_float64() -> None:
     plan = make_plan("dp-ftrl", examples=16, batch_size=8, steps=3, noise_multiplier=1.0)
     run = plan.start(nn.Linear(6, 2), lambda m, x: m(x[0]).square().sum(1), (torch.randn(16, 6),))

@@ -3,9 +3,10 @@
 A floating-point sum shows which numbers it was made of: where a value and its noise nearly cancel, the result is finer
 than the noise, and its last bits are those of the value (Mironov 2012, "On significance of the least significant bits
 for differential privacy"). So noise is drawn and added in float64, and the noisy value is rounded to a public grid of
-at most 1/1024 of its noise. Every point of the grid then has the probability that the Gaussian gives it, up to rounding
-in the sixteenth digit, whatever the value was; what comes after the grid is post-processing. The rounding adds less
-than a ten-millionth to the noise's variance.
+at most 1/1024 of its noise. Every point of the grid then has the probability that the Gaussian gives it, to about
+the twelfth digit where the value is within a few of its noise, and out to 9.4 standard deviations; what lies beyond has
+probability 1e-20. What comes after the grid is post-processing. The rounding adds less than a ten-millionth to the
+noise's variance.
 """
 
 from __future__ import annotations
@@ -52,17 +53,21 @@ def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spa
     ``noise`` comes as float64 pieces of one flat vector over all sums, which are used up.
     """
     pieces = iter(noise)
-    piece = next(pieces)
+    piece: Tensor | None = None
     for total in sums:
         flat = total.reshape(-1)
         rest = flat
         while len(rest):
+            if piece is None or not len(piece):
+                piece = next(pieces, None)
+                if piece is None:
+                    raise RuntimeError("the noise is shorter than what it is for")
             count = min(len(rest), len(piece), CACHED)
             value, z = rest[:count], piece[:count]
             z.mul_(scale / spacing).add_(value.to(z.device), alpha=1.0 / spacing)
             value.copy_(z.round_().mul_(spacing / divisor))
             rest, piece = rest[count:], piece[count:]
-            if not len(piece):
-                piece = next(pieces, piece)
         if not total.is_contiguous():
             total.copy_(flat.view(total.shape))
+    if (piece is not None and len(piece)) or next(pieces, None) is not None:
+        raise RuntimeError("the noise is longer than what it is for")

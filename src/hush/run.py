@@ -20,6 +20,7 @@ from hush.artefact import card_page, write_artefact
 from hush.errors import BadInput, Refused
 from hush.gradients import Untouched, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
+from hush.noise import Independent
 from hush.normals import BLOCK
 from hush.randomness import Secret, model_randomness, normal
 from hush.release import Release, add_noise, grid
@@ -260,12 +261,12 @@ class Run:
         return sums
 
     def _draw(self, channel: str, size: int) -> Iterator[Tensor]:
-        """The step's noise in pieces; whole where it remembers other steps, or where memory is no matter."""
+        """The step's noise, in pieces where every coordinate is made alone; other noise keeps one state for all."""
         if channel not in self._noise:
             self._noise[channel] = self.plan.noise.init(self._like(size))
             self._sizes[channel] = size
-        cut = self.plan.noise.structure.bands == 1 and self.device.type != "cuda"
-        length = PIECE * torch.get_num_threads() if cut else size
+        cut = isinstance(self.plan.noise, Independent) and self.device.type != "cuda"
+        length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):
             like = self._like(min(length, size - start))
 
@@ -273,6 +274,8 @@ class Run:
                 return normal(self._secret, f"noise/{channel}", index, like, start)
 
             piece, self._noise[channel] = self.plan.noise.draw(self.next, rows, self._noise[channel])
+            if piece.shape != like.shape:
+                raise RuntimeError(f"the noise has shape {tuple(piece.shape)} where {tuple(like.shape)} was asked for")
             yield piece
 
     def _like(self, size: int) -> Tensor:

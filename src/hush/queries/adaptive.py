@@ -80,7 +80,7 @@ class Adaptive:
         finite = weighed.norms.isfinite()
         indicators = (0.5 - weighed.clipped.to(weighed.norms.dtype)) * finite
         gradient = tape.sum(weighed.weights)
-        count = indicators.sum().to(next(iter(gradient.values())).dtype)  # as fine as its noise: finer, it would show
+        count = indicators.sum().to(next(iter(gradient.values())).dtype)  # halves, exact in float32 too
         return {
             "gradient": gradient,
             CHANNEL: {"count": count},
