@@ -141,6 +141,13 @@ def test_no_two_coordinates_share_their_noise(monkeypatch: pytest.MonkeyPatch, m
     assert not torch.equal(noise[0], noise[1])
 
 
+def test_noise_is_left_as_it_was_handed_out() -> None:
+    kept = torch.randn(10, dtype=torch.float64)
+    before = kept.clone()
+    add_noise([torch.zeros(10)], [kept], 3.0, grid(3.0), 2.0)
+    assert torch.equal(kept, before)
+
+
 def test_noise_of_another_length_is_refused() -> None:
     for length in (3, 5):
         with pytest.raises(RuntimeError, match="than what it is for"):

@@ -50,7 +50,7 @@ def grid(std: float) -> float:
 def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spacing: float, divisor: float) -> None:
     """total ← [total + scale · noise] / divisor in place, where [·] rounds to a multiple of ``spacing``.
 
-    ``noise`` comes as float64 pieces of one flat vector over all sums, which are used up.
+    ``noise`` comes in pieces of one flat vector over all sums. It is left as it is: a noise may keep what it hands out.
     """
     pieces = iter(noise)
     piece: Tensor | None = None
@@ -63,8 +63,8 @@ def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spa
                 if piece is None:
                     raise RuntimeError("the noise is shorter than what it is for")
             count = min(len(rest), len(piece), CACHED)
-            value, z = rest[:count], piece[:count]
-            z.mul_(scale / spacing).add_(value.to(z.device), alpha=1.0 / spacing)
+            value, z = rest[:count], piece[:count].double() * (scale / spacing)
+            z.add_(value.to(z.device), alpha=1.0 / spacing)
             value.copy_(z.round_().mul_(spacing / divisor))
             rest, piece = rest[count:], piece[count:]
         if not total.is_contiguous():

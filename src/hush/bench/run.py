@@ -23,12 +23,12 @@ from safetensors.torch import save
 
 from hush import problems
 from hush.bench.accounts import Accounts
-from hush.bench.plans import sketch
 from hush.bench.resume import Saved
 from hush.bench.store import DISK, Result, Store
 from hush.bench.trial import Trial
 from hush.bench.watch import WatchedLosses
 from hush.errors import HushError
+from hush.methods import make_plan
 from hush.named import trainable
 from hush.plan import Plan
 from hush.problems import Problem
@@ -95,8 +95,8 @@ def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Resu
 def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
     """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
     epsilon = trial.settings.get("epsilon")
-    public: dict[str, Any] = {"examples": len(problem.train), "assumptions": problem.assumptions}
-    plan = sketch(trial.method, trial.settings, trial.options, **public)
+    settings: dict[str, Any] = {**trial.settings, "assumptions": problem.assumptions, "calibrate": False}
+    plan = make_plan(trial.method, examples=len(problem.train), **settings, **trial.options)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
 
 

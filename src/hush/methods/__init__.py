@@ -66,12 +66,14 @@ def make_plan(
     accept_claimed: bool = False,
     average: str | None = None,
     assumptions: tuple[str, ...] = (),
+    calibrate: bool = True,
     **chosen: Any,
 ) -> Plan:
     """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
 
     Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose`).
     ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
+    ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
 
     >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
     """
@@ -104,7 +106,8 @@ def make_plan(
     if len(given) != 1:
         raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
     if epsilon is not None:
-        return plan.calibrated(epsilon)
+        validate.positive(epsilon=epsilon)
+        return plan.calibrated(epsilon) if calibrate else plan
     if noise_multiplier is not None:
         validate.positive(noise_multiplier=noise_multiplier)
         return replace(plan, sigma=float(noise_multiplier))
