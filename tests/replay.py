@@ -70,11 +70,15 @@ class ReplayRule:
         return self.rule.step(params, used, state)
 
 
-def recorded(plan: Plan, model, losses, data, *, secret: int = 1, given: list[Release] | None = None, **how: Any):
+def recorded(
+    plan: Plan, model, losses, data, *, secret: int = 1, given: list[Release] | None = None, same: str = "", **how: Any
+):
     """Run a plan to its end; return the sums that met the noise, and the releases that the rule saw."""
     query, rule = RecordingQuery(plan.query, given), ReplayRule(plan.rule, given)
-    same = Secret.from_seed(secret, plan.fingerprint())  # of the plan under test, whatever is recorded or replayed
-    run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=same, **how)
+    drawn = Secret.from_seed(
+        secret, same or plan.fingerprint()
+    )  # of the plan under test, whatever is recorded or replayed
+    run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=drawn, **how)
     for batch in run.batches():
         run.step(batch)
     return query.seen, rule.seen

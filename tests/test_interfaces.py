@@ -195,7 +195,7 @@ def test_a_tall_c() -> None:
     assert p.event() == dp_event.GaussianDpEvent(0.5)
     sums, releases = recorded(p, model(), losses, data())
     assert len(sums) == 2
-    assert releases[1].noise_std == pytest.approx(0.5 * math.sqrt(2) * math.sqrt(2) / p.divisor)
+    assert releases[1].noise_std == pytest.approx(0.5 * math.sqrt(2) * math.sqrt(2) * (1 + p.charge) / p.divisor)
     with pytest.raises(Refused, match="correlated noise has no proof"):
         replace(p, sampler=Poisson(N, 0.5, 2))
 

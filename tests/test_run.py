@@ -135,7 +135,7 @@ class TestNoise:
             ]
         ).numpy()
         repeats = math.sqrt(3) if sampling == "same-order" else 1.0  # 12 steps, 5 an epoch: an example comes 3 times
-        std = 0.7 * (0.9 if mode == "plain" else 1.0) * repeats
+        std = 0.7 * (0.9 if mode == "plain" else 1.0) * (1 + p.charge) * repeats
         assert releases[0].noise_std == pytest.approx(std / p.divisor)
         assert stats.kstest(noise / std, "norm").pvalue > 1e-6
         for wrong in (2 / 3, 3 / 2):

@@ -59,13 +59,13 @@ class Layout:
 
 
 def add_sums(total: Sums | None, piece: Sums) -> Sums:
-    """Add one piece to a running total, in place; ``None`` starts it."""
+    """Add one piece to a running total in float64; ``None`` starts it with the piece as it is."""
     if total is None:
         return piece
-    for channel, named in piece.items():
-        for name, value in named.items():
-            total[channel][name] += value
-    return total
+    return {
+        channel: {name: total[channel][name].double().add_(value) for name, value in named.items()}
+        for channel, named in piece.items()
+    }
 
 
 def per_example(values: Tensor, examples: int | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from torch import nn
 
-from hush import validate
+from hush import arithmetic, validate
 from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
 from hush.named import Losses
@@ -26,11 +26,11 @@ from hush.noise import Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
-from hush.queries import Claim, OwnClaims, Query
+from hush.queries import Channel, Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.run import MICROBATCH, Ranks, Run
-from hush.sampling import Sampler
+from hush.sampling import Room, Sampler
 from hush.source import as_source
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
@@ -53,10 +53,12 @@ class Plan:
     accountant: Accountant | Literal["auto"] = "auto"
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
+    arithmetic: arithmetic.Mode = "default"
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
         validate.positive(divisor=self.divisor)
+        validate.one_of(arithmetic.MODES, arithmetic=self.arithmetic)
         if self.private:
             validate.positive(noise_multiplier=self.sigma)
             validate.probability(delta=self.delta)
@@ -79,12 +81,30 @@ class Plan:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of Z as injected, in units of the query's bound: σ · sens(C)."""
+        """Standard deviation of Z as injected, in units of :attr:`channels`' bound: σ · sens(C)."""
         return self.sigma * self.sensitivity
+
+    @cached_property
+    def room(self) -> Room:
+        """The places of a step; that a batch has more examples than places costs a share of δ over all steps."""
+        return self.sampler.room(arithmetic.SHARE * self.delta / self.steps)
+
+    @cached_property
+    def charge(self) -> float:
+        """What the rounding of sums adds to every bound, relative to it."""
+        return arithmetic.charge(self.room.places) if self.private else 0.0
+
+    @cached_property
+    def channels(self) -> Mapping[str, Channel]:
+        """The query's channels with bounds that hold in floating point: clip · (1 + charge)."""
+        return {
+            name: c if c.exact else dataclasses.replace(c, bound=c.bound * (1.0 + self.charge))
+            for name, c in self.query.channels.items()
+        }
 
     def channel_stds(self, sigma: float | None = None) -> Mapping[str, float]:
         """The noise on each channel's sum: fixed where the channel says so, the rest of 1/σ² shared by the others."""
-        channels = self.query.channels
+        channels = self.channels
         if not self.private:
             return dict.fromkeys(channels, 0.0)
         fixed = {n: c.std for n, c in channels.items() if c.std is not None}
@@ -128,15 +148,19 @@ class Plan:
             return base._claims(None, sigma)[0].event
 
         sigma = calibration.smallest_sigma(
-            event, epsilon, base.delta, adjacency=base.neighbours, accountant=base._accountant(event(1.0))
+            event, epsilon, base._delta_left(), adjacency=base.neighbours, accountant=base._accountant(event(1.0))
         )
         return dataclasses.replace(base, sigma=sigma)
 
     def with_secret(self, secret: Secret) -> Plan:
         """The plan with what its secret's origin adds to the assumptions."""
-        if secret.origin == "system" or SECRET_SEED in self.assumptions:
+        return self if secret.origin == "system" else self.assuming(SECRET_SEED)
+
+    def assuming(self, text: str) -> Plan:
+        """The plan with one more assumption; none where the text is empty."""
+        if not text or text in self.assumptions:
             return self
-        return dataclasses.replace(self, assumptions=(*self.assumptions, SECRET_SEED))
+        return dataclasses.replace(self, assumptions=(*self.assumptions, text))
 
     def card(self, *, steps_taken: int) -> dict[str, Any]:
         """What is said publicly about a run of this plan: its guarantee, every claim, and the plan itself."""
@@ -149,12 +173,19 @@ class Plan:
             "noise_multiplier": self.sigma,
             "sensitivity": self.sensitivity,
             "noise_std": self.noise_std,
+            "arithmetic": self.arithmetic_card(),
             "divisor": self.divisor,
             "steps": self.steps,
             "steps_taken": steps_taken,
             "plan": describe(self),
             "versions": {name: version(name) for name in ("hush", "torch", "dp-accounting")},
         }
+
+    def arithmetic_card(self) -> dict[str, Any]:
+        """What floating point costs: the places of a step, and the share that rounding adds to the bound."""
+        room = self.room
+        lost = {"overflow": room.overflow, "delta": self.steps * room.overflow}
+        return {"mode": self.arithmetic, "places": room.places, "charge": self.charge, **lost}
 
     def fingerprint(self) -> str:
         """A digest of everything in the plan; a secret made from a seed is bound to it."""
@@ -213,18 +244,23 @@ class Plan:
             raise Refused(f"the plan has {self.steps} steps, and the ε of its first {count} was asked for")
         participation = self.sampler.participation
         if hasattr(self.query, "claims"):
-            own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(sigma), count)
+            exact = {name: std / (1.0 + self.charge) for name, std in self.channel_stds(sigma).items()}
+            own = cast(OwnClaims, self.query).claims(participation, exact, count)
             return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
         scale = (self.sigma if sigma is None else sigma) * self.sensitivity
         event = event_of(participation, self.noise.structure, scale, self.neighbours, count)
         return (Claim(event, self.neighbours, "proven", ""),)
+
+    def _delta_left(self, steps: int | None = None) -> float:
+        """δ without what batches that have more examples than places cost."""
+        return self.delta - (self.steps if steps is None else steps) * self.room.overflow
 
     def _accountant(self, event: Any) -> Accountant:
         return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant
 
     def _account(self, claim: Claim) -> Guarantee:
         accountant = self._accountant(claim.event)
-        epsilon = accounting.epsilon(claim.event, self.delta, adjacency=claim.adjacency, accountant=accountant)
+        epsilon = accounting.epsilon(claim.event, self._delta_left(), adjacency=claim.adjacency, accountant=accountant)
         return Guarantee(
             epsilon=epsilon,
             delta=self.delta,

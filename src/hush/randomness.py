@@ -77,7 +77,7 @@ def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0)
 def model_randomness(secret: Secret, step: int, piece: int, device: torch.device) -> Iterator[None]:
     """Fix torch's global generator for one piece of one step: dropout and a VAE's draws are the same for every
     gradient engine, for both points of a two-point query, and after a resume. The caller's state comes back after."""
-    seed = int.from_bytes(secret.derive(f"model/{piece}", step, size=7), "little")
+    seed = int.from_bytes(secret.derive(f"model/{int(piece[0]) if len(piece) else 0}", step, size=7), "little")
     generators = [torch.default_generator]  # not torch.manual_seed: without CUDA it keeps a stack trace for every call
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])

@@ -94,6 +94,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
         "sample_rate": getattr(plan.sampler.participation, "rate", None),
         "sensitivity": plan.sensitivity,
         "noise_std": plan.noise_std if plan.private else 0.0,
+        "rounding": plan.charge,
         "claims": [{"epsilon": c.epsilon, "status": c.status, "reason": c.reason} for c in claims],
         "assumptions": list(best.assumptions),
     }

@@ -41,6 +41,10 @@ AcceptClaimed = Annotated[bool, typer.Option(help="Run a method whose ε is clai
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the method; see `hush methods`.")
 ]
+Arithmetic = Annotated[
+    str,
+    typer.Option(help="default, or rigorous: fixed rows a step, so nothing is assumed about rounding; some slower."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 

@@ -61,6 +61,7 @@ def train(
     accountant: o.Accountant = "auto",
     adjacency: o.Adjacent = None,
     accept_claimed: o.AcceptClaimed = False,
+    arithmetic: o.Arithmetic = "default",
     settings: o.Settings = None,
     average: Annotated[
         str | None, typer.Option(help="Release averaged weights: ema:0.999, or tail:0.25 for the last quarter.")
@@ -112,6 +113,7 @@ def train(
             "adjacency": cast("Adjacency | None", adjacency),
             "accountant": accountant,
             "accept_claimed": accept_claimed,
+            "arithmetic": arithmetic,
             "assumptions": task.assumptions,
         }
         candidates = compared(method, chosen, **asked)

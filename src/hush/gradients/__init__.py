@@ -17,12 +17,23 @@ from hush.gradients.automatic import record_automatic
 from hush.gradients.check import check_model, to_group_norm
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional
+from hush.gradients.placed import as_placed, placed
 from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
 from hush.gradients.untouched import Untouched
 from hush.named import Losses, trainable
 from hush.validate import one_of
 
-__all__ = ["Augmented", "GradientWarning", "Point", "Tape", "Untouched", "check_model", "record", "to_group_norm"]
+__all__ = [
+    "Augmented",
+    "GradientWarning",
+    "Point",
+    "Tape",
+    "Untouched",
+    "check_model",
+    "placed",
+    "record",
+    "to_group_norm",
+]
 
 _ENGINES = {"auto": record_automatic, "book-keeping": record_book_keeping, "functional": record_functional}
 
@@ -46,4 +57,4 @@ def record(
     if isinstance(losses, Augmented):
         chosen = losses.points(content, chosen)
         losses = losses.losses
-    return _ENGINES[engine](model, losses, content, n, chosen)
+    return as_placed(_ENGINES[engine](model, losses, content, n, chosen))

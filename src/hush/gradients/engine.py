@@ -18,7 +18,7 @@ import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.gradients.alone import Known, mapped
 from hush.gradients.substitutes import forwards, substituted
-from hush.gradients.tape import Point, Tape, check_losses, rewinder, weights_of
+from hush.gradients.tape import Point, Tape, check_losses, rewinder, weights_of, within
 from hush.gradients.terms import Rows, Term, Weights, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Watched
 from hush.named import Losses, Named, trainable
@@ -44,8 +44,9 @@ class BookTape:
         return terms[0].squares() if len(terms) == 1 else chunked_squares(terms, n, self.params[name].numel())
 
     @torch.no_grad()
-    def sum(self, weights: Tensor | Named) -> Named:
+    def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ, one contraction per term."""
+        weights = within(weights, start, stop)
         dtype = next(iter(self.params.values())).dtype
         same = None if isinstance(weights, dict) else Weights.of(weights, dtype)
         out: Named = {}

@@ -46,7 +46,7 @@ class Tape(Protocol):
         """‖gᵢ[name]‖² for every trainable parameter, shape (n,); what is not finite stays not finite."""
         ...
 
-    def sum(self, weights: Tensor | Named) -> Named:
+    def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ; a row of weight 0 contributes exactly nothing, even if its gradient is not finite."""
         ...
 
@@ -62,8 +62,9 @@ class HeldTape:
         """‖gᵢ[name]‖² from the gradients themselves."""
         return {name: squares(g) for name, g in self.gradients.items()}
 
-    def sum(self, weights: Tensor | Named) -> Named:
+    def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ from the gradients themselves."""
+        weights = within(weights, start, stop)
         return {name: weighted_rows(g, weights_of(weights, name)) for name, g in self.gradients.items()}
 
 
@@ -78,9 +79,19 @@ class EmptyTape:
         """No norms."""
         return {name: p.new_zeros(0) for name, p in self.params.items()}
 
-    def sum(self, weights: Tensor | Named) -> Named:
+    def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Zeros."""
         return {name: torch.zeros_like(p) for name, p in self.params.items()}
+
+
+def within(weights, start, stop):
+    if start == 0 and stop is None:
+        return weights
+    if isinstance(weights, dict):
+        return {n: within(w, start, stop) for n, w in weights.items()}
+    out = torch.zeros_like(weights)
+    out[start:stop] = weights[start:stop]
+    return out
 
 
 def weights_of(weights: Tensor | Named, name: str) -> Tensor:

@@ -30,6 +30,7 @@ class Setting:
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = ()
     epsilon: float | None = None  # the target, where there is one: some methods choose their shape by it
+    arithmetic: str = "default"
 
     def __post_init__(self) -> None:
         validate.whole(examples=self.examples, batch_size=self.batch_size)
@@ -79,4 +80,5 @@ class Setting:
         """A plan of these parts with σ = 1, to be calibrated or given its σ by the caller."""
         public = {"divisor": float(self.batch_size), "steps": self.total_steps, "delta": self.delta}
         shared = {"adjacency": self.adjacency, "accountant": self.accountant, "accept_claimed": self.accept_claimed}
-        return Plan(method=method, sigma=1.0, assumptions=self.assumptions, **public, **shared, **parts)  # type: ignore[arg-type]
+        own = {"assumptions": self.assumptions, "arithmetic": self.arithmetic}
+        return Plan(method=method, sigma=1.0, **own, **public, **shared, **parts)  # type: ignore[arg-type]

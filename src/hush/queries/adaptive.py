@@ -64,7 +64,7 @@ class Adaptive:
     @property
     def channels(self) -> Mapping[str, Channel]:
         """The gradient, bounded by 1; the count of indicators minus ½, with its own noise."""
-        return {"gradient": Channel(1.0), CHANNEL: Channel(0.5, std=self.count_noise)}
+        return {"gradient": Channel(1.0), CHANNEL: Channel(0.5, std=self.count_noise, exact=True)}
 
     def init(self, params: Named) -> tuple[State, State]:
         """The clip, public: it is made of noisy counts alone."""
@@ -80,7 +80,7 @@ class Adaptive:
         finite = weighed.norms.isfinite()
         indicators = (0.5 - weighed.clipped.to(weighed.norms.dtype)) * finite
         gradient = tape.sum(weighed.weights)
-        count = indicators.sum().to(next(iter(gradient.values())).dtype)  # halves, exact in float32 too
+        count = indicators.sum()  # halves: exact
         return {
             "gradient": gradient,
             CHANNEL: {"count": count},

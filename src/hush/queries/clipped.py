@@ -49,7 +49,7 @@ class Clipping:
         at = self.clip if clip is None else clip
         norms = total_norms(squared)
         if not self.per_layer:
-            return Weighed(clip_factors(norms, at, self.mode), norms, norms > at)
+            return Weighed(clip_factors(norms, at, self.mode), norms, (norms > at) & torch.isfinite(norms))
         layers = by_layer(squared)
         each = {layer: total_norms({n: squared[n] for n in names}) for layer, names in layers.items()}
         share = 1.0 / sqrt(len(layers))
@@ -58,7 +58,7 @@ class Clipping:
         for layer, names in layers.items():
             factors = clip_factors(each[layer] / share, at, self.mode)
             weights |= dict.fromkeys(names, torch.where(finite, factors, torch.zeros_like(factors)))
-        return Weighed(weights, norms, torch.stack(list(each.values())).amax(0) > at * share)
+        return Weighed(weights, norms, (torch.stack(list(each.values())).amax(0) > at * share) & finite)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class ErrorFeedback:
         weighed = self.clipping.weigh(tape.squared_norms())
         everybody = torch.isfinite(weighed.norms).to(weighed.norms.dtype)
         return {
-            "clipped": tape.sum(weighed.weights),
+            "gradient": tape.sum(weighed.weights),
             "raw": tape.sum(everybody),
             "diagnostics": diagnostics(tape.losses, weighed.clipped),
         }
@@ -98,7 +98,7 @@ class ErrorFeedback:
         """v = Σ clip(gᵢ) + clip(e), and the next error."""
         error = private["error"]
         back = min(1.0, self.feedback / max(total_norm(error), math.ulp(0.0)))
-        value = {name: clipped + back * error[name] for name, clipped in sums["clipped"].items()}
+        value = {name: clipped + back * error[name] for name, clipped in sums["gradient"].items()}
         after = {name: error[name] + sums["raw"][name] - value[name] for name in value}
         return {"gradient": {n: v / self.scale for n, v in value.items()}}, {"error": bounded(after)}
 

@@ -21,13 +21,15 @@ Proof = Literal["sum", "hidden-state", "none"]
 class Channel:
     """One vector that a query gives to be noised.
 
-    ``bound`` is the L2 norm that one example can add to it. ``std`` fixes the noise on this channel's sum; a channel
-    without one gets what is left of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
+    ``bound`` is the L2 norm that one example can add to it. in exact arithmetic; a plan adds what rounding can add
+    (:func:`hush.arithmetic.charge`). ``std`` fixes the noise on this channel's sum; a channel without one gets what is
+    left of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
     """
 
     bound: float
     proof: Proof = "sum"
     std: float | None = None
+    exact: bool = False  # sums of it have no rounding (counts of halves): nothing is charged for arithmetic
 
 
 class Query(Protocol):

@@ -10,7 +10,7 @@ from hush.sampling.participation import (
     Separated,
     WithoutReplacement,
 )
-from hush.sampling.samplers import Cyclic, FixedSize, Partitioned, Poisson, Sampler, Shuffled, one_pass
+from hush.sampling.samplers import Cyclic, FixedSize, Partitioned, Poisson, Room, Sampler, Shuffled, one_pass
 
 __all__ = [
     "Cyclic",
@@ -22,6 +22,7 @@ __all__ = [
     "Poisson",
     "PoissonSampled",
     "Reshuffled",
+    "Room",
     "SameOrder",
     "Sampler",
     "Separated",

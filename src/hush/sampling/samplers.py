@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from hush import validate
@@ -24,6 +25,14 @@ from hush.sampling.participation import (
 )
 
 
+@dataclass(frozen=True)
+class Room:
+    """A step has at most ``places`` examples, but for the probability ``overflow``; both are public."""
+
+    places: int
+    overflow: float = 0.0
+
+
 class Sampler(Protocol):
     """Draws batches and declares, publicly, how one example takes part."""
 
@@ -35,6 +44,10 @@ class Sampler(Protocol):
     @property
     def participation(self) -> Participation:
         """How often and how far apart one example can take part."""
+        ...
+
+    def room(self, chance: float) -> Room:
+        """Places that a step's examples exceed with probability at most ``chance``, also with one example more."""
         ...
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
@@ -63,8 +76,17 @@ class Poisson:
         """Poisson at ``rate``."""
         return PoissonSampled(self.rate, self.steps)
 
+    def room(self, chance: float) -> Room:
+        """By the binomial tail."""
+        return _coin_room(self.examples + 1, self.rate, chance)
+
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """The examples whose coin fell on heads."""
+        if population > self.examples + 1:
+            raise BadInput(
+                f"the plan was made for {self.examples} examples and the data has more: a step could hold more of them "
+                "than was accounted for; make the plan for the number there is"
+            )
         return _coins(secret, step, np.arange(population), population, self.rate)
 
 
@@ -83,6 +105,10 @@ class FixedSize:
     def participation(self) -> WithoutReplacement:
         """Without replacement within a step."""
         return WithoutReplacement(self.examples, self.batch_size, self.steps)
+
+    def room(self, chance: float) -> Room:
+        """A batch."""
+        return Room(self.batch_size)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """A subset of ``batch_size`` examples."""
@@ -107,6 +133,10 @@ class Shuffled:
         """Once an epoch, at an unknown place: this hides nothing that could be proven, so nothing is amplified."""
         return Reshuffled(_per_epoch(self), self.steps)
 
+    def room(self, chance: float) -> Room:
+        """A batch."""
+        return Room(self.batch_size)
+
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """One slice of this epoch's order."""
         epoch, place = divmod(step, _per_epoch(self))
@@ -129,6 +159,10 @@ class Partitioned:
         """The same slice again every ``per_epoch`` steps."""
         per_epoch = _per_epoch(self)
         return OnePass(self.steps) if self.steps <= per_epoch else SameOrder(per_epoch, self.steps)
+
+    def room(self, chance: float) -> Room:
+        """A batch."""
+        return Room(self.batch_size)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """One slice of the one order of this run."""
@@ -159,11 +193,24 @@ class Cyclic:
         """Poisson at ``rate`` within group t mod ``groups``."""
         return CyclicPoisson(self.groups, self.rate, self.steps)
 
+    def room(self, chance: float) -> Room:
+        """By the binomial tail of the largest group."""
+        return _coin_room(-(-self.examples // self.groups), self.rate, chance)
+
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """The members of this step's group whose coin fell on heads."""
         _same_population(self.examples, population)
         members = np.sort(_order(secret, 0, population)[step % self.groups :: self.groups])
         return _coins(secret, step, members, population, self.rate)
+
+
+def _coin_room(members: int, rate: float, chance: float) -> Room:
+    count = stats.binom(members, rate)
+    places = int(count.isf(chance))
+    while count.sf(places) > chance:  # the inverse is only nearly exact
+        places += 1
+    places = min(max(places, 1), members)
+    return Room(places, float(count.sf(places)))
 
 
 def one_pass(examples: int, batch_size: int) -> Partitioned:
