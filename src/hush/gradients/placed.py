@@ -61,7 +61,7 @@ class PlacedTape:
 
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ: parts of a block in the gradients' own type, blocks in float64."""
-        assert start == 0 and stop is None, "a piece is summed as a whole"
+        assert (start, stop) == (0, None), "a piece is summed as a whole"
         total: Named | None = None
         for bounds in self.piece.blocks:
             block = self._block(weights, bounds)

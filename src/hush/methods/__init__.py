@@ -75,7 +75,8 @@ def make_plan(
     Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose`).
     ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
     ``arithmetic="rigorous"`` gives every step a fixed number of rows, so that nothing is assumed about rounding inside
-    the model; it costs the empty rows. ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
+    the model; it costs the empty rows.
+    ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
 
     >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
     """
