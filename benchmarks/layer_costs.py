@@ -17,7 +17,7 @@ import torch
 
 from hush.gradients.convolution import Convolution, Windowed
 from hush.gradients.tape import squares
-from hush.gradients.terms import Weights
+from hush.gradients.tape import Weights
 
 N = 256
 # inputs, outputs, side, kernel, stride, padding, and for transposed ones the output padding

@@ -38,7 +38,7 @@ def test_sums_and_norms_equal_opacus(name):
     cross_entropy(wrapped, content).sum().backward()
     theirs = {key.removeprefix("_module."): p.grad_sample for key, p in wrapped.named_parameters()}
     right = torch.stack([g.flatten(1).square().sum(1) for g in theirs.values()]).sum(0).sqrt()
-    torch.testing.assert_close(total, right, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(total.float(), right, rtol=1e-4, atol=1e-6)
     factor = (clip / right).clamp(max=1)
     for key, g in theirs.items():
         torch.testing.assert_close(sums[key], torch.tensordot(factor, g, 1), rtol=1e-3, atol=1e-5)

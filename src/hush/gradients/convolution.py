@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.costs import ENTRY, GRAM, HOLD, ROOM, TEMPORARY, chunk_of
-from hush.gradients.tape import squares
-from hush.gradients.terms import Rows, Term, Weights, hidden_by_rounding
-from hush.gradients.windows import Filler
+from hush.gradients.costs import DEPTH, ENTRY, GRAM, HOLD, ROOM, chunk_of
+from hush.gradients.rounding import BLOCK, hidden, squares
+from hush.gradients.tape import Weights
+from hush.gradients.terms import Reach, Rows, Term, allowed, of_products, products
+from hush.gradients.windows import Columns, Filler
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
@@ -79,12 +80,6 @@ class Convolution:
         out: Tensor = torch.ops.aten.convolution_backward(gy, x, weight, None, *self._settings(), mask)[0]
         return out
 
-    def weight_gradient(self, x: Tensor, gy: Tensor, weight: Tensor) -> Tensor:
-        """The sum of the weight's gradients over all examples, as in ordinary training."""
-        mask = [False, True, False]
-        out: Tensor = torch.ops.aten.convolution_backward(gy, x, weight, None, *self._settings(), mask)[1]
-        return out
-
     def term(self, x: Tensor, gy: Tensor, weight: Tensor) -> Term:
         """The gradients themselves where that is the cheaper way, else what they are made of."""
         kept = Windowed(self, x, gy.contiguous(), weight)
@@ -100,10 +95,6 @@ class Windowed:
     x: Tensor
     gy: Tensor
     weight: Tensor
-
-    def hidden(self) -> Tensor:
-        """Of the sum over windows; an entry lies in at most as many windows as the kernel has taps."""
-        return hidden_by_rounding(self.x, self.gy, self.weight[0, 0].numel())
 
     @property
     def wide(self) -> Tensor:
@@ -156,35 +147,58 @@ class Windowed:
             done += len(windows)
         return out.view(n, *self.weight.shape)
 
-    def squares(self) -> Tensor:
+    def reach(self) -> Reach:
+        """s = Σ_p ‖a_p‖‖b_p‖, the windows' lengths from those of the wide side's entries; by group, then together."""
+        n, groups = self.x.shape[0], self.rule.groups
+        wide, narrow = (self._lengths(t, hidden(t.dtype)) for t in (self.wide, self.narrow))
+        windows = wide.new_full((n * groups, *self.narrow.shape[2:]), hidden(self.x.dtype))
+        for to, source in self._taps():
+            windows[(slice(None), *to)] += wide[(slice(None), *source)]
+        s = windows.mul_(narrow).sqrt_().view(n, groups, -1).sum(2)
+        return Reach(self.positions, s.square_().sum(1).sqrt_())
+
+    def _lengths(self, side: Tensor, more: float) -> Tensor:
+        """‖entry‖² over the channels of one group, (n · groups, *positions)."""
+        each = side.reshape(side.shape[0] * self.rule.groups, -1, math.prod(side.shape[2:])).transpose(1, 2)
+        return squares(each.flatten(0, 1), more).view(-1, *side.shape[2:])
+
+    def squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
         if not self.held_is_cheaper():
-            return self.gram_squares().add_(self.hidden())
+            return self.gram_squares(certain)
         n = self.x.shape[0]
         parts = [squares(torch.bmm(b, a.transpose(1, 2))) for a, b in self.factors(0, n, self._few(n))]
-        return torch.cat(parts).view(n, self.rule.groups).sum(1).add_(self.hidden())
+        found = torch.cat(parts).view(n, self.rule.groups).sum(1)
+        return allowed(found, [self.reach()], self.x.dtype) if certain else found
 
-    def gram_squares(self) -> Tensor:
+    def gram_squares(self, certain: bool = True) -> Tensor:
         """The second way.
 
         The windows' Gram matrix sums entries of the wide side's own over the taps: (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}."""
         n, groups = self.x.shape[0], self.rule.groups
-        wide, narrow = (t.reshape(n * groups, -1, math.prod(t.shape[2:])) for t in (self.wide, self.narrow))
-        step = chunk_of(max(wide.shape[2], self.positions) ** 2, n * groups)
-        parts = [self._gram(a, b) for a, b in zip(torch.split(wide, step), torch.split(narrow, step), strict=True)]
-        return torch.cat(parts).view(n, groups).sum(1)
+        sides = [t.reshape(n * groups, -1, math.prod(t.shape[2:])).transpose(1, 2) for t in (self.wide, self.narrow)]
+        step = chunk_of(max(sides[0].shape[1], self.positions) ** 2, n * groups)
+        pairs = zip(torch.split(sides[0], step), torch.split(sides[1], step), strict=True)
+        return torch.cat([self._gram(a, b, certain) for a, b in pairs]).view(n, groups).sum(1)
 
-    def _gram(self, wide: Tensor, narrow: Tensor) -> Tensor:
+    def _gram(self, wide: Tensor, narrow: Tensor, certain: bool) -> Tensor:
         m, side, grid = wide.shape[0], tuple(self.wide.shape[2:]), tuple(self.narrow.shape[2:])
-        pairs = torch.bmm(wide.transpose(1, 2), wide).view(m, *side, *side)
+        pairs = products(wide).view(m, *side, *side)
         windows = pairs.new_zeros(m, *grid, *grid)
-        for tap in itertools.product(*map(range, self.weight.shape[2:])):
-            to, source = zip(*map(self._reach, range(self.rule.dims), tap, side, grid), strict=True)
+        for to, source in self._taps():
             windows[(slice(None), *to, *to)] += pairs[(slice(None), *source, *source)]
-        ends = torch.bmm(narrow.transpose(1, 2), narrow)
-        return windows.view(m, -1).mul_(ends.view(m, -1)).sum(1).clamp_(min=0)
+        inner = (min(BLOCK, wide.shape[2]) + self.weight[0, 0].numel(), min(BLOCK, narrow.shape[2]))
+        size = (m, self.positions, self.positions)
+        return of_products(windows.view(size), products(narrow), inner, wide.dtype, certain)
 
-    def _reach(self, dim: int, tap: int, size: int, positions: int) -> tuple[slice, slice]:
+    def _taps(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """For each tap of the kernel, the positions at which it falls inside the wide side, and where it falls."""
+        side, grid = self.wide.shape[2:], self.narrow.shape[2:]
+        for tap in itertools.product(*map(range, self.weight.shape[2:])):
+            to, source = zip(*map(self._inside, range(self.rule.dims), tap, side, grid), strict=True)
+            yield to, source
+
+    def _inside(self, dim: int, tap: int, size: int, positions: int) -> tuple[slice, slice]:
         """The positions at which a tap falls inside the wide side along one dimension, and where it falls."""
         stride, offset = self.rule.stride[dim], tap * self.rule.dilation[dim] - self.rule.padding[dim]
         first = max(0, -(offset // stride))
@@ -193,15 +207,22 @@ class Windowed:
         return slice(first, max(first, last)), slice(start, start + max(0, last - first) * stride, stride)
 
     def weighted(self, weights: Weights) -> Tensor:
-        """The ordinary weight gradient with the smaller side scaled by w, a part of the examples at a time."""
-        x, gy = weights.rows(self.x), weights.rows(self.gy)
-        step = max(32, TEMPORARY // (self.x[0].numel() + self.gy[0].numel()))
-        total: Tensor | None = None
-        for start in range(0, len(x), step):
-            part = slice(start, start + step)
-            scale = weights.values[part].view(-1, *[1] * (x.dim() - 1))
-            small = x[0].numel() < gy[0].numel()
-            sides = (x[part] * scale, gy[part]) if small else (x[part], gy[part] * scale)
-            found = self.rule.weight_gradient(*sides, self.weight)
-            total = found if total is None else total.add_(found)
-        return torch.zeros_like(self.weight) if total is None else total
+        """Windows can cancel: their sum is made in double precision and rounded once."""
+        total = self.summed(weights)
+        return total.new_empty(total.shape, dtype=self.weight.dtype).copy_(total)
+
+    def summed(self, weights: Weights) -> Tensor:
+        """One product of matrices for a few examples at a time, about ``DEPTH`` windows, in double precision."""
+        m, groups, kernel = weights.stop - weights.start, self.rule.groups, tuple(self.weight.shape[2:])
+        outputs, step = self.weight.shape[0] // groups, max(1, min(m, DEPTH // self.positions))
+        total = self.weight.new_zeros(groups, outputs, self.window, dtype=torch.float64)
+        columns: Columns | None = None
+        for low in range(0, m, step):
+            part = weights.part(low, min(m, low + step))
+            if columns is None or low + step > m:
+                columns = Columns.of(
+                    self.rule, self.wide, tuple(self.narrow.shape[2:]), kernel, part.stop - part.start, groups
+                )
+            narrow = part.rows(self.narrow).flatten(2).transpose(0, 1) * part.values.double()[:, None]
+            total.baddbmm_(narrow.reshape(groups, outputs, -1), columns.fill(part.rows(self.wide)))
+        return total.view(groups * outputs, *kernel, -1).movedim(-1, 1)

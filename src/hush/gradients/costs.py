@@ -16,6 +16,7 @@ HOLD = 1.5  # b: writing, and reading twice, one number of a held gradient
 GRAM = 0.040  # c: one multiplication in a small product
 ENTRY = 1.0  # d: one entry of the two Gram matrices
 ROOM = 1.5  # a gradient is held only up to this many times the size of what it is made of
+DEPTH = 128  # positions that a product in double precision sums at a time
 CHUNK = 1 << 18  # numbers in one temporary of a norm: a megabyte stays in the second-level cache
 TEMPORARY = 1 << 20  # numbers that a weighted sum of convolutions takes at a time
 

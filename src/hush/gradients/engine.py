@@ -17,9 +17,10 @@ import hush.gradients.elementwise
 import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.gradients.alone import Known, mapped
+from hush.gradients.exact import exact_products
 from hush.gradients.substitutes import forwards, substituted
-from hush.gradients.tape import Point, Tape, check_losses, rewinder, weights_of, within
-from hush.gradients.terms import Rows, Term, Weights, chunked_squares, together
+from hush.gradients.tape import Point, Tape, Weights, check_losses, rewinder, weights_of
+from hush.gradients.terms import Rows, Term, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Watched
 from hush.named import Losses, Named, trainable
 
@@ -33,31 +34,40 @@ class BookTape:
     terms: dict[str, list[Term]]
 
     @torch.no_grad()
-    def squared_norms(self) -> Named:
-        """‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
-        return {name: self._squares(name) for name in self.params}
+    def squared_norms(self, certain: bool = True) -> Named:
+        """Bounds of ‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
+        with exact_products():
+            return {name: self._squares(name, certain) for name in self.params}
 
-    def _squares(self, name: str) -> Tensor:
-        terms, n = self.terms[name], self.losses.shape[0]
+    def _squares(self, name: str, certain: bool) -> Tensor:
+        terms, n, param = self.terms[name], self.losses.shape[0], self.params[name]
         if not terms:
-            return self.params[name].new_zeros(n)
-        return terms[0].squares() if len(terms) == 1 else chunked_squares(terms, n, self.params[name].numel())
+            return param.new_zeros(n, dtype=torch.float64)
+        return terms[0].squares(certain) if len(terms) == 1 else chunked_squares(terms, n, param.numel(), certain)
 
     @torch.no_grad()
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ, one contraction per term."""
-        weights = within(weights, start, stop)
-        dtype = next(iter(self.params.values())).dtype
-        same = None if isinstance(weights, dict) else Weights.of(weights, dtype)
+        given: dict[tuple[int, torch.dtype], Weights] = {}
         out: Named = {}
-        for name, param in self.params.items():
-            w = same or Weights.of(weights_of(weights, name), param.dtype)
-            parts = [term.weighted(w) for term in self.terms[name]]
-            total = parts[0] if parts else torch.zeros_like(param)
-            for part in parts[1:]:
-                total = total + part
-            out[name] = total
+        with exact_products():
+            for name, param in self.params.items():
+                own = weights_of(weights, name)
+                key = id(own), param.dtype
+                if key not in given:
+                    given[key] = Weights.of(own, param.dtype, start, stop)
+                out[name] = self._sum(name, given[key])
         return out
+
+    def _sum(self, name: str, weights: Weights) -> Tensor:
+        """One addend an example, or double precision: also where several terms of one parameter can cancel."""
+        terms, param = self.terms[name], self.params[name]
+        if len(terms) == 1:
+            return terms[0].weighted(weights)
+        total = torch.zeros_like(param, dtype=torch.float64)
+        for term in terms:
+            total += term.summed(weights)
+        return total.to(param.dtype)
 
 
 @contextmanager

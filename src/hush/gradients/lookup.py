@@ -13,43 +13,61 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hush.gradients.layers import applied, opened
-from hush.gradients.tape import squares
-from hush.gradients.terms import ROUNDING, Weights
+from hush.gradients.rounding import squares
+from hush.gradients.tape import Weights
+from hush.gradients.terms import Reach
 from hush.gradients.watched import Entry, entry_of, handles, plain, refuse
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """tokens of shape (n, P) and gradients b of shape (n, P, width), zero at padding."""
+    """The sums of b over the positions of each token, by example: ``tokens`` (n, P) and ``sums`` (n, P, width).
+
+    An example with fewer tokens than positions has sums of zero left over, at the table's first row."""
 
     tokens: Tensor
-    b: Tensor
+    sums: Tensor
     table: torch.Size
 
-    def hidden(self) -> Tensor:
-        """Of the sum over the positions of one token."""
-        return squares(self.b).mul_(ROUNDING * torch.finfo(self.b.dtype).eps * self.b.shape[1])
+    @staticmethod
+    def of(tokens: Tensor, b: Tensor, table: torch.Size) -> Lookup:
+        """From tokens (n, P) and gradients b (n, P, width): what rounding does to a sum belongs to its example."""
+        n, positions = tokens.shape
+        ordered, order = tokens.sort(stable=True)
+        place = torch.zeros_like(ordered)
+        torch.cumsum(ordered[:, 1:] != ordered[:, :-1], 1, out=place[:, 1:])
+        own = torch.zeros_like(ordered).scatter_(1, place, ordered)
+        place += positions * torch.arange(n, device=tokens.device)[:, None]
+        back = torch.empty_like(place).scatter_(1, order, place)
+        sums = b.new_zeros(n * positions, b.shape[2]).index_add_(0, back.flatten(), b.flatten(0, 1))
+        return Lookup(own, sums.view(n, positions, -1), table)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The whole tables of a few examples."""
         m = stop - start
         where = self.tokens[start:stop] + self.table[0] * torch.arange(m, device=self.tokens.device)[:, None]
-        flat = self.b.new_zeros(m * self.table[0], self.table[1])
-        return flat.index_add_(0, where.flatten(), self.b[start:stop].flatten(0, 1)).view(m, *self.table)
+        flat = self.sums.new_zeros(m * self.table[0], self.table[1])
+        return flat.index_add_(0, where.flatten(), self.sums[start:stop].flatten(0, 1)).view(m, *self.table)
 
-    def squares(self) -> Tensor:
+    def reach(self) -> Reach:
+        """The sums are what is summed."""
+        return Reach(0, squares(self.sums).sqrt_())
+
+    def squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² over each example's distinct tokens."""
-        n = self.tokens.shape[0]
-        where = self.tokens + self.table[0] * torch.arange(n, device=self.tokens.device)[:, None]
-        distinct, place = torch.unique(where.flatten(), return_inverse=True)
-        sums = self.b.new_zeros(len(distinct), self.table[1]).index_add_(0, place, self.b.flatten(0, 1))
-        owner = torch.div(distinct, self.table[0], rounding_mode="floor")
-        return self.hidden().index_add_(0, owner, squares(sums))
+        return squares(self.sums)
 
     def weighted(self, weights: Weights) -> Tensor:
-        """Add every weighted position to its token's row."""
-        out = self.b.new_zeros(self.table)
-        return out.index_add_(0, weights.rows(self.tokens).flatten(), weights.scale(self.b).flatten(0, 1))
+        """Add every weighted sum to its token's row: one addend an example."""
+        return self._added(weights.rows(self.tokens), weights.scale(self.sums))
+
+    def summed(self, weights: Weights) -> Tensor:
+        """The same in double precision."""
+        scale = weights.values.double().view(-1, 1, 1)
+        return self._added(weights.rows(self.tokens), weights.rows(self.sums) * scale)
+
+    def _added(self, tokens: Tensor, scaled: Tensor) -> Tensor:
+        return scaled.new_zeros(self.table).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
 
 
 class _Embedding(torch.autograd.Function):
@@ -65,7 +83,7 @@ class _Embedding(torch.autograd.Function):
         flat, b = tokens.reshape(tokens.shape[0], -1), gy.reshape(gy.shape[0], -1, gy.shape[-1])
         if ctx.padding is not None:
             b = b.masked_fill((flat == ctx.padding)[:, :, None], 0)
-        ctx.entry.leave(Lookup(flat, b, ctx.entry.value.shape))
+        ctx.entry.leave(Lookup.of(flat, b, ctx.entry.value.shape))
         return None, None, None, None, None
 
 

@@ -4,9 +4,10 @@ A linear use of a weight contributes gᵢ = Σ_p b_ip a_ipᵀ over its positions
 (Goodfellow 2015, "Efficient per-example gradient computations"); with few, ‖gᵢ‖² = Σ_pq (a_ip·a_iq)(b_ip·b_iq); with
 many it is cheaper to hold gᵢ itself. The weighted sum is one product of matrices, as in ordinary training.
 
-Positions (and terms) can cancel: then neither their Gram matrices nor the sum over a batch know gᵢ better than to the
-rounding of what it is made of, and a huge example would pass for a small one. So a norm includes what rounding may hide
-(``hidden``), which is nothing to speak of unless almost everything cancels.
+Positions (and terms) can cancel: then neither their Gram matrices nor a sum over a batch know gᵢ better than to the
+rounding of what it is made of, and a huge example would pass for a small one. So every squared norm here is an upper
+bound, with its own rounding added, and sums over positions that are not held are made in double precision
+(ARITHMETIC.md). The *reach* of an example is s = Σ_p ‖a_p‖‖b_p‖, what its positions could add up to.
 """
 
 from __future__ import annotations
@@ -19,62 +20,45 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hush.gradients.costs import ROOM, chunk_of, held_is_cheaper
-from hush.gradients.tape import squares
+from hush.gradients.costs import DEPTH, ROOM, chunk_of, held_is_cheaper
+from hush.gradients.rounding import BLOCK, FLOOR, SPARE, hidden, lost, squares, vanished
+from hush.gradients.tape import Weights, weighted_rows
+
+
+TRIFLE = 1 + 1e-9  # a few roundings in double precision
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The weights of one sum: all of them, and the rows whose weight is not zero (None: every row)."""
+class Reach:
+    """How far rounding can move the rows of a term from what it stands for: γ_roundings · s, s of shape (n,)."""
 
-    values: Tensor
-    keep: Tensor | None
-
-    @staticmethod
-    def of(values: Tensor, dtype: torch.dtype) -> Weights:
-        """Weights in the gradients' own type; rows of weight zero are left out of every sum, since 0·NaN is NaN."""
-        values = values.detach().to(dtype)
-        if bool(values.all()):
-            return Weights(values, None)
-        keep = values.nonzero().squeeze(1)
-        return Weights(values.index_select(0, keep), keep)
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        """The rows that count."""
-        return tensor if self.keep is None else tensor.index_select(0, self.keep)
-
-    def scale(self, tensor: Tensor) -> Tensor:
-        """wᵢ · tensorᵢ of the rows that count."""
-        return self.rows(tensor) * self.values.view(-1, *[1] * (tensor.dim() - 1))
-
-
-TINY = 1e-36  # a squared norm below this is taken for it: the square of a smaller float32 vanishes
-ROUNDING = 4.0  # units in the last place that the sums of products may lose
-
-
-def hidden_by_rounding(a: Tensor, b: Tensor, copies: int = 1) -> Tensor:
-    """A bound on the part of ‖Σ_p b_p a_pᵀ‖² that rounding may hide: by Cauchy and Schwarz, of ‖a‖²‖b‖²."""
-    scale = ROUNDING * torch.finfo(a.dtype).eps * copies
-    return squares(a).clamp_(min=TINY).mul_(squares(b).clamp_(min=TINY)).mul_(scale)
+    roundings: int
+    s: Tensor
 
 
 class Term(Protocol):
     """One use's part of the gradient of one parameter."""
 
-    def hidden(self) -> Tensor:
-        """What rounding may hide of the squared norms where parts of the gradient cancel, shape (n,)."""
-        ...
-
     def rows(self, start: int, stop: int) -> Tensor:
         """The per-example gradients of examples start … stop−1, shape (stop − start, *parameter)."""
         ...
 
-    def squares(self) -> Tensor:
-        """The squared norms of this term alone, shape (n,)."""
+    def reach(self) -> Reach:
+        """How far :meth:`rows` may be from the gradients that :meth:`summed` sums."""
+        ...
+
+    def squares(self, certain: bool = True) -> Tensor:
+        """Upper bounds of the squared norms of what :meth:`weighted` adds with weight 1, shape (n,), float64.
+
+        Without ``certain``, the best estimate instead."""
         ...
 
     def weighted(self, weights: Weights) -> Tensor:
-        """Σᵢ wᵢ gᵢ."""
+        """Σᵢ wᵢ gᵢ with one addend an example, or in double precision and rounded once."""
+        ...
+
+    def summed(self, weights: Weights) -> Tensor:
+        """Σᵢ wᵢ gᵢ in double precision."""
         ...
 
 
@@ -84,22 +68,30 @@ class Rows:
 
     values: Tensor
 
-    def hidden(self) -> Tensor:
-        """The rounding of the gradient itself, which matters where another term cancels it."""
-        return squares(self.values).mul_(ROUNDING * torch.finfo(self.values.dtype).eps)
-
     def rows(self, start: int, stop: int) -> Tensor:
         """A view."""
         return self.values[start:stop]
 
-    def squares(self) -> Tensor:
+    def reach(self) -> Reach:
+        """The rows are what is summed."""
+        return Reach(0, squares(self.values).sqrt_())
+
+    def squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² directly."""
         return squares(self.values)
 
     def weighted(self, weights: Weights) -> Tensor:
-        """One product of a vector and a matrix."""
-        rows = weights.rows(self.values)
-        return (weights.values @ rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))).view(rows.shape[1:])
+        """One product of a vector and a matrix: one addend an example."""
+        return weighted_rows(self.values, weights)
+
+    def summed(self, weights: Weights) -> Tensor:
+        """The same in double precision, a few examples at a time."""
+        shape, m = self.values.shape[1:], weights.stop - weights.start
+        total, step = self.values.new_zeros(math.prod(shape), dtype=torch.float64), chunk_of(math.prod(shape), m)
+        for low in range(0, m, step):
+            part = weights.part(low, min(m, low + step))
+            total += part.values.double() @ part.rows(self.values).flatten(1).double()
+        return total.view(shape)
 
 
 @dataclass(frozen=True)
@@ -109,30 +101,44 @@ class Outer:
     a: Tensor
     b: Tensor
 
-    def hidden(self) -> Tensor:
-        """Of the sum over positions."""
-        return hidden_by_rounding(self.a, self.b)
-
     def rows(self, start: int, stop: int) -> Tensor:
         """gᵢ by one batched product."""
         return self.b[start:stop].transpose(1, 2) @ self.a[start:stop]
 
-    def squares(self) -> Tensor:
+    def reach(self) -> Reach:
+        """Of the sum over positions."""
+        n, positions = self.a.shape[:2]
+        a, b = (squares(t.reshape(n * positions, -1), hidden(t.dtype)) for t in (self.a, self.b))
+        return Reach(positions, a.mul_(b).sqrt_().view(n, positions).sum(1))
+
+    def squares(self, certain: bool = True) -> Tensor:
         """By the outer product's norm, the Gram matrices, or the gradients in chunks: whichever costs least."""
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]
         if positions == 1:
-            return squares(self.a).clamp_(min=TINY).mul_(squares(self.b).clamp_(min=TINY))
+            return squares(self.a).mul_(squares(self.b))
         if held_is_cheaper(positions, inputs, outputs):
-            return chunked_squares([self], n, inputs * outputs)
+            return chunked_squares([self], n, inputs * outputs, certain)
         step = chunk_of(positions * max(inputs, outputs, positions), n)
         pairs = zip(torch.split(self.a, step), torch.split(self.b, step), strict=True)
-        return torch.cat([gram_squares(a, b) for a, b in pairs]).add_(self.hidden())
+        return torch.cat([gram_squares(a, b, certain) for a, b in pairs])
 
     def weighted(self, weights: Weights) -> Tensor:
-        """(w·b)ᵀ a: one product of matrices."""
-        a, b = weights.rows(self.a), weights.scale(self.b)
-        return b.flatten(0, 1).t() @ a.flatten(0, 1)
+        """(w·b)ᵀ a: one product of matrices, which has one addend an example only where there is one position."""
+        if self.a.shape[1] > 1:
+            return self.summed(weights).to(self.a.dtype)
+        return weights.scale(self.b).squeeze(1).t() @ weights.rows(self.a).squeeze(1)
+
+    def summed(self, weights: Weights) -> Tensor:
+        """The same in double precision, ``DEPTH`` positions at a time."""
+        a = weights.rows(self.a).flatten(0, 1)
+        b = weights.rows(self.b).flatten(0, 1)
+        w = weights.values.double().repeat_interleave(self.a.shape[1])[:, None]
+        total = a.new_zeros(b.shape[1], a.shape[1], dtype=torch.float64)
+        for low in range(0, len(a), DEPTH):
+            part = slice(low, low + DEPTH)
+            total.addmm_((b[part] * w[part]).t(), a[part].double())
+        return total
 
     def cheapest(self) -> Term:
         """The gradients themselves where that is the cheaper way, else these factors."""
@@ -144,14 +150,37 @@ class Outer:
         return self
 
 
-def gram_squares(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_pq (a_p·a_q)(b_p·b_q) of each example, for a and b with positions in dimension 1."""
-    product = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(b, b.transpose(1, 2)))
-    return product.sum((1, 2)).clamp_(min=0)
+def products(a: Tensor) -> Tensor:
+    """The Gram matrices (a_p·a_q) of each example; inner products of more than ``BLOCK`` numbers in pieces."""
+    if a.shape[2] <= BLOCK:
+        return torch.bmm(a, a.transpose(1, 2))
+    total = a.new_zeros(a.shape[0], a.shape[1], a.shape[1], dtype=torch.float64)
+    for part in torch.split(a, BLOCK, 2):
+        total += torch.bmm(part, part.transpose(1, 2))
+    return total
 
 
-def chunked_squares(terms: Sequence[Term], n: int, size: int) -> Tensor:
-    """‖Σ_terms gᵢ‖², and what rounding may hide of it, with the gradients of a few examples in memory at a time."""
+def gram_squares(a: Tensor, b: Tensor, certain: bool) -> Tensor:
+    """Σ_pq (a_p·a_q)(b_p·b_q) of each example, for a and b with positions in dimension 1, and γ s²."""
+    inner = (min(a.shape[2], BLOCK), min(b.shape[2], BLOCK))
+    return of_products(products(a), products(b), inner, a.dtype, certain)
+
+
+def of_products(left: Tensor, right: Tensor, inner: tuple[int, int], dtype: torch.dtype, certain: bool) -> Tensor:
+    """The same from the Gram matrices (m, P, P), whose entries went through so many roundings each."""
+    found = (left * right).sum((1, 2), dtype=torch.float64).clamp_(min=0)
+    if not certain:
+        return found
+    lengths = [t.diagonal(dim1=1, dim2=2).double().clamp(min=0).add_(hidden(dtype)) for t in (left, right)]
+    s = lengths[0].mul_(lengths[1]).sqrt_().sum(1)
+    diagonal = 1.0 + 2 * max(lost(k + SPARE, dtype) for k in inner)  # of ‖a_p‖² from a_p·a_p, and likewise b
+    pairs = left.shape[1] ** 2
+    gamma = max(lost(sum(inner) + SPARE, dtype), FLOOR) * diagonal**2 + lost(pairs + SPARE, torch.float64)
+    return found.add_(s.square_().mul_(gamma * TRIFLE)).add_(pairs * vanished(dtype))
+
+
+def chunked_squares(terms: Sequence[Term], n: int, size: int, certain: bool) -> Tensor:
+    """‖Σ_terms gᵢ‖² with the gradients of a few examples in memory at a time: (‖computed‖ + γ s)², at least floor·s²."""
     step = chunk_of(size, n)
     parts = []
     for start in range(0, n, step):
@@ -160,9 +189,15 @@ def chunked_squares(terms: Sequence[Term], n: int, size: int) -> Tensor:
             total = total + term.rows(start, min(n, start + step))
         parts.append(squares(total))
     found = torch.cat(parts)
-    for term in terms:
-        found = found + term.hidden()
-    return found
+    return allowed(found, [term.reach() for term in terms], total.dtype) if certain else found
+
+
+def allowed(found: Tensor, reaches: Sequence[Reach], dtype: torch.dtype) -> Tensor:
+    """Bounds of the gradients themselves from bounds of their computed rows."""
+    off = sum((r.s * lost(r.roundings + len(reaches) + SPARE, dtype) for r in reaches), torch.zeros_like(found))
+    whole = sum((r.s for r in reaches), torch.zeros_like(found))
+    bound = found.sqrt_().add_(off).square_()
+    return torch.maximum(bound, whole.square_().mul_(FLOOR)).mul_(TRIFLE)
 
 
 def together(terms: list[Term]) -> list[Term]:

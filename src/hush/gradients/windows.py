@@ -7,9 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 SHORT, WASTE = 10, 1.25  # rows of at most SHORT positions are copied as runs, if that lengthens them by at most WASTE
+SMALL = 1 << 15  # numbers in the padded input of those examples whose windows are copied at once
 
 
 class Settings(Protocol):
@@ -113,3 +115,40 @@ class Filler:
         across = [s * d for s, d in zip(inner, stride, strict=True)]
         shape = (*wide.shape[:2], *self.kernel, *self.grid)
         return wide.as_strided(shape, (*wide.stride()[:2], *along, *across), wide.storage_offset())
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Copies examples into their windows in double precision, (groups, m · P, kernel · channels).
+
+    The channels of an entry lie together, so that a window's row is a few long runs of the padded input."""
+
+    rule: Settings
+    kernel: tuple[int, ...]
+    grid: tuple[int, ...]
+    plane: Tensor  # (groups, a few examples, *padded, channels)
+    buffer: Tensor
+
+    @staticmethod
+    def of(rule: Settings, wide: Tensor, grid: tuple[int, ...], kernel: tuple[int, ...], m: int, groups: int) -> Columns:
+        """The buffers for m examples."""
+        channels = wide.shape[1] // groups
+        padded = [size + 2 * pad for size, pad in zip(wide.shape[2:], rule.padding, strict=True)]
+        few = max(1, min(m, SMALL // (math.prod(padded) * wide.shape[1])))
+        plane = wide.new_zeros(groups, few, *padded, channels, dtype=torch.float64)
+        buffer = wide.new_empty(groups, m, *grid, *kernel, channels, dtype=torch.float64)
+        return Columns(rule, kernel, grid, plane, buffer)
+
+    def fill(self, wide: Tensor) -> Tensor:
+        """The windows of m examples."""
+        groups, few = self.plane.shape[:2]
+        inside = [slice(p, p + size) for p, size in zip(self.rule.padding, wide.shape[2:], strict=True)]
+        each = wide.reshape(len(wide), groups, -1, *wide.shape[2:]).movedim(2, -1).movedim(1, 0)
+        strides = self.plane.stride()
+        across = [s * d for s, d in zip(strides[2:-1], self.rule.stride, strict=True)]
+        along = [s * d for s, d in zip(strides[2:-1], self.rule.dilation, strict=True)]
+        for low in range(0, len(wide), few):
+            part, to = each[:, low : low + few], self.buffer[:, low : low + few]
+            self.plane[(slice(None), slice(part.shape[1]), *inside)] = part
+            to.copy_(self.plane.as_strided(to.shape, (*strides[:2], *across, *along, 1)))
+        return self.buffer.view(groups, len(wide) * math.prod(self.grid), -1)

@@ -1,0 +1,74 @@
+"""What rounding can do: bounds on squared norms and on sums that hold for every input (derived in ARITHMETIC.md).
+
+u is the unit roundoff of a type: half the distance from 1 to the next number. A sum of k products, in any order of
+additions or fused multiply-adds, errs by at most γ_k Σ|products| with γ_k = k·u/(1 − k·u) (Higham 2002, "Accuracy and
+stability of numerical algorithms", chapter 3).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BLOCK = 1024  # numbers that are squared and summed in their own type; blocks are summed in double precision
+SPARE = 8  # roundings beside those of a sum: of its products, of w·b, of the square root, of the final arithmetic
+FLOOR = 2.0**-18
+"""A squared norm of a sum over positions is at least this share of the square of what the positions could add up to, so
+that the rounding of a double precision sum stays negligible beside the clip even where positions cancel."""
+
+
+def unit(dtype: torch.dtype) -> float:
+    """u of a type: 2⁻²⁴ for float32, 2⁻⁵³ for float64."""
+    return torch.finfo(dtype).eps / 2
+
+
+def lost(roundings: int, dtype: torch.dtype) -> float:
+    """γ of this many roundings one after the other."""
+    share = roundings * unit(dtype)
+    if share > 0.25:
+        raise ValueError(f"{roundings} roundings of {dtype} leave nothing that could be bounded")
+    return share / (1 - share)
+
+
+def vanished(dtype: torch.dtype) -> float:
+    """The largest number that can become zero where products and sums of this type are flushed."""
+    return torch.finfo(dtype).tiny
+
+
+def hidden(dtype: torch.dtype) -> float:
+    """What is added to ‖a_p‖² so that γ·s covers what vanishes in inner products of up to 2²⁰ blocks."""
+    return vanished(dtype) / unit(dtype) * 2.0**20
+
+
+def squares(rows: Tensor, more: float = 0.0) -> Tensor:
+    """For each row of a tensor of shape (n, …) an upper bound of its squared norm (plus ``more``), in double precision.
+
+    Sums of ``BLOCK`` squares are made in the tensor's own type, which is fast; what they can have lost is added, and so
+    is what the squares of tiny numbers can have lost by vanishing."""
+    n, size = rows.shape[0], math.prod(rows.shape[1:])
+    flat = rows.reshape(n, size)
+    whole = size - size % BLOCK if size > BLOCK else size
+    if whole == size <= BLOCK:
+        found = _norms(flat, 1).double().square_()
+    else:
+        found = _norms(flat[:, :whole].unflatten(1, (-1, BLOCK)), 2).double().square_().sum(1)
+        if whole < size:
+            found += _norms(flat[:, whole:], 1).double().square_()
+    allowance = lost(min(size, BLOCK) + SPARE, rows.dtype) + lost(size // BLOCK + SPARE, torch.float64)
+    return found.mul_(1.0 + allowance).add_(2 * size * vanished(rows.dtype) + more)
+
+
+def _norms(rows: Tensor, dim: int) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=dim)
+    return norms
+
+
+def towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values in another type, never larger in magnitude than they were."""
+    near = values.to(dtype)
+    if near.dtype == values.dtype:
+        return near
+    over = near.abs().double() > values.abs().double()
+    return torch.where(over, torch.nextafter(near, torch.zeros_like(near)), near)
