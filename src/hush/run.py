@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact import card_page, write_artefact
+from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
 from hush.gradients import Untouched, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.noise import Independent
 from hush.normals import BLOCK
-from hush.randomness import Secret, model_randomness, normal
+from hush.randomness import Secret, normal
 from hush.release import Release, add_noise, grid
 from hush.source import Source, to_each
 
@@ -237,11 +238,11 @@ class Run:
         total: Sums | None = None
         if self._drawn[0] != batch.step:
             self.batch(batch.step)
-        mine = self._drawn[1].tensor_split(self.ranks.world)[self.ranks.rank]
-        for number, indices in enumerate(mine.tensor_split(max(1, -(-len(mine) // self.microbatch)))):
-            content = to_each(lambda t: t.to(self.device), self.source.take(indices))
-            piece = number * self.ranks.world + self.ranks.rank
-            with model_randomness(self._secret, batch.step, piece, self.device), torch.enable_grad():
+        drawn = self._drawn[1]
+        mine = torch.arange(len(drawn)).tensor_split(self.ranks.world)[self.ranks.rank]
+        for places in mine.tensor_split(max(1, -(-len(mine) // self.microbatch))):
+            content = to_each(lambda t: t.to(self.device), self.source.take(drawn[places]))
+            with model_randomness(self._secret, batch.step, places, self.device), torch.enable_grad():
                 sums = self.plan.query.piece(self.model, self.losses, content, self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
