@@ -74,7 +74,7 @@ def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0)
     return normal_of_key(secret.derive(stream, step, size=32), like.numel(), dtype, start).to(like.device, like.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Counter:
     """The number of the next random draw of a forward, kept as the seed of torch's own generator.
 
@@ -86,6 +86,7 @@ class Counter:
     device: torch.device
     before: tuple[Tensor, ...]
     clean: dict[int, Tensor]
+    again: bool = False  # whether something was drawn that the backward pass draws again
 
     @staticmethod
     @contextmanager
@@ -104,9 +105,14 @@ class Counter:
     def take(self) -> int:
         """The number of this draw; the next one has the next."""
         self.check()
-        number = torch.default_generator.initial_seed()
+        number = self.number
         self._stand_at(number + 1)
         return number
+
+    @property
+    def number(self) -> int:
+        """Of the next draw."""
+        return torch.default_generator.initial_seed()
 
     def check(self) -> None:
         """Refuse where torch's generators were drawn from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hush.draws.current import by_place, drawing, model_randomness, only, settled
+from hush.draws.current import by_place, computing_again, drawing, model_randomness, only, settled
 from hush.draws.kinds import Unplaced
 
-__all__ = ["Unplaced", "by_place", "drawing", "model_randomness", "only", "settled"]
+__all__ = ["Unplaced", "by_place", "computing_again", "drawing", "model_randomness", "only", "settled"]

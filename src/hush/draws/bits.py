@@ -60,20 +60,21 @@ class Places:
 
 def table(key: bytes, places: Places, width: int, dtype: torch.dtype) -> Tensor:
     """Uniform integers (int32 or int64), one row of ``width`` for each place."""
-    size = 4 if dtype == torch.int32 else 8
+    size, kind = (4, np.int32) if dtype == torch.int32 else (8, np.int64)
     blocks = max(1, -(-width * size // BLOCK_BYTES))
     columns, row_bytes = blocks * BLOCK_BYTES // size, blocks * BLOCK_BYTES
     if not len(places) or not width:
         return torch.empty(len(places), width, dtype=dtype)
     lowest, span = places.hull
     if len(places.runs) > 1 and (span - len(places)) * row_bytes <= len(places.runs) * START:
-        whole = torch.empty(span, columns, dtype=dtype)
-        keystream(key, lowest * blocks)(whole.data_ptr(), span * row_bytes)
-        return whole.index_select(0, places.inside)[:, :width]
-    out = torch.empty(len(places), columns, dtype=dtype)
+        whole = np.empty((span, columns), kind)
+        keystream(key, lowest * blocks)(whole.ctypes.data, span * row_bytes)
+        return torch.from_numpy(whole).index_select(0, places.inside)[:, :width]
+    out = np.empty((len(places), columns), kind)  # numpy's: under torch.func a new tensor has no memory of its own
+    address = out.ctypes.data
     for row, place, length in places.runs:
-        keystream(key, place * blocks)(out.data_ptr() + row * row_bytes, length * row_bytes)
-    return out[:, :width]
+        keystream(key, place * blocks)(address + row * row_bytes, length * row_bytes)
+    return torch.from_numpy(out)[:, :width]
 
 
 ONE = Places(np.zeros(1, np.int64))

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hush.draws.bits import ONE, Places, table
 from hush.draws.kinds import SIZES, Folded, Kind, Kinds, Rows, Seen, Shared, Unplaced, by_shape
-from hush.draws.modes import Functions
+from hush.draws.modes import Functions, Operations
 from hush.draws.numbers import Numbers
 from hush.randomness import Counter, Secret
 
@@ -31,7 +31,8 @@ class Draws:
     counter: Counter
     kinds: Kinds | None = None
     seen: Seen | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
-    proven: bool = True
+    proven: bool = True  # by shape alone where nothing is proven
+    again: bool = False  # the backward pass is under computing_again()
 
     def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
         """The numbers of the next draw."""
@@ -39,6 +40,7 @@ class Draws:
         logical = tuple(shape[1:]) if mapped else tuple(shape)
         if self.seen is not None:
             self.seen.append((number, logical))
+        self._mind_checkpoints()
         kind = self._kind(number, logical, n)
         if isinstance(kind, Folded) and not mapped and n > 1:
             raise Unplaced(
@@ -53,6 +55,18 @@ class Draws:
             lambda width, dtype: table(key, places, width, dtype),
             lambda rows: _arranged(rows, kind, tuple(shape), mapped),
         )
+
+    def shares(self, shape: Sequence[int]) -> bool:
+        """Whether the next draw is one that all examples share."""
+        return isinstance(self._kind(self.counter.number, tuple(shape), 1), Shared)
+
+    def _mind_checkpoints(self) -> None:
+        """Inside activation checkpointing the backward pass draws again: who does not expect it is told."""
+        if not saved_tensors_are_hooked():
+            return
+        if not self.again:
+            raise Unplaced("activation checkpointing draws its random numbers again in the backward pass")
+        self.counter.again = True
 
     def _kind(self, number: int, shape: tuple[int, ...], n: int) -> Kind:
         if self.seen is not None or not self.proven:
@@ -101,16 +115,39 @@ def by_place() -> bool:
 
 
 @contextmanager
-def drawing(*, proven: bool = True) -> Iterator[None]:
-    """Around a forward (and a backward that computes parts of it again): torch's random numbers come from the piece's
-    draws. Outside of ``model_randomness`` torch's own generator is left to work as ever."""
+def drawing(*, proven: bool = True, again: bool = False) -> Iterator[None]:
+    """Around a forward: torch's random numbers come from the piece's draws.
+
+    ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
+    ``model_randomness`` torch's own generator is left to work as ever."""
     draws = _CURRENT.get()
     if draws is None:
         yield
         return
-    with Functions((draws if proven else replace(draws, proven=False)).start):
+    with Functions(replace(draws, proven=proven, again=again)):
         yield
     draws.counter.check()
+
+
+@contextmanager
+def computing_again(*, proven: bool = True) -> Iterator[None]:
+    """Around a backward pass: where activation checkpointing computes parts of the forward again, it draws the same."""
+    draws = _CURRENT.get()
+    if draws is None or not draws.counter.again:
+        yield
+        return
+    with Operations(replace(draws, proven=proven, again=True)):
+        yield
+    draws.counter.check()
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether what autograd saves is handed to somebody else, as activation checkpointing does."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
+            return False
+    except RuntimeError:
+        return True
 
 
 @contextmanager
@@ -157,7 +194,7 @@ def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
         found.append([])
         rewind = draws.counter.remembered()
         trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
-        with torch.no_grad(), _current(trial), drawing():
+        with torch.no_grad(), _current(trial), drawing(again=True):
             forward(few)
         rewind()
         if not found[0]:

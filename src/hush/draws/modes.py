@@ -7,8 +7,8 @@ torch.func, where the examples of a map are a dimension of one tensor, in front 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,11 +17,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.draws.numbers import Numbers
-from hush.draws.operations import OPERATIONS, randperm, refusal, refused
+from hush.draws.operations import FILLS, OPERATIONS, randperm, refusal, refused
 from hush.errors import Refused
 
-Starter = Callable[[Sequence[int], torch.device, bool], Numbers]
-"""Starts a draw of a shape on a device; True where the first dimension is torch.func's map over the examples."""
+
+class Drawer(Protocol):
+    """What gives the numbers."""
+
+    def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
+        """Start a draw; ``mapped`` where the first dimension is torch.func's map over the examples."""
+        ...
+
+    def shares(self, shape: Sequence[int]) -> bool:
+        """Whether the next draw, of this shape for one example, is one that all examples share."""
+        ...
+
 
 _TORCH = """rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial poisson binomial
 _standard_gamma _sample_dirichlet dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_
@@ -47,16 +57,22 @@ RANDOM = frozenset(
 )
 
 
+OUTSIDE = {
+    torch.randperm: randperm,  # torch.func would call it once for every example
+    **{getattr(Tensor, f"{name}_"): fill for name, fill in FILLS.items()},  # and does not fill what is not mapped
+}
+
+
 class Operations(TorchDispatchMode):
     """Replaces the random operations of one call."""
 
-    def __init__(self, start: Starter) -> None:
+    def __init__(self, drawer: Drawer) -> None:
         super().__init__()
-        self.start, self.mapped = start, False
+        self.drawer, self.mapped = drawer, False
 
     def numbers(self, shape: Sequence[int], device: torch.device) -> Numbers:
         """Start a draw."""
-        return self.start(shape, device, self.mapped)
+        return self.drawer.start(shape, device, self.mapped)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
@@ -76,9 +92,9 @@ class Operations(TorchDispatchMode):
 class Functions(TorchFunctionMode):
     """Finds the calls that draw random numbers."""
 
-    def __init__(self, start: Starter) -> None:
+    def __init__(self, drawer: Drawer) -> None:
         super().__init__()
-        self.operations = Operations(start)
+        self.drawer, self.operations = drawer, Operations(drawer)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in RANDOM:
@@ -90,15 +106,21 @@ class Functions(TorchFunctionMode):
                 "example: draw them before the map"
             )
         self.operations.mapped = maps == 1
-        if func is torch.randperm:  # torch.func would call it once for every example
-            return self._permutation(*args, **(kwargs or {}))
+        options = dict(kwargs or {})
+        directly = OUTSIDE.get(func)
+        if directly is not None and maps and self._outside(func, args):
+            _check_options(func, options)
+            self.operations.mapped = False
+            return directly(self.operations.numbers, *args, **options)
         with self.operations:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **options)
 
-    def _permutation(self, n: int, **options: Any) -> Tensor:
-        _check_options(torch.randperm, options)
-        self.operations.mapped = False
-        return randperm(self.operations.numbers, n, **options)
+    def _outside(self, func: Any, args: Any) -> bool:
+        """Under torch.func: what is shared by all examples, and no part of the map."""
+        if func is torch.randperm:
+            return True
+        x = args[0]
+        return not torch._C._functorch.is_batchedtensor(x) and self.drawer.shares(tuple(x.shape))
 
 
 def _check_options(func: Any, options: dict[str, Any]) -> None:

@@ -157,21 +157,23 @@ def _new(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-_FILLS = {
+FILLS: dict[str, Callable[..., Tensor]] = {
     "uniform": uniform_,
+    "normal": normal_,
+    "bernoulli": bernoulli_,
     "exponential": exponential_,
     "cauchy": cauchy_,
     "log_normal": log_normal_,
     "geometric": geometric_,
     "random": random_,
 }
+"""The operations that fill a tensor in place, without the underscore."""
 OPERATIONS: dict[Any, Callable[..., Any]] = {
-    **{getattr(aten, f"{name}_"): fill for name, fill in _FILLS.items()},
-    **{getattr(aten, name): _new(fill) for name, fill in _FILLS.items()},
-    aten.normal_: normal_,
+    **{getattr(aten, f"{name}_"): fill for name, fill in FILLS.items()},
+    **{getattr(aten, name): _new(fill) for name, fill in FILLS.items()},
     aten.normal: normal,
-    aten.bernoulli_: bernoulli_,
     aten.bernoulli: bernoulli,
+    aten.randperm: randperm,
     aten.rand: rand,
     aten.randn: randn,
     aten.rand_like: rand_like,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
-from hush.draws import by_place, drawing, only
+from hush.draws import by_place, computing_again, drawing, only
 from hush.gradients.substitutes import substituted
 from hush.gradients.tape import HeldTape, Point, check_losses, rewinder
 from hush.named import Losses, Named, trainable
@@ -89,10 +89,12 @@ def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, po
             if by_place():
                 rewind()
             single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, seen)
-            with torch.enable_grad(), substituted(model.modules()), only(torch.tensor([i])), drawing():
-                loss = functional_call(wrapped, named, (single,))
+            with torch.enable_grad(), substituted(model.modules()), only(torch.tensor([i])):
+                with drawing(again=True):
+                    loss = functional_call(wrapped, named, (single,))
                 check_losses(loss, 1)
-                found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+                with computing_again():
+                    found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             values += [loss.detach()] if number == 0 else []
             for name, g in zip(leaves, found, strict=True):
                 if g is not None:
