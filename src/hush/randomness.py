@@ -132,7 +132,7 @@ class Counter:
     def remembered(self) -> Callable[[], None]:
         """Brings the number back to what it is now."""
         state = torch.default_generator.get_state()
-        
+
         def rewind() -> None:
             torch.default_generator.set_state(state)
 

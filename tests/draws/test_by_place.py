@@ -252,7 +252,9 @@ def cross_entropy(model, content):
 def dropped():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 3))
+        return nn.Sequential(
+            nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 3)
+        )
 
 
 def test_adding_an_example_moves_the_sum_by_one_clip_under_dropout():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from hush.draws.bits import ONE, Places, table
 from hush.draws.kinds import SIZES, Folded, Kind, Kinds, Rows, Seen, Shared, Unplaced, by_shape
 from hush.draws.modes import Functions, Operations
 from hush.draws.numbers import Numbers
+from hush.errors import Refused
 from hush.randomness import Counter, Secret
 
 
@@ -194,12 +196,23 @@ def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
         found.append([])
         rewind = draws.counter.remembered()
         trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
+        others = _other_generators()
         with torch.no_grad(), _current(trial), drawing(again=True):
             forward(few)
         rewind()
+        if _other_generators() != others:
+            raise Refused(
+                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither follows "
+                "the examples nor comes back after a resume: draw with torch"
+            )
         if not found[0]:
             return Kinds()
     return Kinds.of(*found)
+
+
+def _other_generators() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
 def _weak(value: Any) -> Callable[[], Any]:

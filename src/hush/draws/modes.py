@@ -63,11 +63,11 @@ OUTSIDE = {
 }
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replaces the random operations of one call."""
 
     def __init__(self, drawer: Drawer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.drawer, self.mapped = drawer, False
 
     def numbers(self, shape: Sequence[int], device: torch.device) -> Numbers:

@@ -81,4 +81,4 @@ class Numbers:
 
 def full_range(dtype: torch.dtype) -> int:
     """Below which integer ``random_`` without bounds draws: what the type holds exactly."""
-    return 2 ** _DIGITS[dtype] if dtype in _DIGITS else 2 ** min(62, _INTEGERS[dtype])
+    return 1 << (_DIGITS[dtype] if dtype in _DIGITS else min(62, _INTEGERS[dtype]))

@@ -67,9 +67,9 @@ def geometric_(start: Start, x: Tensor, p: float) -> Tensor:
 
 def random_(start: Start, x: Tensor, *bounds: int | None) -> Tensor:
     """Whole numbers: random_(), random_(high) or random_(low, high)."""
-    low, high = (0, *bounds) if len(bounds) < 2 else bounds  # type: ignore[misc]
-    top = full_range(x.dtype) if not bounds or high is None else high
-    return x.copy_(_for(start, x).whole(low, top, torch.int64))
+    low = bounds[0] if len(bounds) == 2 else 0
+    high = bounds[-1] if bounds else None
+    return x.copy_(_for(start, x).whole(low or 0, full_range(x.dtype) if high is None else high, torch.int64))
 
 
 def _made(kind: str, start: Start, size: Sequence[int], dtype: Any, device: Any) -> Tensor:
@@ -114,10 +114,10 @@ def normal(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options:
     """mean + std·z, either of them a tensor."""
     if size is not None:
         return randn(start, size, **options).mul_(std).add_(mean)
-    like = torch.broadcast_tensors(torch.as_tensor(mean), torch.as_tensor(std))[0]
+    shape = torch.broadcast_shapes(torch.as_tensor(mean).shape, torch.as_tensor(std).shape)
     dtype = next(v.dtype for v in (mean, std) if isinstance(v, Tensor))
     device = next(v.device for v in (mean, std) if isinstance(v, Tensor))
-    return start(tuple(like.shape), device).normal(dtype).mul_(std).add_(mean)
+    return start(tuple(shape), device).normal(dtype).mul_(std).add_(mean)
 
 
 def native_dropout(start: Start, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
@@ -188,7 +188,7 @@ COUNTED = "takes a number of random bits that depends on the data"
 _REFUSED = {
     "poisson": f"{COUNTED}: draw from a normal or a Bernoulli distribution instead",
     "binomial": f"{COUNTED}: add up torch.bernoulli instead",
-    "_standard_gamma": f"{COUNTED} (gamma, beta, Dirichlet, Student's t): reparameterise with torch.randn or torch.rand",
+    "_standard_gamma": f"{COUNTED} (gamma, beta, Student's t): reparameterise with torch.randn or torch.rand",
     "_sample_dirichlet": f"{COUNTED}: reparameterise with torch.randn or torch.rand",
     "multinomial": f"{COUNTED}: use torch.nn.functional.gumbel_softmax or an argmax of Gumbel noise instead",
 }
