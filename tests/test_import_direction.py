@@ -17,6 +17,7 @@ ORDER = [
     "ciphers",
     "normals",
     "randomness",
+    "draws",
     "privacy",
     "matrices",
     "sampling",

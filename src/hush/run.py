@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from hush.arithmetic import Piece, Seats
 from hush.artefact import card_page, write_artefact
 from hush.company import check_neighbours, shift_of_one_row_more
+from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
 from hush.gradients import Untouched, check_model, placed
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.noise import Independent
 from hush.normals import BLOCK
-from hush.randomness import Secret, model_randomness, normal
+from hush.randomness import Secret, normal
 from hush.release import Release, add_noise, grid
 from hush.source import Source, to_each
 

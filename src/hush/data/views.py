@@ -2,8 +2,8 @@
 
 De et al., "Unlocking High-Accuracy Differentially Private Image Classification", 2022: the gradients of K views of one
 example are averaged before clipping, so that an example still has one clipped contribution and the privacy cost is that
-of no augmentation at all. A view looks at its own image alone. The draws come from torch's generator, which a run fixes
-by its secret, step and piece.
+of no augmentation at all. A view looks at its own image alone, and draws one number for each image, in the first
+dimension: in a run these come from the secret, the step and the image's place (hush.draws).
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ def mirrored(images: Tensor) -> Tensor:
 def views(images: Tensor, number: int, *kinds: View) -> Tensor:
     """(n, K, channels, height, width): K views of every image, the kinds applied one after the other."""
     whole(number=number)
-    n = len(images)
-    copies = images.repeat_interleave(number, dim=0)
+    return torch.stack([_view(images, kinds) for _ in range(number)], 1)
+
+
+def _view(images: Tensor, kinds: tuple[View, ...]) -> Tensor:
     for kind in kinds:
-        copies = kind(copies)
-    return copies.reshape(n, number, *images.shape[1:])
+        images = kind(images)
+    return images
 
 
 def _reflected(places: Tensor, size: int) -> Tensor:

@@ -12,12 +12,15 @@ from typing import Any
 
 from torch import nn
 
+from hush.draws import Unplaced, drawing, settled
+from hush.errors import Refused
 from hush.gradients.augmented import Augmented
 from hush.gradients.automatic import record_automatic
 from hush.gradients.check import check_model, to_group_norm
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional
 from hush.gradients.placed import as_placed, placed
+from hush.gradients.substitutes import substituted
 from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
 from hush.gradients.untouched import Untouched
 from hush.named import Losses, trainable
@@ -44,8 +47,8 @@ def record(
     """The per-example gradients of one batch as a tape.
 
     ``losses(model, content)`` gives one loss per example. With ``points``, gᵢ = Σ_p coefficient_p ∇lossᵢ(params_p), and
-    every point sees the same model randomness (dropout). The caller seeds torch's generator. ``engine`` changes the
-    speed and nothing else.
+    every point sees the same model randomness (dropout): inside ``hush.draws.model_randomness`` that of each example's
+    place, else torch's generator as the caller seeded it. ``engine`` changes the speed and nothing else.
     """
     one_of(_ENGINES, engine=engine)
     n = batch_size(content)
@@ -54,7 +57,25 @@ def record(
         like = next(iter(params.values()))
         return EmptyTape(like.new_zeros(0), {name: p.detach() for name, p in params.items()})
     chosen = list(points or [Point()])
+    with settled(model, losses, lambda few: _drawn(model, losses, few), content):
+        if isinstance(losses, Augmented):
+            chosen = _views(losses, content, chosen)
+            losses = losses.losses
+        return as_placed(_ENGINES[engine](model, losses, content, n, chosen))
+
+
+def _drawn(model: nn.Module, losses: Losses, content: Any) -> None:
+    """Everything that is drawn for a batch, in the order in which an engine draws it."""
     if isinstance(losses, Augmented):
-        chosen = losses.points(content, chosen)
+        content = losses.points(content, [Point()])[0].content
         losses = losses.losses
-    return as_placed(_ENGINES[engine](model, losses, content, n, chosen))
+    with substituted(model.modules()):
+        losses(model, content)
+
+
+def _views(losses: Augmented, content: Any, points: Sequence[Point]) -> list[Point]:
+    try:
+        with drawing():
+            return losses.points(content, points)
+    except Unplaced as stop:
+        raise Refused(f"{stop}: augment one copy of the batch at a time, its examples in their own dimension") from stop

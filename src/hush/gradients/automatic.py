@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hush.draws import by_place, only
 from hush.errors import HushError
 from hush.gradients.alone import Known
 from hush.gradients.engine import record_book_keeping
@@ -101,7 +102,8 @@ def _compare(model: nn.Module, losses: Losses, content: Any, n: int, verdict: Ve
         before = torch.get_rng_state()
         ours, trouble = None, None
         try:
-            ours = _booked(model, losses, few, m, point, verdict)
+            with only(some):
+                ours = _booked(model, losses, few, m, point, verdict)
         except HushError:
             raise
         except Exception as error:  # the user's own error comes back from the reference below
@@ -109,13 +111,18 @@ def _compare(model: nn.Module, losses: Losses, content: Any, n: int, verdict: Ve
         random = not torch.equal(before, torch.get_rng_state())
         torch.set_rng_state(before)
         try:
-            engine, theirs = "functional", record_functional(model, losses, few, m, point)
+            with only(some):
+                engine, theirs = "functional", record_functional(model, losses, few, m, point)
         except HushError:
             raise
         except Exception:  # torch.func cannot map every operation
-            engine, theirs = "one by one", record_one_by_one(model, losses, few, m, point)
+            torch.set_rng_state(before)
+            with only(some):
+                engine, theirs = "one by one", record_one_by_one(model, losses, few, m, point)
         mixed = False
+        random = random and not by_place()  # by place, an example draws the same in whatever company
         if ours is not None and not random and n > m:
+            torch.set_rng_state(before)
             whole = _booked(model, losses, content, n, point, verdict)
             mixed = not _agree(_Some(whole, some.to(whole.losses.device)), theirs)
     if ours is None:

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 import hush.gradients.elementwise
 import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
+from hush.draws import Unplaced, drawing
 from hush.gradients.alone import Known, mapped
 from hush.gradients.exact import exact_products
 from hush.gradients.substitutes import forwards, substituted
 from hush.gradients.tape import Point, Tape, Weights, check_losses, rewinder, weights_of
 from hush.gradients.terms import Rows, Term, chunked_squares, together
-from hush.gradients.watched import Entry, Session, Watched
+from hush.gradients.watched import Entry, Session, Unhandled, Watched
 from hush.named import Losses, Named, trainable
 
 
@@ -133,8 +134,11 @@ def _one_point(
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
     modules = list(model.modules())
     single = forwards(mapped(model, alone, session, known) if alone else {})
-    with torch.enable_grad(), substituted(modules), single, _standing_in(modules, stand_ins):
-        values = losses(model, content if point.content is None else point.content)
+    try:
+        with torch.enable_grad(), substituted(modules), single, _standing_in(modules, stand_ins), drawing():
+            values = losses(model, content if point.content is None else point.content)
+    except Unplaced as stop:
+        raise Unhandled([], str(stop)) from stop
     check_losses(values, n)
     if values.requires_grad:
         start = torch.full_like(values, point.coefficient)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
+from hush.draws import by_place, computing_again, drawing, only
 from hush.gradients.substitutes import substituted
 from hush.gradients.tape import HeldTape, Point, check_losses, rewinder
 from hush.named import Losses, Named, trainable
@@ -65,7 +66,7 @@ def _one_point(wrapped: Wrapped, params: Named, content: Any) -> tuple[Tensor, N
         return single
 
     in_dims = (None, *[0] * len(batched))
-    with torch.enable_grad(), substituted(wrapped.modules()):
+    with torch.enable_grad(), substituted(wrapped.modules()), drawing():
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
     return values, gradients
 
@@ -73,7 +74,8 @@ def _one_point(wrapped: Wrapped, params: Named, content: Any) -> tuple[Tensor, N
 def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
     """Per-example gradients by one ordinary backward pass an example: for what torch.func cannot map.
 
-    Each example draws its own model randomness, one after the other."""
+    Each example has the model randomness of its own place; where nobody gave places, what torch's generator draws for
+    one after the other."""
     own = {name: p.detach() for name, p in trainable(model).items()}
     wrapped, rewind = Wrapped(model, losses), rewinder(next(iter(own.values())).device)
     rows: dict[str, list[Tensor]] = {name: [torch.zeros_like(p)] * n for name, p in own.items()}
@@ -84,12 +86,16 @@ def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, po
         named = {f"model.{name}": leaf for name, leaf in leaves.items()}
         seen = content if point.content is None else point.content
         for i in range(n):
+            if by_place():
+                rewind()
             single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, seen)
-            with torch.enable_grad(), substituted(model.modules()):
-                loss = functional_call(wrapped, named, (single,))
-            check_losses(loss, 1)
+            with torch.enable_grad(), substituted(model.modules()), only(torch.tensor([i])):
+                with drawing(again=True):
+                    loss = functional_call(wrapped, named, (single,))
+                check_losses(loss, 1)
+                with computing_again():
+                    found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             values += [loss.detach()] if number == 0 else []
-            found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             for name, g in zip(leaves, found, strict=True):
                 if g is not None:
                     rows[name][i] = rows[name][i] + point.coefficient * g

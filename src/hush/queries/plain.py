@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hush.draws import computing_again, drawing
 from hush.named import Losses, Named, State, Sums, per_example, trainable
 from hush.queries.clipped import diagnostics
 from hush.queries.query import Channel
@@ -32,8 +33,10 @@ class PlainSum:
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the piece's summed loss."""
         params = trainable(model)
-        values = per_example(losses(model, content))
-        grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
+        with drawing(proven=False, again=True):
+            values = per_example(losses(model, content))
+        with computing_again(proven=False):
+            grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
         named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}
         detached = values.detach()
         return {"gradient": named, "diagnostics": diagnostics(detached, torch.zeros_like(detached))}

@@ -1,0 +1,223 @@
+"""The draws of the piece that is being computed: who asks for them, and under which number and place."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hush.draws.bits import ONE, Places, table
+from hush.draws.kinds import SIZES, Folded, Kind, Kinds, Rows, Seen, Shared, Unplaced, by_shape
+from hush.draws.modes import Functions, Operations
+from hush.draws.numbers import Numbers
+from hush.errors import Refused
+from hush.randomness import Counter, Secret
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of one piece of one step; ``kinds`` is None until the model was tried."""
+
+    secret: Secret
+    step: int
+    places: Places
+    counter: Counter
+    kinds: Kinds | None = None
+    seen: Seen | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
+    proven: bool = True  # by shape alone where nothing is proven
+    again: bool = False  # the backward pass is under computing_again()
+
+    def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
+        """The numbers of the next draw."""
+        number, n = self.counter.take(), 1 if mapped else len(self.places)
+        logical = tuple(shape[1:]) if mapped else tuple(shape)
+        if self.seen is not None:
+            self.seen.append((number, logical))
+        self._mind_checkpoints()
+        kind = self._kind(number, logical, n)
+        if isinstance(kind, Folded) and not mapped and n > 1:
+            raise Unplaced(
+                f"a random draw of shape {logical} for {n} examples has no dimension that holds the examples alone"
+            )
+        places, stream = (ONE, "shared") if isinstance(kind, Shared) else (self.places, "place")
+        key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
+        total = int(np.prod(logical if isinstance(kind, Shared) else shape, dtype=np.int64))
+        return Numbers(
+            total // max(1, len(places)),
+            device,
+            lambda width, dtype: table(key, places, width, dtype),
+            lambda rows: _arranged(rows, kind, tuple(shape), mapped),
+        )
+
+    def shares(self, shape: Sequence[int]) -> bool:
+        """Whether the next draw is one that all examples share."""
+        return isinstance(self._kind(self.counter.number, tuple(shape), 1), Shared)
+
+    def _mind_checkpoints(self) -> None:
+        """Inside activation checkpointing the backward pass draws again: who does not expect it is told."""
+        if not saved_tensors_are_hooked():
+            return
+        if not self.again:
+            raise Unplaced("activation checkpointing draws its random numbers again in the backward pass")
+        self.counter.again = True
+
+    def _kind(self, number: int, shape: tuple[int, ...], n: int) -> Kind:
+        if self.seen is not None or not self.proven:
+            return by_shape(shape, n)
+        assert self.kinds is not None, "a model's draws are looked at before they are used: settle()"
+        return self.kinds.kind(number, shape, n)
+
+
+def _arranged(rows: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool) -> Tensor:
+    """Rows of numbers in the shape that was asked for."""
+    if isinstance(kind, Shared):
+        return rows.reshape(shape[1:]).expand(shape) if mapped else rows.reshape(shape)
+    if mapped or not isinstance(kind, Rows) or kind.dim == 0:
+        return rows.reshape(shape)
+    rest = shape[: kind.dim] + shape[kind.dim + 1 :]
+    return rows.reshape(-1, *rest).movedim(0, kind.dim)
+
+
+_CURRENT: ContextVar[Draws | None] = ContextVar("the draws of the piece", default=None)
+
+
+@contextmanager
+def _current(draws: Draws) -> Iterator[None]:
+    token = _CURRENT.set(draws)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.device) -> Iterator[None]:
+    """Give the model the random numbers of this step; row r of the piece has those of place ``places[r]``.
+
+    They are the same for every gradient engine, for both points of a two-point query, however the batch is cut, and
+    after a resume. torch's own generators come back as they were; a model that drew from them is refused.
+    """
+    with Counter.counting(device) as counter, _current(Draws(secret, step, Places.of(places), counter)):
+        yield
+        counter.check()
+
+
+def by_place() -> bool:
+    """Whether draws follow the examples: inside ``model_randomness``."""
+    return _CURRENT.get() is not None
+
+
+@contextmanager
+def drawing(*, proven: bool = True, again: bool = False) -> Iterator[None]:
+    """Around a forward: torch's random numbers come from the piece's draws.
+
+    ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
+    ``model_randomness`` torch's own generator is left to work as ever."""
+    draws = _CURRENT.get()
+    if draws is None:
+        yield
+        return
+    with Functions(replace(draws, proven=proven, again=again)):
+        yield
+    draws.counter.check()
+
+
+@contextmanager
+def computing_again(*, proven: bool = True) -> Iterator[None]:
+    """Around a backward pass: where activation checkpointing computes parts of the forward again, it draws the same."""
+    draws = _CURRENT.get()
+    if draws is None or not draws.counter.again:
+        yield
+        return
+    with Operations(replace(draws, proven=proven, again=True)):
+        yield
+    draws.counter.check()
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether what autograd saves is handed to somebody else, as activation checkpointing does."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
+            return False
+    except RuntimeError:
+        return True
+
+
+@contextmanager
+def only(rows: Tensor) -> Iterator[None]:
+    """Compute some of the rows of the piece, each with its own numbers."""
+    draws = _CURRENT.get()
+    if draws is None:
+        yield
+        return
+    with _current(replace(draws, places=draws.places.take(rows))):
+        yield
+
+
+@dataclass(frozen=True)
+class _Tried:
+    losses: Callable[[], Any]
+    training: bool
+    kinds: Kinds
+
+
+_TRIED: weakref.WeakKeyDictionary[nn.Module, _Tried] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any) -> Iterator[None]:
+    """Know which draws of ``forward(content)`` belong to single examples, from two small forwards, once a model."""
+    draws = _CURRENT.get()
+    if draws is None:
+        yield
+        return
+    known = _TRIED.get(model)
+    if known is None or known.losses() != losses or known.training != model.training:
+        known = _Tried(_weak(losses), model.training, _try(draws, forward, content))
+        _TRIED[model] = known
+    with _current(replace(draws, kinds=known.kinds)):
+        yield
+
+
+def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
+    found: list[Seen] = []
+    for size in SIZES:
+        first = torch.zeros(size, dtype=torch.int64)
+        few = pytree.tree_map(lambda t, first=first: t[first.to(t.device)] if isinstance(t, Tensor) else t, content)
+        found.append([])
+        rewind = draws.counter.remembered()
+        trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
+        others = _other_generators()
+        with torch.no_grad(), _current(trial), drawing(again=True):
+            forward(few)
+        rewind()
+        if _other_generators() != others:
+            raise Refused(
+                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither follows "
+                "the examples nor comes back after a resume: draw with torch"
+            )
+        if not found[0]:
+            return Kinds()
+    return Kinds.of(*found)
+
+
+def _other_generators() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    """A reference that does not keep a loss (and all that it closes over) alive, where there is one."""
+    try:
+        return weakref.WeakMethod(value) if isinstance(value, type(_weak.__get__(0))) else weakref.ref(value)
+    except TypeError:
+        return lambda: value
