@@ -60,11 +60,11 @@ def test_one_huge_example_is_replayed_for_as_many_steps_as_theory_says(clip, fee
     query = ErrorFeedback(clip, feedback)
     zero = {"w": torch.zeros(3).double()}
     huge = {"w": torch.tensor([0.0, 1000.0 * clip, 0.0]).double()}
-    sums = {"clipped": {"w": huge["w"] / 1000}, "raw": huge}
+    sums = {"gradient": {"w": huge["w"] / 1000}, "raw": huge}
     _, private = query.finish(sums, {}, {"error": zero})
     replayed = 0
     while total_norm(private["error"]) > 1e-6:
-        out, private = query.finish({"clipped": zero, "raw": zero}, {}, private)
+        out, private = query.finish({"gradient": zero, "raw": zero}, {}, private)
         norm = total_norm(out["gradient"])
         assert norm <= feedback * (1 + 1e-12)
         replayed += norm > feedback * (1 - 1e-9)
@@ -111,9 +111,9 @@ def test_the_error_cannot_overflow() -> None:
     query = ErrorFeedback(1.0, 1.0)
     for size, norm in ((1e30, LARGEST_ERROR), (math.inf, 0.0)):
         raw = {"w": torch.full((2,), size, dtype=torch.float32)}
-        _, private = query.finish({"clipped": {"w": torch.zeros(2)}, "raw": raw}, {}, {"error": {"w": torch.zeros(2)}})
+        _, private = query.finish({"gradient": {"w": torch.zeros(2)}, "raw": raw}, {}, {"error": {"w": torch.zeros(2)}})
         assert total_norm(private["error"]) == pytest.approx(norm, rel=1e-5)
-        out, _ = query.finish({"clipped": {"w": torch.zeros(2)}, "raw": {"w": torch.zeros(2)}}, {}, private)
+        out, _ = query.finish({"gradient": {"w": torch.zeros(2)}, "raw": {"w": torch.zeros(2)}}, {}, private)
         assert torch.isfinite(out["gradient"]["w"]).all()
 
 
