@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from hush import ciphers
 from hush.draws import drawing, model_randomness
-from hush.draws.bits import ONE, Places, table
+from hush.draws.bits import LONG, ONE, Places, table
 from hush.draws.kinds import Folded, Kinds, Rows, Shared
 from hush.errors import Refused
 from hush.gradients import record
@@ -197,13 +197,13 @@ def test_draws_whose_number_depends_on_data_are_refused(name, engine):
 
 def test_a_generator_of_the_users_own_is_refused():
     own = torch.Generator()
-    for random in (
+    for draw in (
         lambda x: torch.rand(x.shape, generator=own),
         lambda x: torch.empty_like(x).normal_(generator=own),
         lambda x: x[:, torch.randperm(4, generator=own)],
     ):
         with pytest.raises(Refused, match="a generator of its own.*leave generator away"):
-            piece(random)
+            piece(draw)
 
 
 def test_a_result_that_is_given_is_refused():
@@ -305,6 +305,12 @@ def test_a_row_is_a_function_of_its_place(width, dtype):
         assert torch.equal(table(KEY, Places(np.array(places)), width, dtype), whole[places])
     assert len(set(whole[:, 0].tolist())) > 2990  # 32 bits: some pair of 3 000 may be equal
     assert not torch.equal(whole[:1], table(bytes(32), ONE, width, dtype))
+
+
+def test_long_rows_are_functions_of_their_places_too():
+    width = 4 * LONG + 3
+    whole = table(KEY, Places(np.arange(6)), width, torch.int32)
+    assert torch.equal(table(KEY, Places(np.array([4, 1])), width, torch.int32), whole[[4, 1]])
 
 
 def test_the_bits_do_not_depend_on_the_library(monkeypatch):

@@ -202,8 +202,8 @@ def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
         rewind()
         if _other_generators() != others:
             raise Refused(
-                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither follows "
-                "the examples nor comes back after a resume: draw with torch"
+                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither "
+                "follows the examples nor comes back after a resume: draw with torch"
             )
         if not found[0]:
             return Kinds()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,10 +115,10 @@ def normal(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options:
     """mean + std·z, either of them a tensor."""
     if size is not None:
         return randn(start, size, **options).mul_(std).add_(mean)
-    shape = torch.broadcast_shapes(torch.as_tensor(mean).shape, torch.as_tensor(std).shape)
+    shape = np.broadcast_shapes(*(tuple(torch.as_tensor(v).shape) for v in (mean, std)))
     dtype = next(v.dtype for v in (mean, std) if isinstance(v, Tensor))
     device = next(v.device for v in (mean, std) if isinstance(v, Tensor))
-    return start(tuple(shape), device).normal(dtype).mul_(std).add_(mean)
+    return start(shape, device).normal(dtype).mul_(std).add_(mean)
 
 
 def native_dropout(start: Start, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
