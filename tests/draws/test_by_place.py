@@ -133,7 +133,7 @@ def record_alone(model, losses, content, points):
     from hush.draws import settled
     from hush.gradients import _drawn
 
-    with settled(model, losses, lambda few: _drawn(model, losses, few), content):
+    with settled(model, losses, lambda few: _drawn(model, losses, few), content, len(content)):
         return record_one_by_one(model, losses, content, len(content), points or [Point()])
 
 

@@ -211,6 +211,12 @@ def test_a_result_that_is_given_is_refused():
         piece(lambda x: torch.rand(x.shape, out=torch.empty_like(x)))
 
 
+def test_complex_numbers_are_refused():
+    for draw in (torch.randn_like, torch.rand_like):
+        with pytest.raises(Refused, match="type complex64 have no place"):
+            piece(lambda x, draw=draw: x + draw(x, dtype=torch.complex64).real)
+
+
 def test_a_map_of_the_models_own_is_refused():
     with pytest.raises(Refused, match=r"inside a torch\.func\.vmap of its own"):
         piece(lambda x: vmap(lambda r: r * torch.rand_like(r), randomness="different")(x), engine="functional")

@@ -174,12 +174,14 @@ _TRIED: weakref.WeakKeyDictionary[nn.Module, _Tried] = weakref.WeakKeyDictionary
 
 
 @contextmanager
-def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any) -> Iterator[None]:
+def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any, n: int) -> Iterator[None]:
     """Know which draws of ``forward(content)`` belong to single examples, from two small forwards, once a model."""
     draws = _CURRENT.get()
     if draws is None:
         yield
         return
+    if len(draws.places) != n:
+        raise RuntimeError(f"the piece has {len(draws.places)} places and {n} examples")
     known = _TRIED.get(model)
     if known is None or known.losses() != losses or known.training != model.training:
         known = _Tried(_weak(losses), model.training, _try(draws, forward, content))

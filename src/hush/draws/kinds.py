@@ -9,6 +9,7 @@ has no place for an example unless each is computed alone. The decision does not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hush.errors import Refused
 
@@ -65,7 +66,7 @@ class Kinds:
                 raise Refused("the model sets torch's generator and draws different shapes from it: remove that")
         return Kinds(found)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Every draw has the examples first or is one number for all: then the order of draws does not matter."""
         return all(kind in (Rows(0), Shared(())) for kind in self.by_number.values())

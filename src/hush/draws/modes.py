@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.draws.numbers import Numbers
-from hush.draws.operations import FILLS, OPERATIONS, randperm, refusal, refused
+from hush.draws.operations import FILLS, OPERATIONS, dropout, randperm, refusal, refused
 from hush.errors import Refused
 
 
@@ -107,6 +107,8 @@ class Functions(TorchFunctionMode):
             )
         self.operations.mapped = maps == 1
         options = dict(kwargs or {})
+        if func is F.dropout and not maps and type(args[0]) is Tensor:
+            return dropout(self.operations.numbers, *args, **options)
         directly = OUTSIDE.get(func)
         if directly is not None and maps and self._outside(func, args):
             _check_options(func, options)

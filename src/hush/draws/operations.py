@@ -121,6 +121,14 @@ def normal(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options:
     return start(shape, device).normal(dtype).mul_(std).add_(mean)
 
 
+def dropout(start: Start, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """torch's own steps in as many calls of Python less: by far the most frequent draw."""
+    if not 0 < p < 1 or not training or not input.is_floating_point():
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    mask = bernoulli_(start, torch.empty_like(input, requires_grad=False), 1 - p).div_(1 - p)
+    return input.mul_(mask) if inplace else input * mask
+
+
 def native_dropout(start: Start, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
     """Dropout and its mask in one."""
     if train is False or p == 0:
