@@ -272,7 +272,7 @@ def test_a_draw_that_appears_later_in_another_shape_is_refused():
         record(model, wave, torch.ones(6, 3), engine="book-keeping")
     table.append(lambda x: torch.rand(5, 4).sum(0))
     with (
-        pytest.raises(Refused, match=r"draw 0 of a forward has shape \(5, 4\) with 6 examples, unlike when"),
+        pytest.raises(Refused, match="draw 0 of a forward has another shape than when the model was first tried"),
         model_randomness(SECRET, 0, torch.arange(6), CPU),
     ):
         record(model, wave, torch.ones(6, 3), engine="book-keeping")
@@ -298,7 +298,7 @@ def test_kinds_come_from_two_sizes():
     assert kinds.kind(1, (7, 7), 7) == Rows(1)  # sequences as long as the batch
     assert kinds.kind(2, (2, 5), 2) == Shared((2, 5))  # a table as long as the batch
     for number, shape in ((0, (6, 3)), (2, (3, 5)), (9, (7, 3))):
-        with pytest.raises(Refused, match="unlike when the model was first tried"):
+        with pytest.raises(Refused, match="another shape than when the model was first tried"):
             kinds.kind(number, shape, 7)
 
 

@@ -45,9 +45,7 @@ class Draws:
         self._mind_checkpoints()
         kind = self._kind(number, logical, n)
         if isinstance(kind, Folded) and not mapped and n > 1:
-            raise Unplaced(
-                f"a random draw of shape {logical} for {n} examples has no dimension that holds the examples alone"
-            )
+            raise Unplaced("a random draw has no dimension that holds the examples alone")
         places, stream = (ONE, "shared") if isinstance(kind, Shared) else (self.places, "place")
         key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
         total = int(np.prod(logical if isinstance(kind, Shared) else shape, dtype=np.int64))
@@ -181,7 +179,7 @@ def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], conten
         yield
         return
     if len(draws.places) != n:
-        raise RuntimeError(f"the piece has {len(draws.places)} places and {n} examples")
+        raise RuntimeError("the piece has another number of places than of examples")
     known = _TRIED.get(model)
     if known is None or known.losses() != losses or known.training != model.training:
         known = _Tried(_weak(losses), model.training, _try(draws, forward, content))

@@ -81,9 +81,8 @@ class Kinds:
             fits = kind.dim < len(shape) and shape[kind.dim] == n
         if kind is None or not fits:
             raise Refused(
-                f"random draw {number} of a forward has shape {shape} with {n} example{'s'[: n != 1]}, unlike when the "
-                "model was first tried: draw tensors with the examples in their first dimension, or single numbers "
-                "(shape ()), in every forward"
+                f"random draw {number} of a forward has another shape than when the model was first tried: draw "
+                "tensors with the examples in their first dimension, or single numbers (shape ()), in every forward"
             )
         return kind
 

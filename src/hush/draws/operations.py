@@ -75,7 +75,7 @@ def random_(start: Start, x: Tensor, *bounds: int | None) -> Tensor:
 
 def _made(kind: str, start: Start, size: Sequence[int], dtype: Any, device: Any) -> Tensor:
     dtype = dtype or torch.get_default_dtype()
-    numbers = start(tuple(size), torch.device(device or "cpu"))
+    numbers = start(tuple(size), torch.device(device or torch.get_default_device()))
     return numbers.uniform(dtype) if kind == "uniform" else numbers.normal(dtype)
 
 
@@ -103,7 +103,7 @@ def randint(start: Start, *bounds_and_size: Any, dtype: Any = None, device: Any 
     """Whole numbers: randint(high, size) or randint(low, high, size)."""
     *bounds, size = bounds_and_size
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
-    return start(tuple(size), torch.device(device or "cpu")).whole(low, high, dtype or torch.int64)
+    return start(tuple(size), torch.device(device or torch.get_default_device())).whole(low, high, dtype or torch.int64)
 
 
 def randint_like(start: Start, x: Tensor, *bounds: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
@@ -155,7 +155,7 @@ def rrelu_with_noise(start: Start, x: Tensor, *rest: Any) -> Tensor:
 
 def randperm(start: Start, n: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """The order of n integers of 64 bits."""
-    order = start((n,), torch.device(device or "cpu")).integers(torch.int64).argsort(stable=True)
+    order = start((n,), torch.device(device or torch.get_default_device())).integers(torch.int64).argsort(stable=True)
     return order.to(dtype or torch.int64)
 
 
