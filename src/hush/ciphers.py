@@ -26,9 +26,19 @@ def keystream(key: bytes, block: int) -> Callable[[int, int], None]:
     return _LibraryStream(library, key, block) if library is not None else _TableStream(key, block)
 
 
+def scattered(key: bytes, starts: NDArray[np.uint64], blocks: int) -> NDArray[np.uint8]:
+    """The key-stream bytes of ``blocks`` blocks from each of these block numbers on, one row each."""
+    counters = np.zeros((len(starts), blocks, 2), ">u8")
+    counters[..., 1] = starts[:, None] + np.arange(blocks, dtype=np.uint64)
+    library = _libcrypto()
+    if library is None:
+        return _encrypted(expanded_key(key), counters[..., 1].reshape(-1).astype(np.uint64)).reshape(len(starts), -1)
+    return _encrypted_by_library(library, key, counters.tobytes()).reshape(len(starts), -1)
+
+
 @cache
 def _libcrypto() -> Any:
-    """libcrypto with the signatures of the four functions used here, or None."""
+    """libcrypto with the signatures of the functions used here, or None."""
     if sys.platform == "darwin":  # the system ends a process that opens its own libcrypto by a plain name
         return None
     name = ctypes.util.find_library("crypto")
@@ -41,6 +51,7 @@ def _libcrypto() -> Any:
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     library.EVP_CIPHER_CTX_new.restype = pointer
     library.EVP_aes_256_ctr.restype = pointer
+    library.EVP_aes_256_ecb.restype = pointer
     library.EVP_CIPHER_CTX_free.argtypes = [pointer]
     library.EVP_EncryptInit_ex.argtypes = [pointer, pointer, pointer, text, text]
     library.EVP_EncryptUpdate.argtypes = [pointer, pointer, ctypes.POINTER(ctypes.c_int), text, ctypes.c_int]
@@ -65,6 +76,21 @@ class _LibraryStream:
 
     def __del__(self) -> None:
         self.library.EVP_CIPHER_CTX_free(self.context)
+
+
+def _encrypted_by_library(library: Any, key: bytes, counters: bytes) -> NDArray[np.uint8]:
+    """Each 16-byte counter encrypted by itself: counter mode is no more than this."""
+    out, written, context = np.empty(len(counters), np.uint8), ctypes.c_int(), library.EVP_CIPHER_CTX_new()
+    try:
+        started = library.EVP_EncryptInit_ex(context, library.EVP_aes_256_ecb(), None, key, None)
+        for start in range(0, len(counters), len(_ZEROS)):
+            part = counters[start : start + len(_ZEROS)] if len(counters) > len(_ZEROS) else counters
+            done = library.EVP_EncryptUpdate(context, out.ctypes.data + start, ctypes.byref(written), part, len(part))
+            if started != 1 or done != 1 or written.value != len(part):
+                raise RuntimeError("libcrypto could not write AES-256 bytes")
+    finally:
+        library.EVP_CIPHER_CTX_free(context)
+    return out
 
 
 class _TableStream:
@@ -114,9 +140,13 @@ def expanded_key(key: bytes) -> Words:
 
 def counter_bytes(keys: Words, block: int, count: int) -> NDArray[np.uint8]:
     """The key stream of ``count`` blocks from number ``block`` on (below 2⁶⁴)."""
+    return _encrypted(keys, np.uint64(block) + np.arange(count, dtype=np.uint64))
+
+
+def _encrypted(keys: Words, counters: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Each counter encrypted as a block of its own."""
     box, tables = _tables()
-    counters = np.uint64(block) + np.arange(count, dtype=np.uint64)
-    zero = np.zeros(count, np.uint32)
+    zero = np.zeros(len(counters), np.uint32)
     low, high = (counters & np.uint64(0xFFFFFFFF)).astype(np.uint32), (counters >> np.uint64(32)).astype(np.uint32)
     state = [word ^ k for word, k in zip((zero, zero, high, low), keys[0], strict=True)]
     for round_key in keys[1:-1]:

@@ -76,6 +76,14 @@ def depth_for_all(x):
     return x * (torch.rand(()) < 0.5)
 
 
+def skipped(x):
+    """Layers that are left out for all, by a branch in Python, with dropout in what is left."""
+    for _ in range(4):
+        if torch.rand([]) < 0.5:
+            x = F.dropout(x + 1, 0.5)
+    return x
+
+
 def depth_as_tensor(x):
     return x * torch.empty(1, 1, dtype=x.dtype).bernoulli_(0.5) + x * torch.randn(1, 8, dtype=x.dtype)
 
@@ -105,6 +113,7 @@ MODELS = {
     "dropout": lambda: nn.Sequential(nn.Linear(3, 9), nn.Dropout(0.4), nn.Linear(9, 8), nn.Dropout(0.2)),
     "variational": Reparameterised,
     "depth for all": lambda: Layer(depth_for_all),
+    "skipped": lambda: Layer(skipped),
     "depth as tensor": lambda: Layer(depth_as_tensor),
     "depth by example": lambda: Layer(depth_by_example),
     "sequence first": lambda: Layer(sequence_first),
@@ -133,7 +142,7 @@ def record_alone(model, losses, content, points):
     from hush.draws import settled
     from hush.gradients import _drawn
 
-    with settled(model, losses, lambda few: _drawn(model, losses, few), content):
+    with settled(model, losses, lambda few: _drawn(model, losses, few), content, len(content)):
         return record_one_by_one(model, losses, content, len(content), points or [Point()])
 
 

@@ -1,4 +1,8 @@
-"""The model's own randomness."""
+"""The model's own randomness (dropout, a VAE's draws, views of an image), by the place of each example.
+
+A number is a pure function of (secret, step, number of the draw, place, coordinate), so that one example more changes
+nobody else's. README.md beside this file says what that proves and what it assumes.
+"""
 
 from __future__ import annotations
 

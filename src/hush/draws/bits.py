@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hush.ciphers import keystream
+from hush.ciphers import keystream, scattered
 
 BLOCK_BYTES = 16
-START = 16384  # bytes that are written in the time it takes to start the cipher at another place
+LONG = 4096  # blocks of a row, from which on the cipher is started anew for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,40 +40,25 @@ class Places:
         return Places(self.numbers[rows.cpu().numpy()])
 
     @cached_property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """(first row, first place, length) of every stretch of rows whose places follow each other."""
-        cuts = np.flatnonzero(np.diff(self.numbers) != 1) + 1
-        starts = [0, *cuts.tolist()]
-        return [(a, int(self.numbers[a]), b - a) for a, b in zip(starts, [*starts[1:], len(self)], strict=True)]
-
-    @cached_property
-    def hull(self) -> tuple[int, int]:
-        """The lowest place, and how many lie from it to the highest."""
-        lowest = int(self.numbers.min())
-        return lowest, int(self.numbers.max()) - lowest + 1
-
-    @cached_property
-    def inside(self) -> Tensor:
-        """The rows' positions within the hull."""
-        return torch.from_numpy(self.numbers - self.hull[0])
+    def in_order(self) -> bool:
+        """Whether each row's place follows the one before."""
+        return bool((np.diff(self.numbers) == 1).all())
 
 
 def table(key: bytes, places: Places, width: int, dtype: torch.dtype) -> Tensor:
     """Uniform integers (int32 or int64), one row of ``width`` for each place."""
     size, kind = (4, np.int32) if dtype == torch.int32 else (8, np.int64)
     blocks = max(1, -(-width * size // BLOCK_BYTES))
-    columns, row_bytes = blocks * BLOCK_BYTES // size, blocks * BLOCK_BYTES
+    columns = blocks * BLOCK_BYTES // size
     if not len(places) or not width:
         return torch.empty(len(places), width, dtype=dtype)
-    lowest, span = places.hull
-    if len(places.runs) > 1 and (span - len(places)) * row_bytes <= len(places.runs) * START:
-        whole = np.empty((span, columns), kind)
-        keystream(key, lowest * blocks)(whole.ctypes.data, span * row_bytes)
-        return torch.from_numpy(whole).index_select(0, places.inside)[:, :width]
+    if not places.in_order and blocks < LONG:
+        starts = places.numbers.astype(np.uint64) * np.uint64(blocks)
+        return torch.from_numpy(scattered(key, starts, blocks).view(kind))[:, :width]
     out = np.empty((len(places), columns), kind)  # numpy's: under torch.func a new tensor has no memory of its own
-    address = out.ctypes.data
-    for row, place, length in places.runs:
-        keystream(key, place * blocks)(address + row * row_bytes, length * row_bytes)
+    first = [(out, int(places.numbers[0]))]
+    for rows, place in first if places.in_order else zip(out, places.numbers.tolist(), strict=True):
+        keystream(key, place * blocks)(rows.ctypes.data, rows.nbytes)
     return torch.from_numpy(out)[:, :width]
 
 

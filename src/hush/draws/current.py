@@ -45,9 +45,7 @@ class Draws:
         self._mind_checkpoints()
         kind = self._kind(number, logical, n)
         if isinstance(kind, Folded) and not mapped and n > 1:
-            raise Unplaced(
-                f"a random draw of shape {logical} for {n} examples has no dimension that holds the examples alone"
-            )
+            raise Unplaced("a random draw has no dimension that holds the examples alone")
         places, stream = (ONE, "shared") if isinstance(kind, Shared) else (self.places, "place")
         key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
         total = int(np.prod(logical if isinstance(kind, Shared) else shape, dtype=np.int64))
@@ -174,12 +172,14 @@ _TRIED: weakref.WeakKeyDictionary[nn.Module, _Tried] = weakref.WeakKeyDictionary
 
 
 @contextmanager
-def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any) -> Iterator[None]:
+def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any, n: int) -> Iterator[None]:
     """Know which draws of ``forward(content)`` belong to single examples, from two small forwards, once a model."""
     draws = _CURRENT.get()
     if draws is None:
         yield
         return
+    if len(draws.places) != n:
+        raise RuntimeError("the piece has another number of places than of examples")
     known = _TRIED.get(model)
     if known is None or known.losses() != losses or known.training != model.training:
         known = _Tried(_weak(losses), model.training, _try(draws, forward, content))
@@ -202,8 +202,8 @@ def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
         rewind()
         if _other_generators() != others:
             raise Refused(
-                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither follows "
-                "the examples nor comes back after a resume: draw with torch"
+                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither "
+                "follows the examples nor comes back after a resume: draw with torch"
             )
         if not found[0]:
             return Kinds()

@@ -9,6 +9,7 @@ has no place for an example unless each is computed alone. The decision does not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hush.errors import Refused
 
@@ -65,7 +66,7 @@ class Kinds:
                 raise Refused("the model sets torch's generator and draws different shapes from it: remove that")
         return Kinds(found)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Every draw has the examples first or is one number for all: then the order of draws does not matter."""
         return all(kind in (Rows(0), Shared(())) for kind in self.by_number.values())
@@ -80,9 +81,8 @@ class Kinds:
             fits = kind.dim < len(shape) and shape[kind.dim] == n
         if kind is None or not fits:
             raise Refused(
-                f"random draw {number} of a forward has shape {shape} with {n} example{'s'[: n != 1]}, unlike when the "
-                "model was first tried: draw tensors with the examples in their first dimension, or single numbers "
-                "(shape ()), in every forward"
+                f"random draw {number} of a forward has another shape than when the model was first tried: draw "
+                "tensors with the examples in their first dimension, or single numbers (shape ()), in every forward"
             )
         return kind
 

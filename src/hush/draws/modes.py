@@ -7,7 +7,7 @@ torch.func, where the examples of a map are a dimension of one tensor, in front 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.draws.numbers import Numbers
-from hush.draws.operations import FILLS, OPERATIONS, randperm, refusal, refused
+from hush.draws.operations import FILLS, OPERATIONS, dropout, rand, randn, randperm, refusal, refused
 from hush.errors import Refused
 
 
@@ -57,8 +57,10 @@ RANDOM = frozenset(
 )
 
 
-OUTSIDE = {
+OUTSIDE: dict[Any, Callable[..., Tensor]] = {
     torch.randperm: randperm,  # torch.func would call it once for every example
+    torch.rand: rand,  # and makes these a number for each, even where all share one
+    torch.randn: randn,
     **{getattr(Tensor, f"{name}_"): fill for name, fill in FILLS.items()},  # and does not fill what is not mapped
 }
 
@@ -107,20 +109,32 @@ class Functions(TorchFunctionMode):
             )
         self.operations.mapped = maps == 1
         options = dict(kwargs or {})
+        if func is F.dropout and not maps and type(args[0]) is Tensor:
+            return dropout(self.operations.numbers, *args, **options)
         directly = OUTSIDE.get(func)
-        if directly is not None and maps and self._outside(func, args):
+        if directly is not None and maps and self._outside(func, args, options):
             _check_options(func, options)
             self.operations.mapped = False
+            args = (_size(args),) if func in (torch.rand, torch.randn) else args
             return directly(self.operations.numbers, *args, **options)
         with self.operations:
             return func(*args, **options)
 
-    def _outside(self, func: Any, args: Any) -> bool:
+    def _outside(self, func: Any, args: Any, options: dict[str, Any]) -> bool:
         """Under torch.func: what is shared by all examples, and no part of the map."""
         if func is torch.randperm:
             return True
+        if options.keys() - {"dtype", "device", "generator"} or not args:
+            return False
+        if func in (torch.rand, torch.randn):
+            return self.drawer.shares(_size(args))
         x = args[0]
         return not torch._C._functorch.is_batchedtensor(x) and self.drawer.shares(tuple(x.shape))
+
+
+def _size(args: Any) -> tuple[int, ...]:
+    """rand(2, 3) and rand((2, 3))."""
+    return tuple(args[0]) if isinstance(args[0], Sequence) else tuple(args)
 
 
 def _check_options(func: Any, options: dict[str, Any]) -> None:

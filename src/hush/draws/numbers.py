@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hush.errors import Refused
+
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 _INTEGERS = {torch.uint8: 8, torch.int8: 7, torch.int16: 15, torch.int32: 31, torch.int64: 63, torch.bool: 1}
 
@@ -36,21 +38,27 @@ class Numbers:
         found = self.integers(torch.int64).bitwise_and((1 << 62) - 1).remainder(high - low)
         return found.add_(low).to(dtype)
 
+    def _digits(self, dtype: torch.dtype) -> int:
+        if dtype not in _DIGITS:
+            raise Refused(f"random numbers of type {str(dtype).removeprefix('torch.')} have no place: draw real ones")
+        return _DIGITS[dtype]
+
     def uniform(self, dtype: torch.dtype) -> Tensor:
         """k/2^d on [0, 1), with d the digits of the type."""
-        digits = _DIGITS[dtype]
+        digits = self._digits(dtype)
         wide = torch.int64 if dtype == torch.float64 else torch.int32
         return self.integers(wide).bitwise_and((1 << digits) - 1).to(dtype).mul_(2.0**-digits)
 
     def open_uniform(self, dtype: torch.dtype) -> Tensor:
         """(2k + 1)/2^d, strictly between 0 and 1: for what has a logarithm taken of it."""
-        digits = _DIGITS[dtype]
+        digits = self._digits(dtype)
         wide = torch.int64 if dtype == torch.float64 else torch.int32
         odd = self.integers(wide).bitwise_and((1 << digits) - 1).bitwise_or(1)
         return odd.to(dtype).mul_(2.0**-digits)
 
     def normal(self, dtype: torch.dtype) -> Tensor:
         """Standard normal by Box and Muller's transform, the pairs of a row from its own integers (hush.normals)."""
+        self._digits(dtype)
         precise = torch.float64 if dtype == torch.float64 else torch.float32
         wide, bits = (torch.int64, 63) if precise == torch.float64 else (torch.int32, 31)
         pairs = -(-self.width // 2)

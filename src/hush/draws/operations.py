@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def random_(start: Start, x: Tensor, *bounds: int | None) -> Tensor:
 
 def _made(kind: str, start: Start, size: Sequence[int], dtype: Any, device: Any) -> Tensor:
     dtype = dtype or torch.get_default_dtype()
-    numbers = start(tuple(size), torch.device(device or "cpu"))
+    numbers = start(tuple(size), torch.device(device or torch.get_default_device()))
     return numbers.uniform(dtype) if kind == "uniform" else numbers.normal(dtype)
 
 
@@ -102,7 +103,7 @@ def randint(start: Start, *bounds_and_size: Any, dtype: Any = None, device: Any 
     """Whole numbers: randint(high, size) or randint(low, high, size)."""
     *bounds, size = bounds_and_size
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
-    return start(tuple(size), torch.device(device or "cpu")).whole(low, high, dtype or torch.int64)
+    return start(tuple(size), torch.device(device or torch.get_default_device())).whole(low, high, dtype or torch.int64)
 
 
 def randint_like(start: Start, x: Tensor, *bounds: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
@@ -114,10 +115,18 @@ def normal(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options:
     """mean + std·z, either of them a tensor."""
     if size is not None:
         return randn(start, size, **options).mul_(std).add_(mean)
-    shape = torch.broadcast_shapes(torch.as_tensor(mean).shape, torch.as_tensor(std).shape)
+    shape = np.broadcast_shapes(*(tuple(torch.as_tensor(v).shape) for v in (mean, std)))
     dtype = next(v.dtype for v in (mean, std) if isinstance(v, Tensor))
     device = next(v.device for v in (mean, std) if isinstance(v, Tensor))
-    return start(tuple(shape), device).normal(dtype).mul_(std).add_(mean)
+    return start(shape, device).normal(dtype).mul_(std).add_(mean)
+
+
+def dropout(start: Start, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """torch's own steps in as many calls of Python less: by far the most frequent draw."""
+    if not 0 < p < 1 or not training or not input.is_floating_point():
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    mask = bernoulli_(start, torch.empty_like(input, requires_grad=False), 1 - p).div_(1 - p)
+    return input.mul_(mask) if inplace else input * mask
 
 
 def native_dropout(start: Start, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
@@ -146,7 +155,7 @@ def rrelu_with_noise(start: Start, x: Tensor, *rest: Any) -> Tensor:
 
 def randperm(start: Start, n: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """The order of n integers of 64 bits."""
-    order = start((n,), torch.device(device or "cpu")).integers(torch.int64).argsort(stable=True)
+    order = start((n,), torch.device(device or torch.get_default_device())).integers(torch.int64).argsort(stable=True)
     return order.to(dtype or torch.int64)
 
 

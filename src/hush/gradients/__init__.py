@@ -57,7 +57,7 @@ def record(
         like = next(iter(params.values()))
         return EmptyTape(like.new_zeros(0), {name: p.detach() for name, p in params.items()})
     chosen = list(points or [Point()])
-    with settled(model, losses, lambda few: _drawn(model, losses, few), content):
+    with settled(model, losses, lambda few: _drawn(model, losses, few), content, n):
         if isinstance(losses, Augmented):
             chosen = _views(losses, content, chosen)
             losses = losses.losses

@@ -151,7 +151,8 @@ def weighted_rows(rows: Tensor, weights: Weights) -> Tensor:
 
 
 def rewinder(device: torch.device) -> Callable[[], None]:
-    """Remember torch's generators; the function returned brings them back to this moment."""
+    """Remember torch's generators, and so the number of the next draw (hush.draws); the function returned brings them
+    back to this moment."""
     state = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
