@@ -42,8 +42,8 @@ class Clipping:
         validate.positive(clip=self.clip)
         if not SMALLEST <= self.clip <= LARGEST:
             raise BadInput(
-                f"clip {self.clip:g} is beyond what float32 can bound: it must lie between {SMALLEST:g} and {LARGEST:g}; "
-                "scale the loss instead"
+                f"clip {self.clip:g} is beyond what float32 can bound: it must lie between {SMALLEST:g} and "
+                f"{LARGEST:g}; scale the loss instead"
             )
         validate.one_of(CLIP_MODES, clip_mode=self.mode)
 
