@@ -53,7 +53,7 @@ def squares(rows: Tensor, more: float = 0.0) -> Tensor:
     if whole == size <= BLOCK:
         found = _norms(flat, 1).double().square_()
     else:
-        found = _norms(flat[:, :whole].unflatten(1, (-1, BLOCK)), 2).double().square_().sum(1)
+        found = _norms(flat[:, :whole].view(n, -1, BLOCK), 2).double().square_().sum(1)
         if whole < size:
             found += _norms(flat[:, whole:], 1).double().square_()
     allowance = lost(min(size, BLOCK) + SPARE, rows.dtype) + lost(size // BLOCK + SPARE, torch.float64)

@@ -24,7 +24,6 @@ from hush.gradients.costs import DEPTH, ROOM, chunk_of, held_is_cheaper
 from hush.gradients.rounding import BLOCK, FLOOR, SPARE, hidden, lost, squares, vanished
 from hush.gradients.tape import Weights, weighted_rows
 
-
 TRIFLE = 1 + 1e-9  # a few roundings in double precision
 
 
@@ -180,7 +179,7 @@ def of_products(left: Tensor, right: Tensor, inner: tuple[int, int], dtype: torc
 
 
 def chunked_squares(terms: Sequence[Term], n: int, size: int, certain: bool) -> Tensor:
-    """‖Σ_terms gᵢ‖² with the gradients of a few examples in memory at a time: (‖computed‖ + γ s)², at least floor·s²."""
+    """‖Σ_terms gᵢ‖² with the gradients of a few examples in memory at a time."""
     step = chunk_of(size, n)
     parts = []
     for start in range(0, n, step):
@@ -193,7 +192,7 @@ def chunked_squares(terms: Sequence[Term], n: int, size: int, certain: bool) -> 
 
 
 def allowed(found: Tensor, reaches: Sequence[Reach], dtype: torch.dtype) -> Tensor:
-    """Bounds of the gradients themselves from bounds of their computed rows."""
+    """Bounds (‖computed rows‖ + γ s)² of the gradients themselves, at least ``FLOOR`` · s²."""
     off = sum((r.s * lost(r.roundings + len(reaches) + SPARE, dtype) for r in reaches), torch.zeros_like(found))
     whole = sum((r.s for r in reaches), torch.zeros_like(found))
     bound = found.sqrt_().add_(off).square_()

@@ -130,7 +130,9 @@ class Columns:
     buffer: Tensor
 
     @staticmethod
-    def of(rule: Settings, wide: Tensor, grid: tuple[int, ...], kernel: tuple[int, ...], m: int, groups: int) -> Columns:
+    def of(
+        rule: Settings, wide: Tensor, grid: tuple[int, ...], kernel: tuple[int, ...], m: int, groups: int
+    ) -> Columns:
         """The buffers for m examples."""
         channels = wide.shape[1] // groups
         padded = [size + 2 * pad for size, pad in zip(wide.shape[2:], rule.padding, strict=True)]

@@ -21,12 +21,11 @@ from torch import nn
 from hush import validate
 from hush.errors import BadInput
 from hush.named import Losses, Named, State, Sums
-from hush.queries.clipped import Clipped, diagnostics
+from hush.queries.clipped import LARGEST, SMALLEST, Clipped, Clipping, diagnostics
 from hush.queries.query import Channel
 from hush.release import Release
 
 CHANNEL = "unclipped"
-SMALLEST = 1e-15  # where gradients vanish the clip follows them for ever; it stops where float32 still holds its square
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,14 @@ class Quantile:
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.start, clip_rate=self.rate)
+        assert Clipping(self.start)  # its checks
         validate.probability(clip_quantile=self.target)
 
     def after(self, clip: float, release: Release) -> float:
         """The next clip, from the noisy count."""
         fraction = 0.5 + float(release.values[CHANNEL]["count"])
         moved = clip * math.exp(-self.rate * (fraction - self.target))
-        return min(max(moved, SMALLEST), 1.0 / SMALLEST)
+        return min(max(moved, SMALLEST), LARGEST)  # where gradients vanish the clip would follow them for ever
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hush import validate
+from hush.errors import BadInput
 from hush.gradients import Tape, record
 from hush.named import Losses, Named, State, Sums
 from hush.queries.query import Channel, Query
@@ -24,6 +25,8 @@ from hush.release import Release
 
 ClipMode = Literal["plain", "normalised", "automatic"]
 CLIP_MODES = ("plain", "normalised", "automatic")
+SMALLEST, LARGEST = 1e-15, 1e15  # clips within which no product of float32 numbers that matters vanishes or overflows
+ROUNDED_UP = 1 + 2.0**-36  # a norm of up to 100 000 parameters, summed in double precision, and the division by it
 STABILITY = 0.01  # γ of automatic clipping: keeps a vanishing gradient from being blown up; the paper's default
 
 
@@ -37,6 +40,11 @@ class Clipping:
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip)
+        if not SMALLEST <= self.clip <= LARGEST:
+            raise BadInput(
+                f"clip {self.clip:g} is beyond what float32 can bound: it must lie between {SMALLEST:g} and "
+                f"{LARGEST:g}; scale the loss instead"
+            )
         validate.one_of(CLIP_MODES, clip_mode=self.mode)
 
     @property
@@ -133,12 +141,13 @@ def clipped_sums(tape: Tape, clipping: Clipping) -> Sums:
 
 
 def total_norms(squared: Named) -> Tensor:
-    """‖gᵢ‖ over all parameters, from the squared norms by parameter; in double precision."""
+    """Bounds of ‖gᵢ‖ over all parameters, from those of the squared norms by parameter; in double precision."""
     return torch.stack([value.double() for value in squared.values()]).sum(0).sqrt()
 
 
 def clip_factors(norms: Tensor, clip: float, mode: ClipMode) -> Tensor:
-    """min(1, c/‖g‖), or that divided by c, or 1/(‖g‖ + γ); zero where the norm is not finite."""
+    """min(1, c/‖g‖), or that divided by c, or 1/(‖g‖ + γ), rounded down; zero where the norm is not finite."""
+    norms = norms.double() * ROUNDED_UP
     if mode == "automatic":
         factors = 1.0 / (norms + STABILITY)
     else:

@@ -30,7 +30,7 @@ from hush import validate
 from hush.errors import BadInput, Refused
 from hush.gradients import record
 from hush.named import Losses, Named, State, Sums
-from hush.queries.clipped import ClipMode, Clipping, diagnostics
+from hush.queries.clipped import ROUNDED_UP, ClipMode, Clipping, diagnostics
 from hush.queries.query import Channel, Claim
 from hush.release import Release
 from hush.sampling import Participation, PoissonSampled
@@ -97,9 +97,10 @@ class ErrorFeedback:
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         """v = Σ clip(gᵢ) + clip(e), and the next error."""
         error = private["error"]
-        back = min(1.0, self.feedback / max(total_norm(error), math.ulp(0.0)))
-        value = {name: clipped + back * error[name] for name, clipped in sums["gradient"].items()}
-        after = {name: error[name] + sums["raw"][name] - value[name] for name in value}
+        norm = total_norm(error) * ROUNDED_UP
+        back = 1.0 if norm <= self.feedback else self.feedback / norm
+        value = {name: clipped.double() + back * error[name].double() for name, clipped in sums["gradient"].items()}
+        after = {name: (e + sums["raw"][name] - value[name]).to(e.dtype) for name, e in error.items()}
         return {"gradient": {n: v / self.scale for n, v in value.items()}}, {"error": bounded(after)}
 
     def observe(self, release: Release, update: Named, public: State) -> State:
