@@ -101,7 +101,9 @@ def test_pieces_add_up(name) -> None:
     pieces, _ = recorded(plan(name), mlp(), losses, data(), given=releases, microbatch=4)
     for a, b in zip(whole, pieces, strict=True):
         assert a.keys() == b.keys()
-        assert all(distance(a[channel], b[channel]) < 1e-5 for channel in a)  # norms are bounds: engines differ a little
+        assert all(
+            distance(a[channel], b[channel]) < 1e-5 for channel in a
+        )  # norms are bounds: engines differ a little
 
 
 class Rows:

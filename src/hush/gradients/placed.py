@@ -52,9 +52,9 @@ class PlacedTape:
         losses = self.tape.losses
         return losses if self.piece.empty is None else losses[~self.piece.empty.to(losses.device)]
 
-    def squared_norms(self) -> Named:
+    def squared_norms(self, certain: bool = True) -> Named:
         """As they are, infinite at empty rows."""
-        found = self.tape.squared_norms()
+        found = self.tape.squared_norms(certain)
         if self.piece.empty is None:
             return found
         return {name: v.masked_fill(self.piece.empty.to(v.device), torch.inf) for name, v in found.items()}
