@@ -357,11 +357,12 @@ def test_a_run_injects_exactly_the_declared_noise(name: str) -> None:
     like = torch.empty(len(flat(sums[0]["gradient"])), dtype=torch.float64)
     Z = np.stack([normal(secret, "noise/gradient", row, like).numpy() for row in range(M.shape[1])])
     found = np.stack([BATCH * flat(r.gradient) - flat(s["gradient"]) for r, s in zip(releases, sums, strict=True)])
-    expected = 0.8 * 0.7 * plan.sensitivity * (M @ Z)
+    bound = 0.7 * (1 + plan.charge)
+    expected = 0.8 * bound * plan.sensitivity * (M @ Z)
     rounding = [grid(plan.noise_std * 0.7 * plan.noise.std(step)) / 2 for step in range(plan.steps)]
     assert (np.abs(found - expected) <= np.array(rounding)[:, None] + 2e-5 * np.abs(expected).max()).all()
     for step, release in enumerate(releases):
-        own = 0.8 * 0.7 * plan.sensitivity * np.linalg.norm(M[step]) / BATCH
+        own = 0.8 * bound * plan.sensitivity * np.linalg.norm(M[step]) / BATCH
         assert release.noise_std == pytest.approx(own, rel=1e-6)
 
 
