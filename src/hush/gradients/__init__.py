@@ -16,6 +16,7 @@ from hush.gradients.augmented import Augmented
 from hush.gradients.automatic import record_automatic
 from hush.gradients.check import check_model, to_group_norm
 from hush.gradients.engine import record_book_keeping
+from hush.gradients.exact import exact_products
 from hush.gradients.functional import record_functional
 from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
 from hush.gradients.untouched import Untouched
@@ -46,4 +47,5 @@ def record(
     if isinstance(losses, Augmented):
         chosen = losses.points(content, chosen)
         losses = losses.losses
-    return _ENGINES[engine](model, losses, content, n, chosen)
+    with exact_products():
+        return _ENGINES[engine](model, losses, content, n, chosen)
