@@ -75,7 +75,8 @@ def double_error(examples: int, positions: int, depth: int) -> float:
     """By how much a sum over positions in double precision can err, in units of the largest wᵢ√Vᵢ.
 
     It is made ``depth`` positions at a time, and wᵢ s ≤ wᵢ√Vᵢ/√``FLOOR``."""
-    roundings = max(depth, positions) + examples * positions / depth + 4
+    pieces = max(examples / max(1, depth // positions), examples * positions / depth)
+    roundings = max(depth, positions) + pieces + 5
     return roundings * unit(torch.float64) * examples / math.sqrt(FLOOR) * 1.01
 
 

@@ -46,7 +46,7 @@ class Tape(Protocol):
        is never underestimated. What is not finite stays not finite.
     2. Each coordinate of ``sum`` is either a sum of at most one addend an example, in the parameter's own type, or is
        summed in double precision and rounded once; that sum errs by less than 1e-6 of the largest wᵢ√Vᵢ for up to
-       1 024 examples of up to 4 096 positions.
+       384 examples of 4 096 positions, or 1 024 of 512 (:func:`hush.gradients.rounding.double_error`).
     3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and no other row's arithmetic has
        another shape because of it.
     4. Weights are rounded towards zero where the parameter's type is coarser than theirs.
