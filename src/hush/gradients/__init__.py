@@ -18,6 +18,7 @@ from hush.gradients.augmented import Augmented
 from hush.gradients.automatic import record_automatic
 from hush.gradients.check import check_model, to_group_norm
 from hush.gradients.engine import record_book_keeping
+from hush.gradients.exact import exact_products
 from hush.gradients.functional import record_functional
 from hush.gradients.placed import as_placed, placed
 from hush.gradients.substitutes import substituted
@@ -61,7 +62,8 @@ def record(
         if isinstance(losses, Augmented):
             chosen = _views(losses, content, chosen)
             losses = losses.losses
-        return as_placed(_ENGINES[engine](model, losses, content, n, chosen))
+        with exact_products():
+            return as_placed(_ENGINES[engine](model, losses, content, n, chosen))
 
 
 def _drawn(model: nn.Module, losses: Losses, content: Any) -> None:

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.costs import DEPTH, ENTRY, GRAM, HOLD, ROOM, chunk_of
-from hush.gradients.rounding import BLOCK, hidden, squares
+from hush.gradients.costs import ENTRY, GRAM, HOLD, ROOM, chunk_of, depth_of
+from hush.gradients.rounding import BLOCK, hidden, lengths, squares
 from hush.gradients.tape import Weights
 from hush.gradients.terms import Reach, Rows, Term, allowed, of_products, products
 from hush.gradients.windows import Columns, Filler
@@ -159,8 +159,8 @@ class Windowed:
 
     def _lengths(self, side: Tensor, more: float) -> Tensor:
         """‖entry‖² over the channels of one group, (n · groups, *positions)."""
-        each = side.reshape(side.shape[0] * self.rule.groups, -1, math.prod(side.shape[2:])).transpose(1, 2)
-        return squares(each.flatten(0, 1), more).view(-1, *side.shape[2:])
+        each = side.reshape(side.shape[0] * self.rule.groups, -1, math.prod(side.shape[2:]))
+        return lengths(each, more).view(-1, *side.shape[2:])
 
     def squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
@@ -212,9 +212,9 @@ class Windowed:
         return total.new_empty(total.shape, dtype=self.weight.dtype).copy_(total)
 
     def summed(self, weights: Weights) -> Tensor:
-        """One product of matrices for a few examples at a time, about ``DEPTH`` windows, in double precision."""
+        """One product of matrices for a few examples at a time, in double precision."""
         m, groups, kernel = weights.stop - weights.start, self.rule.groups, tuple(self.weight.shape[2:])
-        outputs, step = self.weight.shape[0] // groups, max(1, min(m, DEPTH // self.positions))
+        outputs, step = self.weight.shape[0] // groups, max(1, min(m, depth_of(self.window) // self.positions))
         total = self.weight.new_zeros(groups, outputs, self.window, dtype=torch.float64)
         columns: Columns | None = None
         for low in range(0, m, step):

@@ -16,9 +16,9 @@ HOLD = 1.5  # b: writing, and reading twice, one number of a held gradient
 GRAM = 0.040  # c: one multiplication in a small product
 ENTRY = 1.0  # d: one entry of the two Gram matrices
 ROOM = 1.5  # a gradient is held only up to this many times the size of what it is made of
-DEPTH = 128  # positions that a product in double precision sums at a time
 CHUNK = 1 << 18  # numbers in one temporary of a norm: a megabyte stays in the second-level cache
-TEMPORARY = 1 << 20  # numbers that a weighted sum of convolutions takes at a time
+DOUBLES = 1 << 17  # numbers in one factor of a product in double precision
+SHALLOWEST, DEEPEST = 64, 1024  # positions that such a product sums
 
 
 def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
@@ -31,3 +31,8 @@ def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
 def chunk_of(numbers_per_example: int, n: int) -> int:
     """How many examples to take at a time so that a temporary stays in the cache."""
     return max(1, min(n, CHUNK // max(1, numbers_per_example)))
+
+
+def depth_of(width: int) -> int:
+    """How many positions of this width a product in double precision takes at a time."""
+    return min(DEEPEST, max(SHALLOWEST, DOUBLES // max(1, width)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from hush.draws import Unplaced, drawing
 from hush.gradients.alone import Known, mapped
 from hush.gradients.exact import exact_products
 from hush.gradients.substitutes import forwards, substituted
-from hush.gradients.tape import Point, Tape, Weights, check_losses, rewinder, weights_of
+from hush.gradients.tape import Point, Suspects, Tape, Weights, check_losses, rewinder, weights_of
 from hush.gradients.terms import Rows, Term, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 from hush.named import Losses, Named, trainable
@@ -33,12 +33,14 @@ class BookTape:
     losses: Tensor
     params: Named
     terms: dict[str, list[Term]]
+    suspects: Suspects = field(default_factory=Suspects, repr=False)
 
     @torch.no_grad()
     def squared_norms(self, certain: bool = True) -> Named:
         """Bounds of ‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
         with exact_products():
-            return {name: self._squares(name, certain) for name in self.params}
+            found = {name: self._squares(name, certain) for name in self.params}
+        return self.suspects.noted(found) if certain else found
 
     def _squares(self, name: str, certain: bool) -> Tensor:
         terms, n, param = self.terms[name], self.losses.shape[0], self.params[name]
@@ -56,7 +58,7 @@ class BookTape:
                 own = weights_of(weights, name)
                 key = id(own), param.dtype
                 if key not in given:
-                    given[key] = Weights.of(own, param.dtype, start, stop)
+                    given[key] = Weights.of(own, param.dtype, start, stop, self.suspects.rows)
                 out[name] = self._sum(name, given[key])
         return out
 

@@ -56,8 +56,28 @@ def squares(rows: Tensor, more: float = 0.0) -> Tensor:
         found = _norms(flat[:, :whole].view(n, -1, BLOCK), 2).double().square_().sum(1)
         if whole < size:
             found += _norms(flat[:, whole:], 1).double().square_()
-    allowance = lost(min(size, BLOCK) + SPARE, rows.dtype) + lost(size // BLOCK + SPARE, torch.float64)
-    return found.mul_(1.0 + allowance).add_(2 * size * vanished(rows.dtype) + more)
+    return found.mul_(1.0 + _allowance(size, rows.dtype)).add_(2 * size * vanished(rows.dtype) + more)
+
+
+def lengths(sides: Tensor, more: float = 0.0) -> Tensor:
+    """The same for the columns of matrices (m, size, positions): bounds of shape (m, positions)."""
+    size = sides.shape[1]
+    found = sum(part.square().sum(1).double() for part in torch.split(sides, BLOCK, 1))
+    assert isinstance(found, Tensor)
+    return found.mul_(1.0 + _allowance(size, sides.dtype)).add_(2 * size * vanished(sides.dtype) + more)
+
+
+def _allowance(size: int, dtype: torch.dtype) -> float:
+    return lost(min(size, BLOCK) + SPARE, dtype) + lost(size // BLOCK + SPARE, torch.float64)
+
+
+def double_error(examples: int, positions: int, depth: int) -> float:
+    """By how much a sum over positions in double precision can err, in units of the largest wᵢ√Vᵢ.
+
+    It is made ``depth`` positions at a time, and wᵢ s ≤ wᵢ√Vᵢ/√``FLOOR``."""
+    pieces = max(examples / max(1, depth // positions), examples * positions / depth)
+    roundings = max(depth, positions) + pieces + 5
+    return roundings * unit(torch.float64) * examples / math.sqrt(FLOOR) * 1.01
 
 
 def _norms(rows: Tensor, dim: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -46,7 +46,7 @@ class Tape(Protocol):
        is never underestimated. What is not finite stays not finite.
     2. Each coordinate of ``sum`` is either a sum of at most one addend an example, in the parameter's own type, or is
        summed in double precision and rounded once; that sum errs by less than 1e-6 of the largest wᵢ√Vᵢ for up to
-       1 024 examples of up to 4 096 positions.
+       384 examples of 4 096 positions, or 1 024 of 512 (:func:`hush.gradients.rounding.double_error`).
     3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and no other row's arithmetic has
        another shape because of it.
     4. Weights are rounded towards zero where the parameter's type is coarser than theirs.
@@ -68,25 +68,42 @@ class Tape(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Suspects:
+    """Which examples a tape has found not to be finite: the others need no mask where their weight is zero."""
+
+    rows: Tensor | None = None  # None: nobody has looked
+
+    def noted(self, squared: Named) -> Named:
+        """The squared norms as they are, after a look at them."""
+        self.rows = ~torch.isfinite(torch.stack(list(squared.values())).sum(0)) if squared else None
+        return squared
+
+
 @dataclass(frozen=True)
 class HeldTape:
     """A tape that holds every per-example gradient, shape (n, …), by name."""
 
     losses: Tensor
     gradients: Named
+    suspects: Suspects = field(default_factory=lambda: Suspects(), repr=False)
 
+    @torch.no_grad()
     def squared_norms(self, certain: bool = True) -> Named:
         """‖gᵢ[name]‖² from the gradients themselves."""
         with exact_products():
-            return {name: squares(g) for name, g in self.gradients.items()}
+            found = {name: squares(g) for name, g in self.gradients.items()}
+        return self.suspects.noted(found)
 
+    @torch.no_grad()
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ from the gradients themselves."""
         with exact_products():
-            return {
-                name: weighted_rows(g, Weights.of(weights_of(weights, name), g.dtype, start, stop))
+            chosen = {
+                name: Weights.of(weights_of(weights, name), g.dtype, start, stop, self.suspects.rows)
                 for name, g in self.gradients.items()
             }
+            return {name: weighted_rows(g, chosen[name]) for name, g in self.gradients.items()}
 
 
 @dataclass(frozen=True)
@@ -120,11 +137,16 @@ class Weights:
     dead: Tensor | None
 
     @staticmethod
-    def of(values: Tensor, dtype: torch.dtype, start: int = 0, stop: int | None = None) -> Weights:
-        """Weights rounded towards zero; a row of weight zero is masked, since 0·NaN is NaN, and keeps its place."""
+    def of(
+        values: Tensor, dtype: torch.dtype, start: int = 0, stop: int | None = None, suspects: Tensor | None = None
+    ) -> Weights:
+        """Weights rounded towards zero; a row of weight zero is masked, since 0·NaN is NaN, and keeps its place.
+
+        Rows that are known to be finite (not among the ``suspects``) need no mask."""
         stop = len(values) if stop is None else stop
         values = towards_zero(values.detach()[start:stop], dtype)
-        return Weights(values, start, stop, None if bool(values.all()) else values == 0)
+        dead = values == 0 if suspects is None else (values == 0) & suspects[start:stop]
+        return Weights(values, start, stop, dead if bool(dead.any()) else None)
 
     def part(self, low: int, high: int) -> Weights:
         """Those of the examples start + low … start + high − 1."""

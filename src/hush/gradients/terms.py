@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hush.gradients.costs import DEPTH, ROOM, chunk_of, held_is_cheaper
+from hush.gradients.costs import ROOM, chunk_of, depth_of, held_is_cheaper
 from hush.gradients.rounding import BLOCK, FLOOR, SPARE, hidden, lost, squares, vanished
 from hush.gradients.tape import Weights, weighted_rows
 
@@ -129,13 +129,14 @@ class Outer:
         return weights.scale(self.b).squeeze(1).t() @ weights.rows(self.a).squeeze(1)
 
     def summed(self, weights: Weights) -> Tensor:
-        """The same in double precision, ``DEPTH`` positions at a time."""
+        """The same in double precision, so many positions at a time that they stay in the cache."""
         a = weights.rows(self.a).flatten(0, 1)
         b = weights.rows(self.b).flatten(0, 1)
         w = weights.values.double().repeat_interleave(self.a.shape[1])[:, None]
         total = a.new_zeros(b.shape[1], a.shape[1], dtype=torch.float64)
-        for low in range(0, len(a), DEPTH):
-            part = slice(low, low + DEPTH)
+        step = depth_of(a.shape[1] + b.shape[1])
+        for low in range(0, len(a), step):
+            part = slice(low, low + step)
             total.addmm_((b[part] * w[part]).t(), a[part].double())
         return total
 
@@ -160,22 +161,24 @@ def products(a: Tensor) -> Tensor:
 
 
 def gram_squares(a: Tensor, b: Tensor, certain: bool) -> Tensor:
-    """Σ_pq (a_p·a_q)(b_p·b_q) of each example, for a and b with positions in dimension 1, and γ s²."""
+    """Σ_pq (a_p·a_q)(b_p·b_q) + γ s² of each example, for a and b with positions in dimension 1."""
     inner = (min(a.shape[2], BLOCK), min(b.shape[2], BLOCK))
     return of_products(products(a), products(b), inner, a.dtype, certain)
 
 
 def of_products(left: Tensor, right: Tensor, inner: tuple[int, int], dtype: torch.dtype, certain: bool) -> Tensor:
-    """The same from the Gram matrices (m, P, P), whose entries went through so many roundings each."""
-    found = (left * right).sum((1, 2), dtype=torch.float64).clamp_(min=0)
+    """The same from Gram matrices (m, P, P) whose entries went through so many roundings; at least ``FLOOR`` · s²."""
+    found = (left * right).sum((1, 2), dtype=torch.float64)
     if not certain:
-        return found
-    lengths = [t.diagonal(dim1=1, dim2=2).double().clamp(min=0).add_(hidden(dtype)) for t in (left, right)]
-    s = lengths[0].mul_(lengths[1]).sqrt_().sum(1)
+        return found.clamp_(min=0)
+    ends = [t.diagonal(dim1=1, dim2=2).double().add_(hidden(dtype)) for t in (left, right)]
+    s = ends[0].mul_(ends[1]).sqrt_().sum(1)
     diagonal = 1.0 + 2 * max(lost(k + SPARE, dtype) for k in inner)  # of ‖a_p‖² from a_p·a_p, and likewise b
     pairs = left.shape[1] ** 2
-    gamma = max(lost(sum(inner) + SPARE, dtype), FLOOR) * diagonal**2 + lost(pairs + SPARE, torch.float64)
-    return found.add_(s.square_().mul_(gamma * TRIFLE)).add_(pairs * vanished(dtype))
+    gamma = lost(sum(inner) + SPARE, dtype) + lost(pairs + SPARE, torch.float64) * diagonal**2
+    whole = s.square_().mul_(TRIFLE * diagonal**2)
+    found.masked_fill_(found.isinf(), torch.nan)  # -inf would be lost in the maximum
+    return torch.maximum(found.add_(whole, alpha=gamma), whole * FLOOR).add_(pairs * vanished(dtype))
 
 
 def chunked_squares(terms: Sequence[Term], n: int, size: int, certain: bool) -> Tensor:

@@ -1,0 +1,183 @@
+"""The rounding of a weighted sum is bounded for any input, block by block, and a row of weight zero adds nothing."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from test_norm_bounds import MODELS, TERMS, cancelling, first_output, signed, wave
+from torch import nn
+
+from hush.gradients import record
+from hush.gradients.exact import exact_products, switches
+from hush.gradients.rounding import double_error, unit
+from hush.gradients.tape import HeldTape, Weights
+from hush.gradients.terms import Outer
+from hush.queries import Clipping
+
+
+def charged(n, dtype):
+    """The rounding of n additions in any order, in clips: u·√n·√(Σ_{j≤n} j²)."""
+    return unit(dtype) * math.sqrt(n) * math.sqrt(sum(j * j for j in range(1, n + 1)))
+
+
+def norm(named):
+    return math.sqrt(sum(float(v.double().square().sum()) for v in named.values()))
+
+
+def by_example(tape, weights, start, stop):
+    """Σ over the examples of what each adds alone, in float64, and how far the block's own sum is from it."""
+    total = {}
+    for i in range(start, stop):
+        alone = torch.zeros_like(weights)
+        alone[i] = weights[i]
+        for name, value in tape.sum(alone).items():
+            total[name] = total.get(name, 0) + value.double()
+    found = tape.sum(weights, start, stop)
+    return total, norm({name: found[name].double() - total[name] for name in total})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("losses", [wave, signed])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_block_errs_by_no_more_than_its_additions(name, losses, dtype):
+    make, content = MODELS[name]
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    data = content(dtype)
+    data = data if data.dtype == torch.int64 else data * 300
+    for engine in ("book-keeping", "functional"):
+        tape = record(model, first_output(losses), data, engine=engine)
+        weights = Clipping(1e-3).weigh(tape.squared_norms()).weights
+        for start, stop in ((0, 6), (1, 5), (3, 4), (2, 2)):
+            n = stop - start
+            _, error = by_example(tape, weights, start, stop)
+            own = n * unit(dtype)  # each of the n sums that are compared with was rounded once
+            assert error <= 1e-3 * (charged(n, dtype) + own + 1e-6)
+
+
+def test_blocks_add_up_to_the_whole():
+    make, content = MODELS["convolution"]
+    tape = record(make().double(), wave, content(torch.float64), engine="book-keeping")
+    weights = torch.rand(6, dtype=torch.float64)
+    whole, parts = tape.sum(weights), [tape.sum(weights, 0, 2), tape.sum(weights, 2, 3), tape.sum(weights, 3)]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(p[name] for p in parts), value)
+
+
+def cancelling_batch(n=64, positions=2, size=64):
+    """Examples whose two positions cancel but for a small rest, each with its own large inputs."""
+    generator = torch.Generator().manual_seed(0)
+    a = 1e4 * torch.randn(n, 1, size, generator=generator).expand(n, positions, size).clone()
+    a[:, 1] += 1e-2 * torch.randn(n, size, generator=generator)
+    b = torch.ones(n, positions, 8)
+    b[:, 1] = -1
+    return a, b
+
+
+def test_positions_that_cancel_are_summed_in_double_precision():
+    term = Outer(*cancelling_batch())
+    n = len(term.a)
+    weights = Weights.of(1 / term.squares().sqrt(), torch.float32)
+    exact = torch.einsum("i,ipo,ipk->ok", weights.values.double(), term.b.double(), term.a.double())
+    largest = float((weights.values.double() * term.squares().sqrt()).max())
+    bound = largest * (charged(n, torch.float32) + double_error(n, 2, 64))
+    assert float((term.weighted(weights).double() - exact).norm()) <= bound
+    scaled = (term.b * weights.values[:, None, None]).flatten(0, 1)  # the twin: one float32 product of everything
+    steps = exact.new_zeros(exact.shape).float()
+    for row, column in zip(scaled, term.a.flatten(0, 1), strict=True):
+        steps = steps + row[:, None] * column[None]
+    assert float((steps.double() - exact).norm()) > 1e-6 * largest
+    assert float((term.weighted(weights).double() - exact).norm()) < 0.01 * float((steps.double() - exact).norm())
+
+
+@pytest.mark.parametrize("kind", ["plain", "opposite", "alternating", "huge"])
+@pytest.mark.parametrize("name", TERMS)
+def test_every_term_sums_to_its_bound(name, kind):
+    generator = torch.Generator().manual_seed(1)
+    term = cancelling(TERMS[name](generator, torch.float32), kind, generator)
+    twin = cancelling(TERMS[name](torch.Generator().manual_seed(1), torch.float32), kind, generator)
+    bound = term.squares().sqrt()
+    weights = Weights.of(1 / bound, torch.float32)
+    exact = sum(w * r for w, r in zip(weights.values.double(), double(twin).rows(0, 3), strict=True))
+    assert float((term.weighted(weights).double() - exact).norm()) <= charged(3, torch.float32) + 3 * 2.0**-24 + 1e-6
+
+
+def double(term):
+    """The same term in float64: 29 bits more than its float32 inputs need."""
+    if isinstance(term, Outer):
+        return Outer(term.a.double(), term.b.double())
+    return type(term)(term.rule, term.x.double(), term.gy.double(), term.weight.double())
+
+
+def test_the_double_precision_sum_is_negligible():
+    assert double_error(1024, 512, 64) < 1e-6
+    assert double_error(384, 4096, 64) < 1e-6
+    assert double_error(384, 16, 200) < 1e-7
+
+
+# rows of weight zero
+
+
+@pytest.mark.parametrize("engine", ["book-keeping", "functional"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in ("embedding", "tied")])
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_row_of_weight_zero_changes_no_bit_of_the_sum(name, bad, engine, looked):
+    make, content = MODELS[name]
+    torch.manual_seed(0)
+    model, data = make(), content(torch.float32)
+    sums = []
+    for value in (0.5, bad):
+        data[2] = value
+        tape = record(model, first_output(wave), data, engine=engine)
+        if looked:
+            tape.squared_norms()
+        sums.append(tape.sum(torch.tensor([0.3, 1.0, 0.0, 0.7, 0.2, 0.9])))
+    for key, value in sums[0].items():
+        assert bool(value.isfinite().all())
+        assert torch.equal(value, sums[1][key])
+
+
+def test_weights_by_parameter_and_by_example_in_blocks():
+    model = nn.Linear(3, 2)
+    tape = record(model, wave, torch.randn(4, 3), engine="book-keeping")
+    ones, half = torch.ones(4), torch.full((4,), 0.5)
+    named = tape.sum({"weight": ones, "bias": half}, 1, 3)
+    assert torch.equal(named["weight"], tape.sum(ones, 1, 3)["weight"])
+    assert torch.equal(named["bias"], tape.sum(half, 1, 3)["bias"])
+    held = HeldTape(tape.losses, {"w": torch.arange(4.0)[:, None]})
+    assert held.sum(ones, 1, 3)["w"].tolist() == [3.0]
+
+
+# the type that products are computed in
+
+
+def test_faster_products_are_switched_off_within_and_come_back():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        chosen = [getattr(owner, name) for owner, name, _ in switches()]
+        with exact_products():
+            for owner, name, exact in switches():
+                assert getattr(owner, name) in exact
+        assert [getattr(owner, name) for owner, name, _ in switches()] == chosen
+        assert not switches() or any(v not in exact for v, (_, _, exact) in zip(chosen, switches(), strict=True))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_autocast_does_not_reach_a_recording():
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 3)), torch.randn(5, 40)
+
+    def losses(m, x):
+        return F.softplus(m(x)).sum(1)
+
+    plain = record(model, losses, data, engine="book-keeping")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = record(model, losses, data, engine="book-keeping")
+        norms, sums = cast.squared_norms(), cast.sum(torch.ones(5))
+    for name, value in plain.sum(torch.ones(5)).items():
+        assert torch.equal(sums[name], value)
+        assert torch.equal(norms[name], plain.squared_norms()[name])
