@@ -104,7 +104,7 @@ class Functions(TorchFunctionMode):
         self.drawer = drawer
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if kind is None:
             self.drawer.check()
 
