@@ -205,6 +205,23 @@ def test_several_rows_an_example_are_left_to_the_reference():
     close(ours, tape(model, x[OTHERS], PLACES, "one by one"), OTHERS)
 
 
+def test_what_torch_func_cannot_draw_is_drawn_one_by_one():
+    class Sampled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 8)
+
+        def forward(self, x):
+            return torch.distributions.Normal(self.fc(x), 1.0).rsample()
+
+    model, x = made(Sampled), inputs(7, 3)
+    lone = tape(model, x[:1], WITH[:1], "auto")  # nothing to compare with yet
+    ours = tape(model, x, WITH, "auto")
+    assert type(ours).__name__ == "BookTape"
+    close(ours, tape(model, x, WITH, "one by one"))
+    close(ours, lone, slice(1))
+
+
 @pytest.mark.parametrize("engine", ["book-keeping", "functional", "one by one"])
 def test_both_points_see_the_same_draws(engine):
     # the two points have equal parameters and opposite coefficients: with equal masks nothing is left

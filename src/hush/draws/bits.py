@@ -30,7 +30,10 @@ class Places:
     @staticmethod
     def of(places: Tensor) -> Places:
         """From a vector of integers."""
-        return Places(places.detach().cpu().numpy().astype(np.int64).reshape(-1))
+        numbers = places.detach().cpu().numpy().astype(np.int64, copy=False)
+        assert numbers.ndim == 1, "one place for each row"
+        assert not len(numbers) or numbers.min() >= 0, "a place is not negative"
+        return Places(numbers)
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,6 +59,10 @@ class Draws:
     def shares(self, shape: Sequence[int]) -> bool:
         """Whether the next draw is one that all examples share."""
         return isinstance(self._kind(self.counter.number, tuple(shape), 1), Shared)
+
+    def check(self) -> None:
+        """Refuse where something was drawn past us."""
+        self.counter.check()
 
     def _mind_checkpoints(self) -> None:
         """Inside activation checkpointing the backward pass draws again: who does not expect it is told."""
@@ -114,31 +118,21 @@ def by_place() -> bool:
     return _CURRENT.get() is not None
 
 
-@contextmanager
-def drawing(*, proven: bool = True, again: bool = False) -> Iterator[None]:
+def drawing(*, proven: bool = True, again: bool = False) -> AbstractContextManager[Any]:
     """Around a forward: torch's random numbers come from the piece's draws.
 
     ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
     ``model_randomness`` torch's own generator is left to work as ever."""
     draws = _CURRENT.get()
-    if draws is None:
-        yield
-        return
-    with Functions(replace(draws, proven=proven, again=again)):
-        yield
-    draws.counter.check()
+    return nullcontext() if draws is None else Functions(replace(draws, proven=proven, again=again))
 
 
-@contextmanager
-def computing_again(*, proven: bool = True) -> Iterator[None]:
+def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
     """Around a backward pass: where activation checkpointing computes parts of the forward again, it draws the same."""
     draws = _CURRENT.get()
     if draws is None or not draws.counter.again:
-        yield
-        return
-    with Operations(replace(draws, proven=proven, again=True)):
-        yield
-    draws.counter.check()
+        return nullcontext()
+    return Operations(replace(draws, proven=proven, again=True))
 
 
 def saved_tensors_are_hooked() -> bool:

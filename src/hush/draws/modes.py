@@ -8,6 +8,7 @@ torch.func, where the examples of a map are a dimension of one tensor, in front 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,10 @@ class Drawer(Protocol):
 
     def shares(self, shape: Sequence[int]) -> bool:
         """Whether the next draw, of this shape for one example, is one that all examples share."""
+        ...
+
+    def check(self) -> None:
+        """Refuse where something was drawn past us."""
         ...
 
 
@@ -96,11 +101,21 @@ class Functions(TorchFunctionMode):
 
     def __init__(self, drawer: Drawer) -> None:
         super().__init__()
-        self.drawer, self.operations = drawer, Operations(drawer)
+        self.drawer = drawer
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if kind is None:
+            self.drawer.check()
+
+    @cached_property
+    def operations(self) -> Operations:
+        """Made where something is drawn."""
+        return Operations(self.drawer)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in RANDOM:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs) if kwargs else func(*args)
         maps = _maps()
         if maps > 1:
             raise Refused(

@@ -55,6 +55,8 @@ def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, poi
             return _booked(model, losses, content, n, points, verdict)
         except Unhandled as stop:
             _slow(verdict, "functional", stop.why)
+    if n == 1:  # alone by itself: no map is needed, which some operations do not have
+        return record_one_by_one(model, losses, content, n, points)
     return _SLOW.get(verdict.engine, record_functional)(model, losses, content, n, points)
 
 
