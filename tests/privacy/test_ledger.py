@@ -437,3 +437,51 @@ def test_lines_are_readable_and_hold_no_more_than_is_public(path) -> None:
         "sampling_probability": 0.01,
         "event": {"kind": "Gaussian", "noise_multiplier": 1.0},
     }
+
+
+class TestMoreThanThePlan:
+    """Steps that are taken again with fresh noise are charged on top, and nothing lowers that again."""
+
+    def test_an_addition_is_composed_with_the_plan(self, path):
+        a = account(path, planned=1000)
+        a.cover(300)
+        a.add(dp_event.SelfComposedDpEvent(POISSON, 200), "steps 101 to 300, taken again with a fresh secret")
+        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(500)], 1e-5).epsilon, rel=1e-9)
+        a.cover(1000)
+        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(1200)], 1e-5).epsilon, rel=1e-9)
+        (extra,) = a.additions()
+        assert (extra.run, extra.part_of) == ("a+1", "a")
+        assert extra.reason.startswith("steps 101 to 300")
+
+    def test_it_stays_after_a_restart_and_one_name_charges_once(self, path):
+        a = account(path)
+        a.cover(100)
+        for _ in range(3):
+            account(path).add(POISSON, "taken again", name="7f")
+        once = Ledger(path).total("d").epsilon
+        assert once == pytest.approx(total([poisson(101)], 1e-5).epsilon, rel=1e-9)
+        a.add(POISSON, "taken again", name="80")
+        a.add(POISSON, "taken again")
+        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(103)], 1e-5).epsilon, rel=1e-9)
+
+    def test_the_budget_counts_it(self, path):
+        Ledger(path).set_budget("d", 1.0, 1e-5)
+        a = account(path)
+        room = a.room()
+        a.cover(1)
+        a.add(dp_event.SelfComposedDpEvent(POISSON, 50), "taken again")
+        assert a.room() == room - 50
+        before = path.read_bytes()
+        with pytest.raises(BudgetSpent, match=r"taken again would bring dataset 'd' to ε = .* budget is ε = 1 "):
+            a.add(dp_event.SelfComposedDpEvent(POISSON, 1000), "taken again")
+        assert path.read_bytes() == before
+        a.add(dp_event.NonPrivateDpEvent(), "the same noise met another sum", fact=True)
+        assert Ledger(path).total("d").epsilon == math.inf
+        with pytest.raises(BudgetSpent):
+            a.cover(room)
+
+    def test_a_cost_keeps_what_it_says(self, path):
+        a = account(path)
+        a.add(Cost("zero-out", "claimed", 1e-6, points=((1e-6, 0.5),)), "a second release")
+        found = Ledger(path).total("d")
+        assert (found.epsilon, found.adjacency, found.status) == (0.5, "zero-out", "claimed")

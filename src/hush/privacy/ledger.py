@@ -56,6 +56,8 @@ class Spend:
     planned: int
     cost: Cost
     at: str = ""
+    part_of: str = ""  # the run that this was charged to in addition to its plan, see `Account.add`
+    reason: str = ""
 
 
 class Ledger:
@@ -153,7 +155,9 @@ class Ledger:
         counted = {"steps": spend.steps, "planned": spend.planned}
         priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": event}
         points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
-        self._append(kind="spend", **shown, **counted, **priced, points=points)
+        more = {"part_of": spend.part_of, "reason": spend.reason}
+        given = {name: text for name, text in more.items() if text}
+        self._append(kind="spend", **shown, **counted, **priced, points=points, **given)
 
     def _append(self, **fields: Any) -> None:
         self._chain.append(at=_now(), **fields)
@@ -223,6 +227,44 @@ class Account:
                 self._enter(steps)
             self.reserved = self._entered()
 
+    def add(self, event: Any, reason: str, *, name: str | None = None, fact: bool = False) -> None:
+        """Charge this run for more than its plan: ``event`` is composed with everything that was charged before.
+
+        For releases that the plan does not know of. Steps t+1 … s that were released once and are taken again with a
+        fresh secret: with independent noise the event of those s − t steps, with correlated noise or fixed batches the
+        event of the first s steps (and the plan's own entry goes on to its T in either case). A second release that
+        nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as `hush.train.cost_of` makes
+        it, else it has the plan's adjacency, status and δ.
+
+        It is an entry of its own, named after the run, and no later entry replaces it: what was charged is never
+        lowered. Call it before the release. `BudgetSpent` where the budget has no room, and then nothing is written;
+        ``fact=True`` is for what has happened already, which is entered whatever the budget says. ``name`` tells one
+        occasion from another (such as a digest of the fresh secret): the same name charges once, however often a
+        killed run comes by; without it every call charges.
+        """
+        whole_plan = self._cost(self._planned)
+        own = (whole_plan.adjacency, whole_plan.status, whole_plan.delta)
+        cost = event if isinstance(event, Cost) else Cost(*own, event)
+        with self.ledger.turn():
+            entry = f"{self.run}+{name or len(self.additions()) + 1}"
+            if entry in self.ledger.spends(self.dataset):
+                return
+            if not fact:
+                self._check_addition(cost, reason)
+            self.ledger.spend(Spend(entry, self.dataset, self._method, 1, 1, cost, part_of=self.run, reason=reason))
+
+    def additions(self) -> list[Spend]:
+        """What this run was charged in addition to its plan."""
+        return [spend for spend in self.ledger.spends(self.dataset).values() if spend.part_of == self.run]
+
+    def _check_addition(self, cost: Cost, reason: str) -> None:
+        budget = self.ledger.budget(self.dataset)
+        if budget is None:
+            return
+        after = total([*(s.cost for s in self.ledger.spends(self.dataset).values()), cost], budget.delta)
+        if after.epsilon > budget.epsilon:
+            raise BudgetSpent(self._over(reason, after.epsilon, budget))
+
     def room(self) -> int:
         """How many of the run's steps fit into the budget next to what others have spent; all without a budget."""
         budget = self.ledger.budget(self.dataset)
@@ -258,8 +300,11 @@ class Account:
         budget = self.ledger.budget(self.dataset)
         assert budget is not None
         after = total([*(s.cost for s in self._others()), self._cost(steps)], budget.delta)
+        return self._over(f"step {steps}", after.epsilon, budget)
+
+    def _over(self, what: str, epsilon: float, budget: Budget) -> str:
         return (
-            f"step {steps} would bring dataset '{self.dataset}' to ε = {rounded_up(after.epsilon)} where its budget is "
+            f"{what} would bring dataset '{self.dataset}' to ε = {rounded_up(epsilon)} where its budget is "
             f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)}: raise it with "
             f"`hush ledger budget {self.ledger.path}`, or leave it at that"
         )
@@ -284,8 +329,9 @@ def _spend(entry: Entry) -> Spend:
         points = tuple((float(d), math.inf if e is None else float(e)) for d, e in entry["points"])
         event = None if entry["event"] is None else event_json.from_json(entry["event"])
         cost = Cost(entry["adjacency"], entry["status"], float(entry["delta"]), event, points)
+        more = (str(entry.get("part_of", "")), str(entry.get("reason", "")))
         where = (entry["run"], entry["dataset"], entry["method"])
-        return Spend(*where, int(entry["steps"]), int(entry["planned"]), cost, entry["at"])
+        return Spend(*where, int(entry["steps"]), int(entry["planned"]), cost, entry["at"], *more)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
 
