@@ -26,6 +26,7 @@ from hush.noise import Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
+from hush.privacy.scale import check_std
 from hush.queries import Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
@@ -59,6 +60,7 @@ class Plan:
         validate.positive(divisor=self.divisor)
         if self.private:
             validate.positive(noise_multiplier=self.sigma)
+            check_std(self.sigma, "the noise multiplier")
             validate.probability(delta=self.delta)
             self._check()
 
@@ -182,7 +184,8 @@ class Plan:
             raise Refused(
                 f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
             )
-        self.channel_stds()
+        for std in self.channel_stds().values():
+            check_std(std)
         if not hasattr(self.query, "claims"):
             if any(channel.proof != "sum" for channel in self.query.channels.values()):
                 raise Refused(

@@ -14,11 +14,11 @@ samples the part that lost nothing), so for every set S
 
     P̃'(S) ≤ c^(−dT)·P'(S ∩ A) + P̃'(outside A) ≤ e^ε·P̃(S) + c^(−dT)·δ + β,   β = P̃'(outside A).
 
-In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviations) β is at most Σᵢ Q(R − |vᵢ|) with
-Q(x) = P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.107, where v₀(R − v₀) = 1, and convex
-from there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps, whatever later
-ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with probability q. For
-correlated noise, where all steps share one μ, it is more than enough.
+In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviations) β is at most Σᵢ Q(R − |vᵢ|) with Q(x) =
+P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.107, where v₀(R − v₀) = 1, and convex from
+there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps,
+whatever later ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
+probability q. For correlated noise, where all steps share one μ, it is more than enough.
 
 The other way round, P̃ falls short of c^(−dT)·P by at most the Gaussian's own mass beyond R, t = 2dT·Q(R) (q·t where P
 is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the two directions,
@@ -53,12 +53,12 @@ def grid(std: float) -> float:
     return 2.0 ** (math.frexp(std)[1] - 1 - FINER)
 
 
-def check_std(std: float, what: str = "the noise") -> None:
-    """Refuse a standard deviation that floating point cannot hold with all its digits, or its grid."""
+def check_std(std: float, what: str = "the standard deviation of the noise") -> None:
+    """Refuse a standard deviation (or noise multiplier) that floating point cannot hold with its digits and grid."""
     if not SMALLEST_STD <= std <= LARGEST_STD:
         raise BadInput(
-            f"{what} has a standard deviation of {std:g}, and floating point holds it and its grid only between "
-            f"{SMALLEST_STD:.3g} and {LARGEST_STD:.3g}: rescale the clip or choose another noise multiplier"
+            f"{what} would be {std:g}, and floating point can do only between {SMALLEST_STD:.3g} and "
+            f"{LARGEST_STD:.3g}: choose another noise multiplier or clip"
         )
 
 
