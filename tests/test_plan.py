@@ -55,6 +55,7 @@ def poisson(rate: float, event: dp_event.DpEvent) -> dp_event.DpEvent:
 # participation, structure, adjacency, Z's scale, event: every row of the table
 PROVEN = [
     (PoissonSampled(0.1, T), IDENTITY, "add-remove", 2.0, composed(poisson(0.1, gaussian(2.0)), T)),
+    (PoissonSampled(0.1, T), IDENTITY, "zero-out", 2.0, composed(poisson(0.1, gaussian(2.0)), T)),
     (PoissonSampled(0.1, T), IDENTITY, "replace", 2.0, composed(poisson(0.1, gaussian(1.0)), T)),
     (
         WithoutReplacement(50, 5, T),
@@ -199,6 +200,17 @@ def test_the_samplers_own_adjacency_is_reported() -> None:
     assert plan(sampling="fixed-size").guarantee().adjacency == "replace"
     assert plan(sampling="same-order").guarantee().adjacency == "zero-out"
     assert plan(adjacency="replace").guarantee().epsilon > plan().guarantee().epsilon
+
+
+def test_where_the_examples_were_counted_nobodys_presence_is_hidden() -> None:
+    declared, counted = plan().guarantee(), plan(counted=True).guarantee()
+    assert (declared.adjacency, counted.adjacency) == ("add-remove", "zero-out")
+    assert declared.epsilon == counted.epsilon  # the pair of distributions is the same
+    assert "one example's contribution becoming zero" in counted.sentence()
+    with pytest.raises(Refused, match=r"counted in the data .* use zero-out"):
+        plan(counted=True, adjacency="add-remove")
+    for sampling in ("fixed-size", "same-order"):
+        assert plan(counted=True, sampling=sampling).guarantee() == plan(sampling=sampling).guarantee()
 
 
 def test_a_sampler_swapped_in_changes_the_event() -> None:

@@ -217,10 +217,16 @@ class Plan:
         participation = self.sampler.participation
         if hasattr(self.query, "claims"):
             own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(sigma), count)
-            return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
+            return tuple(sorted(map(self._restated, own), key=lambda claim: claim.status != "proven"))
         scale = (self.sigma if sigma is None else sigma) * self.sensitivity
         event = event_of(participation, self.noise.structure, scale, self.neighbours, count)
         return (Claim(event, self.neighbours, "proven", ""),)
+
+    def _restated(self, claim: Claim) -> Claim:
+        """Add-remove claims hold under zero-out too: an example that adds zero to every sum may as well be absent."""
+        if self.adjacency == "zero-out" and claim.adjacency == "add-remove":
+            return dataclasses.replace(claim, adjacency="zero-out")
+        return claim
 
     def _accountant(self, event: Any) -> Accountant:
         return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant

@@ -60,7 +60,9 @@ def test_a_run_that_was_stopped_is_proven_at_its_plan_alone(capsys, path) -> Non
     assert found["so_far"] == {"epsilon": pytest.approx(reserved), "status": "claimed"}
     assert (found["runs"][0]["steps"], found["runs"][0]["limit"], found["runs"][0]["status"]) == (100, 240, "claimed")
     _, out, _ = call(capsys, "ledger", "show", path)
-    assert f"the steps reserved so far are ε = {rounded_up(reserved)}, which is claimed and not proven" in " ".join(out.split())
+    assert f"the steps reserved so far are ε = {rounded_up(reserved)}, which is claimed and not proven" in " ".join(
+        out.split()
+    )
 
 
 def test_closing_it_as_stopped_blindly(capsys, path) -> None:

@@ -116,6 +116,7 @@ def train(
             "accountant": accountant,
             "accept_claimed": accept_claimed,
             "assumptions": task.assumptions,
+            "counted": True,
         }
         candidates = compared(method, chosen, **asked)
         if candidates:
