@@ -19,7 +19,7 @@ TOLERANCE = 1e-5  # relative: how closely the smallest σ is found
 MARGIN = 2.8e-4  # relative: added to it, as room for the grid of the accountant that checks; tables made on the common
 # grid of 1e-4 then come out to their last digit
 SMALLEST, LARGEST = 1e-4, 1e9  # of σ
-SMALLEST_EPSILON, LARGEST_EPSILON = 1e-100, 1e5
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-100, 1e4
 MOST_STEPS = 10**9
 
 
