@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import dp_accounting
 import pytest
+import torch
 from dp_accounting import dp_event
 
 from hush.errors import BadInput, Refused
@@ -311,3 +312,13 @@ def test_channels_share_the_noise() -> None:
 def test_noise_that_covers_too_few_steps_is_refused() -> None:
     with pytest.raises(Refused, match="the noise covers 10 steps"):
         replace(plan(), noise=Independent(10))
+
+
+def test_a_delta_that_the_noise_cannot_deliver_is_refused_where_the_model_is_known() -> None:
+    model = torch.nn.Linear(1000, 10)
+    data = torch.zeros(60_000, 1)
+    with pytest.raises(Refused, match=r"cannot deliver δ = 1e-13 for 10010 coordinates and 4700 steps"):
+        plan(delta=1e-13).start(model, lambda m, b: m(b), data)
+    with pytest.raises(Refused, match=r"cannot deliver any δ"):
+        plan(noise_multiplier=0.1).start(model, lambda m, b: m(b), data)
+    plan().check_tails(10**8)

@@ -22,16 +22,16 @@ from hush import validate
 from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
 from hush.named import Losses
-from hush.noise import Identity, Noise, sensitivity
+from hush.noise import Diagonal, Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
-from hush.privacy.scale import check_std
+from hush.privacy.scale import SHARE, check_std, check_tails, tail_delta
 from hush.queries import Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.run import MICROBATCH, Ranks, Run
-from hush.sampling import Sampler
+from hush.sampling import PoissonSampled, Sampler
 from hush.source import as_source
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
@@ -177,7 +177,20 @@ class Plan:
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self.fingerprint())
         source = as_source(data)
+        self.check_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
         return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+
+    def check_tails(self, coordinates: int) -> None:
+        """Refuse a δ that noise with an end cannot deliver for so many coordinates (`hush.privacy.scale`)."""
+        if not self.private:
+            return
+        structure = self.noise.structure
+        least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
+        mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
+        part = self.sampler.participation
+        rate = part.rate if isinstance(part, PoissonSampled) else 1.0
+        if tail_delta(coordinates, self.steps, mu, rate=rate) > SHARE * self.delta:
+            check_tails(self.delta, coordinates, self.steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
 
     def _check(self) -> None:
         if self.steps > self.sampler.participation.steps:
