@@ -8,6 +8,12 @@
 | reshuffled every epoch        | restarted within every epoch | epochs × Gaussian(σ)                           |
 | cyclic Poisson, w groups      | at most w bands              | ⌈T/w⌉ × PoissonSampled(q, Gaussian(σ))         |
 
+Poisson batches are analysed under add-remove, or under zero-out where the number of examples N is public, as it is
+where q = L/N was computed from N counted in the data. Both are the same event: with q fixed, a step without the
+example and a step in which its contribution is zero draw the others alike and release the same distribution, N(Σ, σ²)
+against the mixture (1 − q)·N(Σ, σ²) + q·N(Σ + v, σ²), so the pair of distributions, and with it ε, is the same; what
+differs is only what it is said to hide: under add-remove also that the example was there.
+
 Where independent noise follows a public schedule σ_t, the compositions run over the steps' (epochs', visits') own σ_t.
 Everything else is refused, and the refusal says what to use instead. Events are written for the sensitivity of their
 own adjacency: under `replace` one example leaves and another comes, so that Gaussian(σ) becomes Gaussian(σ/2).
@@ -92,6 +98,8 @@ def check_proof(participation: Participation, structure: Structure, adjacency: A
                 f"cyclic Poisson sampling with {w} groups is proven only for noise of at most {w} bands: "
                 "use that many bands, or fixed batches in the same order"
             )
+    if isinstance(participation, PoissonSampled) and adjacency == "zero-out":
+        return
     if adjacency != own and not (adjacency == "replace" and not isinstance(participation, CyclicPoisson)):
         raise Refused(
             f"{type(participation).__name__} batches are analysed under '{own}' adjacency; "

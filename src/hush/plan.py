@@ -22,15 +22,16 @@ from hush import arithmetic, validate
 from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
 from hush.named import Losses
-from hush.noise import Identity, Noise, sensitivity
+from hush.noise import Diagonal, Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
+from hush.privacy.scale import SHARE, check_std, check_tails, tail_delta
 from hush.queries import Channel, Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.run import MICROBATCH, Ranks, Run
-from hush.sampling import Room, Sampler
+from hush.sampling import PoissonSampled, Room, Sampler
 from hush.source import as_source
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
@@ -61,6 +62,7 @@ class Plan:
         validate.one_of(arithmetic.MODES, arithmetic=self.arithmetic)
         if self.private:
             validate.positive(noise_multiplier=self.sigma)
+            check_std(self.sigma, "the noise multiplier")
             validate.probability(delta=self.delta)
             self._check()
 
@@ -148,7 +150,7 @@ class Plan:
             return base._claims(None, sigma)[0].event
 
         sigma = calibration.smallest_sigma(
-            event, epsilon, base._delta_left(), adjacency=base.neighbours, accountant=base._accountant(event(1.0))
+            event, epsilon, base.delta_left(), adjacency=base.neighbours, accountant=base._accountant(event(1.0))
         )
         return dataclasses.replace(base, sigma=sigma)
 
@@ -206,14 +208,28 @@ class Plan:
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self.fingerprint())
         source = as_source(data)
+        self.check_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
         return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+
+    def check_tails(self, coordinates: int) -> None:
+        """Refuse a δ that noise with an end cannot deliver for so many coordinates (`hush.privacy.scale`)."""
+        if not self.private:
+            return
+        structure = self.noise.structure
+        least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
+        mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
+        part = self.sampler.participation
+        rate = part.rate if isinstance(part, PoissonSampled) else 1.0
+        if tail_delta(coordinates, self.steps, mu, rate=rate) > SHARE * self.delta:
+            check_tails(self.delta, coordinates, self.steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
 
     def _check(self) -> None:
         if self.steps > self.sampler.participation.steps:
             raise Refused(
                 f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
             )
-        self.channel_stds()
+        for std in self.channel_stds().values():
+            check_std(std)
         if not hasattr(self.query, "claims"):
             if any(channel.proof != "sum" for channel in self.query.channels.values()):
                 raise Refused(
@@ -246,21 +262,27 @@ class Plan:
         if hasattr(self.query, "claims"):
             exact = {name: std / (1.0 + self.charge) for name, std in self.channel_stds(sigma).items()}
             own = cast(OwnClaims, self.query).claims(participation, exact, count)
-            return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
+            return tuple(sorted(map(self._restated, own), key=lambda claim: claim.status != "proven"))
         scale = (self.sigma if sigma is None else sigma) * self.sensitivity
         event = event_of(participation, self.noise.structure, scale, self.neighbours, count)
         return (Claim(event, self.neighbours, "proven", ""),)
 
-    def _delta_left(self, steps: int | None = None) -> float:
-        """δ without what batches that have more examples than places cost."""
-        return self.delta - (self.steps if steps is None else steps) * self.room.overflow
+    def delta_left(self, steps: int | None = None) -> float:
+        """δ without what batches with more examples than places cost, and the end of the noise's tails."""
+        return self.delta * (1.0 - SHARE) - (self.steps if steps is None else steps) * self.room.overflow
+
+    def _restated(self, claim: Claim) -> Claim:
+        """Add-remove claims hold under zero-out too: an example that adds zero to every sum may as well be absent."""
+        if self.adjacency == "zero-out" and claim.adjacency == "add-remove":
+            return dataclasses.replace(claim, adjacency="zero-out")
+        return claim
 
     def _accountant(self, event: Any) -> Accountant:
         return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant
 
     def _account(self, claim: Claim) -> Guarantee:
         accountant = self._accountant(claim.event)
-        epsilon = accounting.epsilon(claim.event, self._delta_left(), adjacency=claim.adjacency, accountant=accountant)
+        epsilon = accounting.epsilon(claim.event, self.delta_left(), adjacency=claim.adjacency, accountant=accountant)
         return Guarantee(
             epsilon=epsilon,
             delta=self.delta,

@@ -4,22 +4,23 @@ A floating-point sum shows which numbers it was made of: where a value and its n
 than the noise, and its last bits are those of the value (Mironov 2012, "On significance of the least significant bits
 for differential privacy"). So noise is drawn and added in float64, and the noisy value is rounded to a public grid of
 at most 1/1024 of its noise. Every point of the grid then has the probability that the Gaussian gives it, to about
-the twelfth digit where the value is within a few of its noise, and out to 9.4 standard deviations; what lies beyond has
-probability 1e-20. What comes after the grid is post-processing. The rounding adds less than a ten-millionth to the
-noise's variance.
+the twelfth digit within 5.7 standard deviations of the value, and to fewer from there to 9.4, where the draws end; what
+that end costs in δ is derived in `hush.privacy.scale`. What comes after the grid is post-processing. The rounding adds
+less than a ten-millionth to the noise's variance.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hush.named import Named, Sums
+from hush.privacy.scale import grid
 
-FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
+__all__ = ["Release", "add_noise", "grid"]
+
 CACHED = 1 << 15  # coordinates at a time, so that five passes over them stay near the processor
 
 
@@ -40,11 +41,6 @@ class Release:
     def noise_std(self) -> float:
         """Standard deviation of the noise in one coordinate of :attr:`gradient`."""
         return self.std["gradient"]
-
-
-def grid(std: float) -> float:
-    """The spacing of what is released under noise of this standard deviation: a power of two."""
-    return 2.0 ** (math.frexp(std)[1] - 1 - FINER)
 
 
 def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spacing: float, divisor: float) -> None:

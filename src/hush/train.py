@@ -34,15 +34,26 @@ def train(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVER
     run.model.eval()
 
 
-def charge(run: Run, ledger: Ledger, dataset: str, checkpoints: Checkpoints | None = None) -> Account:
+def charge(
+    run: Run, ledger: Ledger, dataset: str, checkpoints: Checkpoints | None = None, *, new_dataset: bool = False
+) -> Account:
     """Enter the run in a ledger: from now on no step is taken that the ledger does not cover.
 
     Call it before ``checkpoints.begin`` or after ``checkpoints.restore``, so that every checkpoint names the ledger. A
-    resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused.
+    resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused. In
+    a ledger that has a budget, data that it does not know need ``new_dataset=True``.
     """
     name = secrets.token_hex(8) if checkpoints is None else checkpoints.name
-    plan = run.plan
-    account = Account(ledger, dataset, run=name, method=plan.method, planned=plan.steps, cost=cost_of(plan))
+    plan = run.plan.with_secret(run.secret)
+    account = Account(
+        ledger,
+        dataset,
+        run=name,
+        method=plan.method,
+        planned=plan.steps,
+        cost=cost_of(plan),
+        new_dataset=new_dataset,
+    )
     if checkpoints is not None:
         _agree(run, account, checkpoints)
     run.covered_by(account.cover)
@@ -76,12 +87,15 @@ def cost_of(plan: Plan) -> Callable[[int], Cost]:
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if event_json.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
-        points = tuple((d, epsilon(whole.event, d, adjacency=whole.adjacency)) for d in deltas)
-        return lambda steps: Cost(whole.adjacency, whole.status, whole.delta, points=points)
+        kept = plan.delta_left() / plan.delta
+        points = tuple((d, epsilon(whole.event, d * kept, adjacency=whole.adjacency)) for d in deltas)
+        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions)
+        return lambda steps: stated
     proven = whole.status == "proven"
 
     def cost(steps: int) -> Cost:
         event = plan.event(steps) if proven else plan.guarantee(steps).event
-        return Cost(whole.adjacency, whole.status, whole.delta, event)
+        lost = whole.delta - plan.delta_left(steps)
+        return Cost(whole.adjacency, whole.status, whole.delta, event, assumptions=whole.assumptions, lost=lost)
 
     return cost

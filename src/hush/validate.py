@@ -57,3 +57,8 @@ def one_of(known: Collection[str], **values: str) -> None:
     for name, value in values.items():
         if value not in known:
             raise BadInput(f"unknown {name.replace('_', ' ')} '{value}': {nearest(str(value), known)}")
+
+
+def escaped(text: str) -> str:
+    """The text with every character that a terminal would act on, or not show, written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

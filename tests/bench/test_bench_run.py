@@ -68,7 +68,8 @@ def test_the_record_is_that_of_the_bare_loop(store, small) -> None:
     record = run_one(store, trial)
     problem = problems.load(trial.problem, seed=trial.split_seed, validation=0.1)
     options = trial.settings | trial.options
-    plan = make_plan("dp-sgd", examples=len(problem.train[0]), assumptions=problem.assumptions, **options)
+    public = {"examples": len(problem.train[0]), "counted": True, "assumptions": problem.assumptions}
+    plan = make_plan("dp-sgd", **public, **options)
     with seeded(trial.seed):
         model = problem.model()
     secret = Secret.from_seed(7, "bench", trial.key, plan.fingerprint())
@@ -240,7 +241,7 @@ def test_a_spec_means_what_make_plan_means(store, small, method, more) -> None:
     settings = {"batch_size": 16, "epochs": 2, "delta": 1e-5, "epsilon": 3.0} | more
     trial = replace(small.trials[0], method=method, settings=settings, options={"lr": 0.1})
     problem = load(trial.problem, 0, 0.1)
-    public = {"examples": len(problem.train), "assumptions": problem.assumptions}
+    public = {"examples": len(problem.train), "counted": True, "assumptions": problem.assumptions}
     wanted = make_plan(method, **public, **settings, lr=0.1)
     assert make(trial, problem, Accounts(None)).fingerprint() == wanted.fingerprint()
     if method == "dp-bandmf":

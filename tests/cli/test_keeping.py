@@ -77,7 +77,7 @@ def test_resuming_with_another_plan_is_refused(capsys, unfinished, ledger) -> No
     code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--noise-multiplier", 3)
     assert code == 2
     assert "another plan (sigma was 2.0 and is 3.0)" in err
-    code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--dataset", "else")
+    code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--dataset", "else", "--new-dataset")
     assert code == 2
     assert "is entered for dataset 'default'" in err
     ledger.unlink()

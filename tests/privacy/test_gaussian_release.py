@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from scipy import stats
 from hush.errors import BadInput, Refused
 from hush.privacy.gaussian import (
     LossDistribution,
+    _clipped,
+    _noisy_sum,
     analytic_sigma,
     any_epsilon_sigma,
     classic_sigma,
@@ -21,6 +24,7 @@ from hush.privacy.gaussian import (
     tail_of_private,
 )
 from hush.privacy.profile import gaussian_delta
+from hush.privacy.scale import grid
 
 epsilons = st.floats(1e-3, 300.0)
 deltas = st.floats(1e-15, 0.9)
@@ -77,9 +81,9 @@ def test_private_mean_clips_and_adds_the_declared_noise() -> None:
 
 def test_private_mean_of_vectors() -> None:
     rows = np.array([[3.0, 4.0], [0.3, 0.4], [1e300, 0.0]])
-    released = private_mean(rows, 1.0, 1e4, 1e-5, np.random.default_rng(0))
+    released = private_mean(rows, 1.0, 50.0, 1e-5, np.random.default_rng(0))
     assert released.sensitivity == pytest.approx(2 / 3)
-    assert released.value == pytest.approx(np.array([0.6 + 0.3 + 1.0, 0.8 + 0.4]) / 3, abs=0.1)
+    assert released.value == pytest.approx(np.array([0.6 + 0.3 + 1.0, 0.8 + 0.4]) / 3, abs=5 * released.noise_std)
     assert private_mean(rows, 1.0, 1.0, 1e-5, np.random.default_rng(0), adjacency="zero-out").sensitivity == 1 / 3
 
 
@@ -129,3 +133,48 @@ def test_the_privacy_loss_is_what_it_says() -> None:
     assert stats.kstest(losses, "norm", args=(loss.mean, loss.std)).pvalue > 1e-3
     assert stats.kstest(losses, "norm", args=(loss.mean, 1.1 * loss.std)).pvalue < 1e-3
     assert loss.density(loss.mean) == pytest.approx(stats.norm.pdf(0) / mu)
+
+
+def test_no_outcome_tells_one_value_from_another() -> None:
+    # with plain float64 noise, {|y| < 1/8 and y no multiple of 2^-53} had probability 0.02 for 0 and none for 1
+    spacing = None
+    for value in (0.0, 1.0):
+        rng = np.random.default_rng(7)
+        draws = [private_mean([value], 1.0, 1.0, 1e-6, rng, lower=0.0) for _ in range(3000)]
+        found = np.array([float(draw.value) for draw in draws])
+        spacing = grid(draws[0].noise_std)
+        assert draws[0].noise_std / 2048 < spacing <= draws[0].noise_std / 1024
+        near = found[np.abs(found) < 1 / 8]
+        assert len(near) > 10
+        assert np.all(np.mod(found, spacing) == 0)
+        assert not np.any(np.mod(near, 2.0**-53))
+
+
+def test_a_value_moves_the_sum_by_no_more_than_the_sensitivity_whoever_stands_beside_it() -> None:
+    # in float64 a thousand sums of 0.1 and 1e16 round differently with one value more; integers do not
+    rows = np.concatenate([np.full(999, 0.1), [1.0]])
+    noise = 3.7e-7
+    with_it = _noisy_sum(rows, 1.0, noise, np.random.default_rng(0))
+    shuffled = _noisy_sum(rows[::-1], 1.0, noise, np.random.default_rng(0))
+    without = _noisy_sum(rows[:-1], 1.0, noise, np.random.default_rng(0))
+    assert with_it == shuffled
+    assert with_it - without == pytest.approx(1.0, abs=grid(noise))
+
+
+@given(st.integers(1, 400), st.integers(0, 2**32 - 1))
+def test_a_clipped_vector_is_never_longer_than_the_bound(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(3, size)) * 10.0 ** rng.integers(-300, 300, (3, 1))
+    clipped, _, _ = _clipped(rows, 0.3, None, "zero-out")
+    for row in clipped:
+        assert sum(Fraction(float(x)) ** 2 for x in row) <= Fraction(0.3) ** 2
+
+
+def test_private_mean_refuses_what_its_noise_cannot_deliver() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(Refused, match="cannot deliver any δ"):
+        private_mean([1.0], 1.0, 1e4, 1e-5, rng)  # the shift is larger than any draw
+    with pytest.raises(BadInput, match="floating point can do only between"):
+        private_mean([1.0], 1e-200, 1.0, 1e-5, rng)
+    with pytest.raises(Refused, match="cannot deliver"):
+        private_mean([1.0], 1.0, 1.0, 1e-60, rng)

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 from dp_accounting import dp_event
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hush.errors import BadInput
@@ -47,9 +47,21 @@ def test_ordinary_training_shows_no_epsilon() -> None:
     assert stated.to_json()["epsilon"] is None
 
 
-def test_an_infinite_epsilon_is_no_guarantee() -> None:
-    assert Guarantee(math.inf, 1e-5).sentence().startswith("No privacy is proven")
-    assert not Guarantee(math.inf, 1e-5).private
+@pytest.mark.parametrize(("epsilon", "delta"), [(math.inf, 1e-5), (1.0, 1.0), (math.inf, 1.0)])
+def test_nothing_is_proven_by_an_infinite_epsilon_or_a_delta_of_one(epsilon: float, delta: float) -> None:
+    found = Guarantee(epsilon, delta)
+    assert found.status == "none"
+    assert not found.private
+    assert found.sentence().startswith("No privacy: ")
+    assert "no finite ε is proven at δ = " in found.sentence()
+    written = found.to_json()
+    assert (written["status"], Guarantee.from_json(written).status) == ("none", "none")
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(math.nan, 1e-5), (1.0, math.nan), (1.0, 0.0), (1.0, -1.0), (1.0, 2.0)])
+def test_a_pair_that_means_nothing_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(BadInput):
+        Guarantee(epsilon, delta)
 
 
 @pytest.mark.parametrize(("adjacency", "words"), [("replace", "replacing one"), ("zero-out", "becoming zero")])
@@ -89,11 +101,14 @@ def test_rounded_up(value: float, shown: str) -> None:
     st.lists(st.text(max_size=20), max_size=3),
 )
 def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: str, assumptions: list[str]) -> None:
+    assume(delta > 0 or status != "proven")
     stated = Guarantee(epsilon, delta, adjacency, "user", status, EVENT, "rdp", tuple(assumptions), "why")
     written = json.loads(json.dumps(stated.to_json(), allow_nan=False))
     back = Guarantee.from_json(written)
     assert back.to_json() == stated.to_json()
-    assert (back.epsilon, back.delta, back.status, back.assumptions) == (epsilon, delta, status, tuple(assumptions))
+    assert (back.epsilon, back.delta, back.assumptions) == (epsilon, delta, tuple(assumptions))
+    assert back.status == stated.status
+    assert stated.status == status or (status == "proven" and (math.isinf(epsilon) or delta == 1))
     assert written["event"] == "1000 × Poisson(rate 0.01, Gaussian(σ 1))"
 
 

@@ -8,18 +8,20 @@ import multiprocessing as mp
 import os
 import signal
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.errors import BadInput
+from hush.errors import BadInput, Refused
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
-from hush.privacy.chain import Damaged, entry_hash
-from hush.privacy.ledger import Account, BudgetSpent, Ledger, largest
-from hush.privacy.total import Cost, total
+from hush.privacy.chain import Damaged, NoTurns, entry_hash
+from hush.privacy.ledger import Account, BudgetSpent, Ledger, Spend, largest
+from hush.privacy.renyi import divergences
+from hush.privacy.total import FIXED, Cost, total
 
 GAUSS = dp_event.GaussianDpEvent
 POISSON = dp_event.PoissonSampledDpEvent(0.01, GAUSS(1.0))
@@ -173,7 +175,7 @@ class TestReserving:
     def test_a_lost_run_stays_spent(self, path):
         account(path, "lost").cover(1)
         account(path, "new").cover(1)
-        found = Ledger(path).total("d")
+        found = Ledger(path).so_far("d")
         assert found.spends == 2
         assert found.epsilon == pytest.approx(total([poisson(200)], 1e-5).epsilon, rel=1e-9)
 
@@ -191,7 +193,7 @@ class TestReserving:
         account(path, dataset="two").cover(500)
         ledger = Ledger(path)
         assert ledger.datasets() == ["one", "two"]
-        assert ledger.total("one").epsilon < ledger.total("two").epsilon
+        assert ledger.so_far("one").epsilon < ledger.so_far("two").epsilon
 
     def test_the_plan_bounds_the_block(self, path):
         account(path, planned=30).cover(1)
@@ -221,7 +223,7 @@ class TestBudget:
         second.cover(second.room())
         with pytest.raises(BudgetSpent):
             second.cover(second.room() + 1)
-        assert Ledger(path).total("d").epsilon <= 1.0
+        assert Ledger(path).so_far("d").epsilon <= 1.0
 
     def test_what_was_taken_is_entered_whatever_the_budget(self, path):
         Ledger(path).set_budget("d", 0.1, 1e-5)
@@ -337,11 +339,12 @@ class TestDamage:
         account(full).cover(301)
         head.write_text(old)  # killed between the line and the head
         assert Ledger(full).spends("d")["a"].steps == 400
-        assert json.loads(head.read_text())["lines"] == 5
+        account(full).cover(401)
+        assert json.loads(head.read_text())["lines"] == 6
 
     def test_not_a_ledger(self, path, tmp_path):
         path.write_text("hello\n")
-        with pytest.raises(BadInput, match="no JSON"):
+        with pytest.raises(BadInput, match="is no ledger: it was left as it is"):
             Ledger(path)
         with pytest.raises(BadInput, match="does not exist"):
             Ledger(tmp_path / "no" / "such.jsonl")
@@ -430,10 +433,385 @@ def test_lines_are_readable_and_hold_no_more_than_is_public(path) -> None:
     entry = json.loads(path.read_text().splitlines()[1])
     assert set(entry) == {
         *("line", "at", "kind", "dataset", "run", "method", "steps", "planned", "adjacency", "status", "delta"),
-        *("event", "points", "previous", "hash"),
+        *("event", "points", "limit", "whole", "previous", "hash"),
     }
     assert entry["event"]["event"] == {
         "kind": "PoissonSampled",
         "sampling_probability": 0.01,
         "event": {"kind": "Gaussian", "noise_multiplier": 1.0},
     }
+
+
+class TestMoreThanThePlan:
+    """Steps that are taken again with fresh noise are charged on top, and nothing lowers that again."""
+
+    def test_an_addition_is_composed_with_the_plan(self, path):
+        a = account(path, planned=1000)
+        a.cover(300)
+        a.add(dp_event.SelfComposedDpEvent(POISSON, 200), "steps 101 to 300, taken again with a fresh secret")
+        assert Ledger(path).so_far("d").epsilon == pytest.approx(total([poisson(500)], 1e-5).epsilon, rel=1e-9)
+        a.cover(1000)
+        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(1200)], 1e-5).epsilon, rel=1e-9)
+        (extra,) = a.additions()
+        assert (extra.run, extra.part_of) == ("a+1", "a")
+        assert extra.reason.startswith("steps 101 to 300")
+
+    def test_it_stays_after_a_restart_and_one_name_charges_once(self, path):
+        a = account(path)
+        a.cover(100)
+        for _ in range(3):
+            account(path).add(POISSON, "taken again", name="7f")
+        once = Ledger(path).so_far("d").epsilon
+        assert once == pytest.approx(total([poisson(101)], 1e-5).epsilon, rel=1e-9)
+        a.add(POISSON, "taken again", name="80")
+        a.add(POISSON, "taken again")
+        assert Ledger(path).so_far("d").epsilon == pytest.approx(total([poisson(103)], 1e-5).epsilon, rel=1e-9)
+
+    def test_the_budget_counts_it(self, path):
+        Ledger(path).set_budget("d", 1.0, 1e-5)
+        a = account(path)
+        room = a.room()
+        a.cover(1)
+        a.add(dp_event.SelfComposedDpEvent(POISSON, 50), "taken again")
+        assert a.room() == room - 50
+        before = path.read_bytes()
+        with pytest.raises(BudgetSpent, match=r"taken again would bring dataset 'd' to ε = .* budget is ε = 1 "):
+            a.add(dp_event.SelfComposedDpEvent(POISSON, 1000), "taken again")
+        assert path.read_bytes() == before
+        a.add(dp_event.NonPrivateDpEvent(), "the same noise met another sum", fact=True)
+        assert Ledger(path).total("d").epsilon == math.inf
+        with pytest.raises(BudgetSpent):
+            a.cover(room)
+
+    def test_a_cost_keeps_what_it_says(self, path):
+        a = account(path)
+        a.add(Cost("zero-out", "claimed", 1e-6, points=((1e-6, 0.5),)), "a second release")
+        found = Ledger(path).total("d")
+        assert (found.epsilon, found.adjacency, found.status) == (0.5, "zero-out", "claimed")
+
+
+class TestFilesOfOthers:
+    """Nothing is written before a file is known to be a ledger, and looking needs no permission to write."""
+
+    @pytest.mark.parametrize("text", ["notes without an end of line", "notes\n", '{"a": 1}', "{", "\x00" * 100])
+    @pytest.mark.parametrize("create", [True, False])
+    def test_they_are_left_as_they_are(self, path, text, create):
+        path.write_text(text)
+        with pytest.raises(BadInput):
+            Ledger(path, create=create)
+        assert path.read_text() == text
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+    def test_looking_changes_nothing(self, path, monkeypatch):
+        account(path).cover(1)
+        torn = path.read_bytes() + b'{"line": 3, "kin'
+        path.write_bytes(torn)
+        head = path.with_name(path.name + ".head")
+        kept = head.read_bytes()
+        real = os.open
+
+        def read_only(where, flags, *more):
+            if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+                raise PermissionError(13, "Permission denied", str(where))
+            return real(where, flags, *more)
+
+        monkeypatch.setattr(os, "open", read_only)
+        assert Ledger(path, create=False, write=False).spends("d")["a"].steps == 100
+        assert (path.read_bytes(), head.read_bytes()) == (torn, kept)
+
+    def test_a_first_line_that_was_never_finished(self, path):
+        head = path.with_name(path.name + ".head")
+        Ledger(path)
+        whole = path.read_bytes()
+        head.write_text(json.dumps({"lines": 0, "hash": "0" * 64}))
+        path.write_bytes(whole[:25])  # killed while the first line was written
+        assert Ledger(path).datasets() == []
+
+    @pytest.mark.parametrize("what", ["", "directory", "fifo"])
+    def test_what_is_no_file(self, tmp_path, what, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "directory").mkdir()
+        os.mkfifo(tmp_path / "fifo")
+        for write in (True, False):
+            with pytest.raises(BadInput, match="give the ledger's file name"):
+                Ledger(what, create=write, write=write)
+
+
+class TestTurns:
+    def test_where_locking_fails_nothing_is_written(self, path, monkeypatch):
+        account(path).cover(1)
+        before = path.read_bytes()
+
+        def refuse(descriptor, kind):
+            raise OSError(37, "No locks available")
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with pytest.raises(NoTurns, match=r"cannot be locked \(No locks available\).*local disk"):
+            account(path, "b")
+        assert path.read_bytes() == before
+
+    @pytest.mark.parametrize("moment", ["fsync", "replace"])
+    def test_a_line_of_another_writer_in_between_is_noticed(self, path, monkeypatch, moment):
+        """The lock does nothing; somebody who read the file before writes right after our own line, or our head."""
+        account(path).cover(1)
+        ours, theirs = Ledger(path), Ledger(path)
+        monkeypatch.setattr("fcntl.flock", lambda descriptor, kind: None)
+        real, done = getattr(os, moment), []
+
+        def and_then_another(*arguments):
+            found = real(*arguments)
+            if not done:
+                done.append(True)
+                try:
+                    theirs._chain.append(kind="budget", dataset="d", epsilon=9.0, delta=1e-5)
+                    done.append("theirs")
+                except NoTurns:
+                    pass
+            return found
+
+        with ours.turn(), theirs._chain.locked():
+            monkeypatch.setattr(os, moment, and_then_another)
+            try:
+                ours._append(kind="budget", dataset="d", epsilon=1.0, delta=1e-5)
+                done.append("ours")
+            except NoTurns as error:
+                assert "does not lock files" in str(error)  # noqa: PT017
+        assert len({"ours", "theirs"} & set(done)) <= 1
+        text = path.read_text()
+        assert ('"epsilon": 1.0' in text) >= ("ours" in done)
+        assert ('"epsilon": 9.0' in text) >= ("theirs" in done)
+
+    def test_no_acknowledged_line_is_lost_without_locks(self, path):
+        """Four processes write at once where locks do nothing: whoever was not refused finds its line in the file."""
+        account(path).cover(1)
+        context = mp.get_context("fork")
+        queue = context.Queue()
+        workers = [context.Process(target=_write_unlocked, args=(str(path), name, 10, queue)) for name in "wxyz"]
+        for worker in workers:
+            worker.start()
+        told = [name for _ in workers for name in queue.get(timeout=60)]
+        for worker in workers:
+            worker.join()
+        text = path.read_text()
+        assert all(f'"run": "{name}"' in text for name in told)
+
+
+def _write_unlocked(path: str, name: str, count: int, queue) -> None:
+    import fcntl
+
+    fcntl.flock = lambda descriptor, kind: None  # type: ignore[assignment]
+    told = []
+    for number in range(count):
+        try:
+            account(Path(path), f"{name}{number}").cover(1)
+            told.append(f"{name}{number}")
+        except (BadInput, NoTurns, OSError):
+            pass
+    queue.put(told)
+
+
+class TestStops:
+    """A stop is proven at all the steps that could have been taken; fewer count only if nobody had looked."""
+
+    def test_a_run_that_stopped_is_counted_with_its_plan(self, path):
+        account(path, planned=240).cover(87)
+        ledger = Ledger(path)
+        assert ledger.total("d").epsilon == pytest.approx(total([poisson(240)], 1e-5).epsilon, rel=1e-9)
+        assert ledger.total("d").status == "proven"
+        claimed = ledger.so_far("d")
+        assert claimed.epsilon == pytest.approx(total([poisson(100)], 1e-5).epsilon, rel=1e-9)
+        assert claimed.status == "claimed"
+        assert claimed.sentence().endswith("not a guarantee: a run in it has an ε that is claimed and not proven")
+
+    def test_the_two_agree_when_it_has_finished(self, path):
+        account(path, planned=240).cover(240)
+        assert Ledger(path).total("d") == Ledger(path).so_far("d")
+        assert Ledger(path).total("d").status == "proven"
+
+    def test_closed_as_stopped_blindly_its_steps_count_and_it_takes_no_more(self, path):
+        a = account(path, planned=240)
+        a.cover(87)
+        a.ledger.close("d", "a")
+        for ledger in (a.ledger, Ledger(path)):
+            found = ledger.total("d")
+            assert found == ledger.so_far("d")
+            assert found.epsilon == pytest.approx(total([poisson(100)], 1e-5).epsilon, rel=1e-9)
+            assert found.status == "proven"
+            assert "run 'a' was stopped at step 100 without looking at anything that was released" in found.assumptions
+            assert "assumes that run 'a' was stopped" in found.sentence()
+        with pytest.raises(Refused, match="was closed .* as stopped at step 100"):
+            account(path, planned=240).cover(101)
+        with pytest.raises(BadInput, match="nothing to close"):
+            a.ledger.close("d", "a")
+        with pytest.raises(BadInput, match="has no run 'b'"):
+            a.ledger.close("d", "b")
+
+    def test_steps_taken_in_spite_of_it_count(self, path):
+        a = account(path, planned=240)
+        a.cover(1)
+        a.ledger.close("d", "a")
+        a.enter(150)
+        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(240)], 1e-5).epsilon, rel=1e-9)
+
+    def test_a_stop_by_the_budget_is_no_choice(self, path):
+        Ledger(path).set_budget("d", 1.0, 1e-5)
+        a = account(path)
+        a.cover(a.room())
+        found = Ledger(path).total("d")
+        assert found.epsilon <= 1.0
+        assert found.status == "proven"
+        other = account(path, "b", planned=50)
+        with pytest.raises(BudgetSpent):
+            other.cover(50)
+
+    def test_lowering_the_budget_does_not_lower_what_could_have_been_taken(self, path):
+        ledger = Ledger(path)
+        ledger.set_budget("d", 1.0, 1e-5)
+        a = account(path)
+        room = a.room()
+        a.cover(1)
+        ledger.set_budget("d", total([poisson(200)], 1e-5).epsilon, 1e-5)
+        a.cover(150)
+        assert Ledger(path).spends("d")["a"].limit == room
+
+    def test_an_older_line_that_does_not_say_what_its_plan_costs_is_claimed(self, path):
+        ledger = Ledger(path)
+        with ledger.turn():
+            ledger.spend(Spend("old", "d", "dp-sgd", 87, 240, poisson(87)))
+        found = Ledger(path).total("d")
+        assert (found.status, found.epsilon) == ("claimed", total([poisson(87)], 1e-5).epsilon)
+
+
+class TestAssumptions:
+    def test_several_spends_assume_that_they_were_fixed_in_advance(self):
+        one, two = total([poisson(10)], 1e-5), total([poisson(10), poisson(10)], 1e-5)
+        assert one.assumptions == ()
+        assert two.assumptions == (FIXED,)
+        assert two.sentence().endswith(f"; proven; assumes that {FIXED}")
+
+    def test_a_spend_brings_its_own(self, path):
+        seed = "the secret seed stays secret"
+
+        def seeded(steps):
+            return Cost("add-remove", "proven", 1e-5, dp_event.SelfComposedDpEvent(POISSON, steps), (), (seed,))
+
+        account(path, cost=seeded).cover(1000)
+        account(path, "b").cover(1000)
+        assert Ledger(path).total("d").assumptions == (seed, FIXED)
+
+    def test_a_filter_needs_none(self, path):
+        ledger = Ledger(path)
+        ledger.set_budget("d", 2.0, 1e-5)
+        assert ledger.filtered("d") is None
+        account(path, planned=300).cover(1)
+        account(path, "b", planned=300).cover(1)
+        found = Ledger(path).filtered("d")
+        joint = dp_event.SelfComposedDpEvent(POISSON, 200)
+        assert found.holds
+        assert found.spent == pytest.approx(divergences(joint, "add-remove")[found.order], rel=1e-9)
+        # what it allows is what (ε, δ) follows from at this order
+        gauss = GAUSS(math.sqrt(found.order / 2 / found.allowed))
+        assert epsilon(gauss, 1e-5, accountant="rdp", orders=(found.order,)) == pytest.approx(2.0, rel=1e-6)
+        c = account(path, "c", planned=1000)
+        c.cover(c.room())
+        assert not Ledger(path).filtered("d").holds  # the exact total fits a little longer than the filter does
+        Ledger(path).set_budget("d", 3.0, 1e-5)
+        assert Ledger(path).filtered("d") is None  # a budget that was changed was not fixed in advance
+
+    def test_a_budget_that_came_later_is_no_filter(self, path):
+        account(path).cover(1)
+        ledger = Ledger(path)
+        ledger.set_budget("d", 2.0, 1e-5)
+        assert ledger.filtered("d") is None
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["Patients", "patients ", " PATIENTS", "ｐatients", "patientſ"])
+    def test_one_dataset_however_it_is_typed(self, path, name):
+        Ledger(path).set_budget("patients", 0.5, 1e-5)
+        a = account(path, dataset=name)
+        assert a.dataset == "patients"
+        with pytest.raises(BudgetSpent):
+            a.cover(1000)
+        a.cover(1)
+        assert Ledger(path).datasets() == ["patients"]
+        assert Ledger(path).spends(name).keys() == {"a"}
+
+    @pytest.mark.parametrize("name", ["default", "patient", "other"])
+    def test_beside_a_budget_an_unknown_name_must_be_declared(self, path, name):
+        ledger = Ledger(path)
+        ledger.set_budget("patients", 0.5, 1e-5)
+        before = path.read_bytes()
+        with pytest.raises(Refused, match=rf"no dataset '{name}' \(it has 'patients'\).*--new-dataset"):
+            account(path, dataset=name)
+        with pytest.raises(Refused, match="--new-dataset"):
+            ledger.add(name, 1.0, 1e-6, run="by hand")
+        assert path.read_bytes() == before
+        new = Account(Ledger(path), name, run="a", method="dp-sgd", planned=10, cost=poisson, new_dataset=True)
+        new.cover(1)
+        account(path, "b", dataset=name.upper()).cover(1)  # known by now
+        assert Ledger(path).datasets() == sorted([name, "patients"])
+
+    def test_without_a_budget_names_are_free(self, path):
+        account(path, dataset="one").cover(1)
+        account(path, dataset="two").cover(1)
+
+
+class TestCraftedLines:
+    """Lines whose hash fits and whose content does not."""
+
+    GOOD: ClassVar = {
+        "kind": "spend",
+        "dataset": "d",
+        "run": "a",
+        "method": "m",
+        "steps": 1,
+        "planned": 1,
+        "at": "now",
+        "adjacency": "add-remove",
+        "status": "proven",
+        "delta": 1e-5,
+        "event": None,
+        "points": [[1e-5, 1.0]],
+    }
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            *({"delta": d} for d in (0, 1, -1, 2.0, "x", None, [])),
+            *({"points": p} for p in ([], [[1e-5, -1.0]], [[0, 1.0]], [[1.5, 1.0]], 3, [[1]], [["x", "y"]])),
+            *({"status": s} for s in ("fine", None, 3)),
+            *({"adjacency": s} for s in ("near", None)),
+            *({"steps": n} for n in (0, -3, "x", None, 1e400)),
+            *({"run": n} for n in (None, 3, {})),
+            {"dataset": 3},
+            {"event": {"kind": "Popen"}},
+            {"kind": "budget", "epsilon": -1},
+            {"kind": "budget", "epsilon": "x"},
+            {"kind": "close", "run": "nobody"},
+            {"kind": "else"},
+            {"kind": ["spend"]},
+        ],
+        ids=str,
+    )
+    def test_are_refused(self, path, wrong):
+        ledger = Ledger(path)
+        with ledger._chain.locked():
+            ledger._chain.append(**{k: v for k, v in {**self.GOOD, **wrong}.items() if v != math.inf})
+        with pytest.raises(BadInput, match="line 2"):
+            Ledger(path)
+
+    def test_the_good_one_is_read(self, path):
+        ledger = Ledger(path)
+        with ledger._chain.locked():
+            ledger._chain.append(**self.GOOD)
+        assert Ledger(path).total("d").epsilon == 1.0
+
+
+def test_no_total_is_proven_without_a_number() -> None:
+    by_hand = Cost("add-remove", "proven", 1e-6, points=((1e-6, 0.5),))
+    found = total([by_hand], 1e-7)
+    assert (found.epsilon, found.status) == (math.inf, "none")
+    assert found.sentence() == "no finite ε is proven at δ = 1e-7 (add-remove) over 1 spend"
+    most = total([Cost("add-remove", "proven", 0.6, points=((0.6, 0.5),))] * 2)
+    assert (most.delta, most.status) == (1.0, "none")

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
@@ -32,11 +31,10 @@ def test_composed_gaussians_lie_just_above_the_exact_answer(sigma: float, steps:
     assert exact <= found <= exact * (1 + 5e-5)
 
 
-def test_the_plain_fft_fails_where_the_tilted_one_does_not() -> None:
-    # why the composition is hush's own: dp-accounting 0.6 at 10⁴ steps and δ = 1e-13 says 1 % less than the truth
+def test_many_steps_at_a_tiny_delta_agree_with_the_exact_answer() -> None:
+    # why the composition is hush's own: here the rounding of a plain FFT (dp-accounting 0.6) is larger than δ, and puts
+    # its ε a few percent too low or too high, depending on the processor
     exact = gaussian_epsilon(1e-13, 1.0)
-    plain = privacy_loss_distribution.from_gaussian_mechanism(100.0, value_discretization_interval=2e-4)
-    assert plain.self_compose(10**4).get_epsilon_for_delta(1e-13) < 0.995 * exact
     assert exact <= numerical_epsilon(1.0, 100.0, 10**4, 1e-13) <= exact * (1 + 5e-5)
 
 

@@ -96,6 +96,7 @@ def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
     """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
     epsilon = trial.settings.get("epsilon")
     settings: dict[str, Any] = {**trial.settings, "assumptions": problem.assumptions, "calibrate": False}
+    settings["counted"] = True
     plan = make_plan(trial.method, examples=len(problem.train), **settings, **trial.options)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
 

@@ -50,14 +50,14 @@ class Kept:
             self.resumed_from = run.next
         elif self.resume:
             say(f"nothing to resume in '{self.out}': starting from the beginning")
-        self._enter(run, ledger, dataset)
+        self._enter(run, ledger, dataset, new_dataset=bool(options.get("new_dataset")))
         if self.checkpoints is not None and self.resumed_from is None:
             write_atomic(self.checkpoints.directory / OPTIONS, _to_json(options), mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True
         self._say_where(run)
 
-    def _enter(self, run: Run, path: Path | None, dataset: str | None) -> None:
+    def _enter(self, run: Run, path: Path | None, dataset: str | None, *, new_dataset: bool = False) -> None:
         before = None if self.checkpoints is None else self.checkpoints.ledger
         if path is None and before is not None:
             path = Path(before["path"])
@@ -66,7 +66,7 @@ class Kept:
         if path is None:
             return
         named = dataset or (before["dataset"] if before is not None else DATASET)
-        self.account = charge(run, Ledger(path), named, self.checkpoints)
+        self.account = charge(run, Ledger(path), named, self.checkpoints, new_dataset=new_dataset)
         if run.next < run.plan.steps:
             self.account.check(run.next + 1)
             room, steps = self.account.room(), run.plan.steps
@@ -118,6 +118,7 @@ class Kept:
             "epsilon": total.epsilon,
             "delta": total.delta,
             "status": total.status,
+            "assumptions": list(total.assumptions),
             "sentence": f"dataset '{dataset}' so far: {total.sentence()}",
         }
 

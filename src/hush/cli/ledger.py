@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -11,13 +12,19 @@ from hush.cli import options as o
 from hush.cli.console import show, show_json
 from hush.errors import BadInput
 from hush.privacy.accounting import Adjacency
+from hush.privacy.book import check_spend
+from hush.privacy.entries import check_budget
 from hush.privacy.events import describe
 from hush.privacy.guarantee import Status, rounded_up
-from hush.privacy.ledger import DATASET, Budget, Ledger, Spend
+from hush.privacy.ledger import DATASET, Budget, Ledger, Spend, check_name
+from hush.validate import escaped
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file.", metavar="LEDGER")]
+NewDataset = Annotated[
+    bool, typer.Option("--new-dataset", help="These are data that the ledger, which has a budget, does not know yet.")
+]
 Dataset = Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")]
 
 
@@ -33,9 +40,9 @@ def show_ledger(
     as_json: o.AsJson = False,
 ) -> None:
     """Check the ledger's hash chain, and show the spends on each dataset and their total."""
-    opened = Ledger(ledger, create=False)
-    names = opened.datasets() if dataset is None else [dataset]
-    if dataset is not None and dataset not in opened.datasets():
+    opened = Ledger(ledger, create=False, write=False)
+    names = opened.datasets() if dataset is None else [opened.known_as(dataset)]
+    if dataset is not None and names[0] not in opened.datasets():
         raise BadInput(f"the ledger '{ledger}' has no dataset '{dataset}': it has {opened.datasets() or 'none'}")
     found = [_summary(opened, name, delta) for name in names]
     if as_json:
@@ -45,10 +52,10 @@ def show_ledger(
         show("nothing has been spent, and no budget is set")
     for entry in found:
         show(f"{entry['dataset']}: {entry['sentence']}")
-        if entry["budget"] is not None:
-            show(_budget_sentence(entry["budget"], entry["epsilon"]))
+        _show_more(entry)
         for row in entry["runs"]:
-            show("  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row))
+            line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
+            show(escaped(line + (f", {row['reason']}" if row["reason"] else "")))
 
 
 @app.command("budget")
@@ -61,20 +68,23 @@ def budget(
 ) -> None:
     """Set the budget of a dataset, or show it: training stops before it is exceeded."""
     name = dataset or DATASET
-    opened = Ledger(ledger, create=epsilon is not None)
+    if epsilon is not None:
+        check_budget(Budget(epsilon, delta))
+        check_name(name)
+    opened = Ledger(ledger, create=epsilon is not None, write=epsilon is not None)
     if epsilon is not None:
         opened.set_budget(name, epsilon, delta)
-    found = opened.budget(name)
-    spent = opened.total(name)
+    name = opened.known_as(name)
+    summary = _summary(opened, name, None)
     if as_json:
-        values = {"epsilon": spent.epsilon, "delta": spent.delta, "status": spent.status}
-        show_json({"ledger": str(ledger), "dataset": name, "budget": _pair(found), "spent": values})
+        values = {key: summary[key] for key in ("epsilon", "delta", "status", "assumptions", "so_far", "filter")}
+        show_json({"ledger": str(ledger), "dataset": name, "budget": summary["budget"], "spent": values})
         return
-    if found is None:
-        show(f"dataset '{name}' has no budget; {spent.sentence()}")
+    if summary["budget"] is None:
+        show(f"dataset '{name}' has no budget; {summary['sentence']}")
         return
-    show(f"{name}: {spent.sentence()}")
-    show(_budget_sentence(_pair(found), spent.epsilon))
+    show(f"{name}: {summary['sentence']}")
+    _show_more(summary)
 
 
 @app.command("add")
@@ -86,21 +96,75 @@ def add(
     adjacency: Annotated[str, typer.Option(help="add-remove, replace or zero-out.")] = "add-remove",
     status: Annotated[str, typer.Option(help="proven, or claimed.")] = "proven",
     dataset: Dataset = None,
+    new_dataset: NewDataset = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Enter a spend that was made elsewhere: another library's run, a published statistic."""
+    check_spend(epsilon, delta, run, adjacency, status)
+    check_name(dataset or DATASET)
     opened = Ledger(ledger)
     relation, known = cast(Adjacency, adjacency), cast(Status, status)
-    opened.add(dataset or DATASET, epsilon, delta, run=run, adjacency=relation, status=known)
-    found = _summary(opened, dataset or DATASET, None)
+    opened.add(dataset or DATASET, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset)
+    _tell(opened, dataset, as_json)
+
+
+@app.command("close")
+def close(
+    ledger: LedgerPath,
+    run: Annotated[str, typer.Argument(help="The run, as `hush ledger show` names it.")],
+    stopped_blindly: Annotated[
+        bool,
+        typer.Option(
+            "--stopped-blindly", help="Nobody had looked at anything that it, or a run before it, had released."
+        ),
+    ] = False,
+    dataset: Dataset = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Declare that a run stopped for good before its last step, and that whoever stopped it had looked at nothing.
+
+    A run that stopped early is counted with all its planned steps: when to stop may have been chosen by looking at what
+    it had released. Closed, it is counted with the steps that were reserved for it, the total says on whose word, and
+    the run cannot go on.
+    """
+    if not stopped_blindly:
+        raise BadInput(
+            "a run that was stopped by looking at it stays counted with all its planned steps: say --stopped-blindly "
+            "if nobody had looked, else there is nothing to close"
+        )
+    opened = Ledger(ledger, create=False)
+    opened.close(dataset or DATASET, run)
+    _tell(opened, dataset, as_json)
+
+
+def _tell(opened: Ledger, dataset: str | None, as_json: bool) -> None:
+    found = _summary(opened, opened.known_as(dataset or DATASET), None)
     if as_json:
         show_json(found)
     else:
         show(f"{found['dataset']}: {found['sentence']}")
 
 
+def _show_more(entry: dict[str, Any]) -> None:
+    """What stands under a dataset's sentence: steps not taken, the budget, and the filter where it says more."""
+    so_far = entry["so_far"]
+    if so_far is not None:
+        show(
+            f"of these the steps reserved so far are ε = {rounded_up(so_far['epsilon'])}, which is claimed and not "
+            "proven: a run that stops early is counted with all its steps, unless it is closed as stopped blindly"
+        )
+    if entry["budget"] is not None:
+        show(_budget_sentence(entry["budget"], entry["epsilon"] if so_far is None else so_far["epsilon"]))
+    if entry["filter"] is not None and entry["filter"]["holds"]:
+        show(
+            f"the budget also holds by a Rényi filter of order {entry['filter']['order']:g}, however the runs were "
+            "chosen and stopped"
+        )
+
+
 def _summary(ledger: Ledger, dataset: str, delta: float | None) -> dict[str, Any]:
-    total = ledger.total(dataset, delta)
+    total, so_far, filtered = ledger.total(dataset, delta), ledger.so_far(dataset, delta), ledger.filtered(dataset)
+    is_open = any(spend.open for spend in ledger.spends(dataset).values())
     return {
         "dataset": dataset,
         "epsilon": total.epsilon,
@@ -108,7 +172,10 @@ def _summary(ledger: Ledger, dataset: str, delta: float | None) -> dict[str, Any
         "adjacency": total.adjacency,
         "status": total.status,
         "composition": total.composition,
+        "assumptions": list(total.assumptions),
         "sentence": total.sentence(),
+        "so_far": {"epsilon": so_far.epsilon, "status": so_far.status} if is_open else None,
+        "filter": None if filtered is None else {**asdict(filtered), "holds": filtered.holds},
         "budget": _pair(ledger.budget(dataset)),
         "runs": [_row(spend) for spend in ledger.spends(dataset).values()],
     }
@@ -122,9 +189,14 @@ def _row(spend: Spend) -> dict[str, Any]:
         "method": spend.method,
         "steps": spend.steps,
         "planned": spend.planned,
-        "status": cost.status,
+        "status": "claimed" if spend.open and cost.status == "proven" else cost.status,
         "adjacency": cost.adjacency,
         "delta": cost.delta,
+        "limit": max(spend.limit, spend.steps),
+        "stopped_blindly": spend.blindly,
+        "part_of": spend.part_of or None,
+        "reason": spend.reason,
+        "assumptions": list(cost.assumptions),
         "mechanism": stated if cost.event is None else describe(cost.event),
         "since": spend.at,
     }

@@ -81,6 +81,9 @@ def train(
     checkpoint_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = EVERY,
     ledger: Annotated[Path | None, typer.Option(help="File in which the spend on the data is entered.")] = None,
     dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")] = None,
+    new_dataset: Annotated[
+        bool, typer.Option("--new-dataset", help="The ledger has a budget and does not know these data yet.")
+    ] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
@@ -115,6 +118,7 @@ def train(
             "accept_claimed": accept_claimed,
             "arithmetic": arithmetic,
             "assumptions": task.assumptions,
+            "counted": True,
         }
         candidates = compared(method, chosen, **asked)
         if candidates:

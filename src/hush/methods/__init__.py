@@ -67,10 +67,15 @@ def make_plan(
     average: str | None = None,
     arithmetic: str = "default",
     assumptions: tuple[str, ...] = (),
+    counted: bool = False,
     calibrate: bool = True,
     **chosen: Any,
 ) -> Plan:
     """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
+
+    ``examples`` is a public constant: a number that you declare, and Poisson batches then hide whether an example is
+    there at all (add-remove). If you counted the data to get it, say ``counted=True``: the number is taken to be
+    public, and the guarantee is that one example's contribution might as well be zero (zero-out), at the same ε.
 
     Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose`).
     ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
@@ -98,6 +103,7 @@ def make_plan(
         assumptions,
         epsilon,
         arithmetic,
+        counted,
     )
     plan = made(factory, setting, chosen)
     if average is not None:

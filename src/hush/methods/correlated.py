@@ -39,7 +39,7 @@ def dp_ftrl(
     ``nodes="read"`` counts only the nodes that the estimate reads: the same training for a smaller ε than published.
     """
     tree = Tree(
-        setting.total_steps,
+        setting.listed_steps,
         restart=setting.per_epoch if restart else None,
         complete=complete,
         estimate="honaker" if honaker else "plain",
@@ -52,7 +52,7 @@ def dp_ftrl(
 def dp_matrix_se(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The optimal factorisation for one pass over the data (Denisov et al. 2022); one epoch by default."""
     setting = _one_pass(setting)
-    work = descent.workload(setting.total_steps)
+    work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_single(work).structure
     return _plan(setting, gradients, "dp-matrix-se", structure, rule=descent.rule)
 
@@ -60,23 +60,23 @@ def dp_matrix_se(setting: Setting, descent: Descent, gradients: Gradients) -> Pl
 def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
     """One pass, optimal for distances of τ steps (Koloskova et al. 2023); the noise is still C⁻¹Z. τ = T by default."""
     setting = _one_pass(setting)
-    work = descent.workload(setting.total_steps)
-    structure = matrices.optimal_single(work, tau=setting.total_steps if tau is None else tau).structure
+    work = descent.workload(setting.listed_steps)
+    structure = matrices.optimal_single(work, tau=setting.listed_steps if tau is None else tau).structure
     return _plan(setting, gradients, "dp-matrix-se-lambda", structure, rule=descent.rule)
 
 
 def dp_matrix_me(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023)."""
-    work = descent.workload(setting.total_steps)
+    work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_epochs(work, setting.per_epoch).structure
     return _plan(setting, gradients, "dp-matrix-me", structure, rule=descent.rule)
 
 
 def dp_matrix_me_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
     """Several epochs, optimal for distances of τ steps; the noise is still C⁻¹Z. τ = T by default."""
-    work = descent.workload(setting.total_steps)
+    work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_epochs(
-        work, setting.per_epoch, tau=setting.total_steps if tau is None else tau
+        work, setting.per_epoch, tau=setting.listed_steps if tau is None else tau
     ).structure
     return _plan(setting, gradients, "dp-matrix-me-lambda", structure, rule=descent.rule)
 
@@ -89,21 +89,21 @@ def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands
             "and sample rate out, or use dp-sgd for plain Poisson batches"
         )
     chosen = shapes.best_bands(setting) if bands is None else bands
-    structure = shapes.banded(descent.workload(setting.total_steps), chosen)
-    sampler = Cyclic(setting.examples, chosen, shapes.cyclic_rate(setting, chosen), setting.total_steps)
+    structure = shapes.banded(descent.workload(setting.listed_steps), chosen)
+    sampler = Cyclic(setting.examples, chosen, shapes.cyclic_rate(setting, chosen), setting.listed_steps)
     return _plan(setting, gradients, "dp-bandmf", structure, rule=descent.rule, sampler=sampler)
 
 
 def dp_bisr(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int = 32) -> Plan:
     """Banded inverse square root: near-optimal noise without any optimisation (Kalinin et al. 2025)."""
-    work = descent.workload(setting.total_steps)
-    structure = matrices.inverse_square_root(work, min(bands, setting.total_steps))
+    work = descent.workload(setting.listed_steps)
+    structure = matrices.inverse_square_root(work, min(bands, setting.listed_steps))
     return _plan(setting, gradients, "dp-bisr", structure, rule=descent.rule)
 
 
 def dp_blt(setting: Setting, descent: Descent, gradients: Gradients, *, buffers: int | None = None) -> Plan:
     """Buffered linear Toeplitz noise: a few buffers for any number of steps (McMahan et al. 2024)."""
-    work = descent.workload(setting.total_steps)
+    work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_blt(work, buffers, times=shapes.epochs(setting), apart=setting.per_epoch).structure
     return _plan(setting, gradients, "dp-blt", structure, rule=descent.rule)
 

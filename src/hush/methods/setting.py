@@ -7,10 +7,14 @@ from typing import Any
 
 from hush import validate
 from hush.errors import BadInput, Refused
+from hush.events import own_adjacency
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
 
+SMALLEST_RATE = 1e-100
+MOST_STEPS = 10**8  # of a plan; the accountants go farther, and need minutes there
+MOST_CORRELATED = 10**6
 SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
 
 
@@ -31,6 +35,7 @@ class Setting:
     assumptions: tuple[str, ...] = ()
     epsilon: float | None = None  # the target, where there is one: some methods choose their shape by it
     arithmetic: str = "default"
+    counted: bool = False  # whether ``examples`` was counted in the data, and so is no constant but taken to be public
 
     def __post_init__(self) -> None:
         validate.whole(examples=self.examples, batch_size=self.batch_size)
@@ -44,6 +49,10 @@ class Setting:
             validate.whole(steps=self.steps)
         if self.epochs is not None:
             validate.positive(epochs=self.epochs)
+        if (self._wanted_steps() if self.steps is None else self.steps) > MOST_STEPS:
+            raise BadInput(f"at most {MOST_STEPS:g} steps can be accounted for: give fewer steps or epochs")
+        if not self.rate >= SMALLEST_RATE:
+            raise BadInput(f"the sampling rate must be at least {SMALLEST_RATE:g}, got {self.rate:g}")
 
     @property
     def per_epoch(self) -> int:
@@ -55,7 +64,20 @@ class Setting:
         """``steps`` where given, else a whole number of them for ``epochs`` (30 by default)."""
         if self.steps is not None:
             return self.steps
-        return max(1, round((30 if self.epochs is None else self.epochs) * self.per_epoch))
+        return max(1, round(self._wanted_steps()))
+
+    def _wanted_steps(self) -> float:
+        return (30 if self.epochs is None else self.epochs) * self.per_epoch
+
+    @property
+    def listed_steps(self) -> int:
+        """The steps, for noise that keeps numbers for each of them."""
+        if self.total_steps > MOST_CORRELATED:
+            raise Refused(
+                f"correlated noise is worked out step by step, for at most {MOST_CORRELATED} steps, and these are "
+                f"{self.total_steps}: take fewer, or use independent noise (dp-sgd)"
+            )
+        return self.total_steps
 
     @property
     def rate(self) -> float:
@@ -76,9 +98,25 @@ class Setting:
         sampler: Sampler = kinds[sampling](self.examples, self.batch_size, self.total_steps)
         return sampler
 
+    def _adjacency(self, sampler: Sampler) -> Adjacency | None:
+        """What was asked for, or the sampler's own (None); where N is counted and so public, presence is not hidden."""
+        if not self.counted:
+            return self.adjacency
+        if self.adjacency == "add-remove":
+            raise Refused(
+                "the number of examples was counted in the data and is taken to be public, so it is not hidden whether "
+                "an example is there: use zero-out adjacency (the same ε), or declare a number in Python, "
+                "make_plan(examples=…)"
+            )
+        return self.adjacency or ("zero-out" if own_adjacency(sampler.participation) == "add-remove" else None)
+
     def plan(self, method: str, **parts: Any) -> Plan:
         """A plan of these parts with σ = 1, to be calibrated or given its σ by the caller."""
         public = {"divisor": float(self.batch_size), "steps": self.total_steps, "delta": self.delta}
-        shared = {"adjacency": self.adjacency, "accountant": self.accountant, "accept_claimed": self.accept_claimed}
+        shared = {
+            "adjacency": self._adjacency(parts["sampler"]),
+            "accountant": self.accountant,
+            "accept_claimed": self.accept_claimed,
+        }
         own = {"assumptions": self.assumptions, "arithmetic": self.arithmetic}
         return Plan(method=method, sigma=1.0, **own, **public, **shared, **parts)  # type: ignore[arg-type]

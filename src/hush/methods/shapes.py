@@ -61,7 +61,7 @@ def possible_bands(setting: Setting) -> list[int]:
 
 
 def _error(setting: Setting, epsilon: float, bands: int) -> float:
-    structure = banded(prefix_sums(setting.total_steps), bands)
+    structure = banded(prefix_sums(setting.listed_steps), bands)
     rate, visits = cyclic_rate(setting, bands), -(-setting.total_steps // bands)
 
     def event(sigma: float) -> Any:

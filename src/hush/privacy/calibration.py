@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hush.errors import Refused
+from hush.errors import BadInput, Refused
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.accounting import epsilon as epsilon_of
 from hush.validate import positive, probability
@@ -19,6 +19,7 @@ TOLERANCE = 1e-5  # relative: how closely the smallest σ is found
 MARGIN = 2.8e-4  # relative: added to it, as room for the grid of the accountant that checks; tables made on the common
 # grid of 1e-4 then come out to their last digit
 SMALLEST, LARGEST = 1e-4, 1e9  # of σ
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-100, 1e4
 MOST_STEPS = 10**9
 
 
@@ -36,6 +37,10 @@ def smallest_sigma(
     """
     positive(epsilon=epsilon)
     probability(delta=delta)
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise BadInput(
+            f"noise is calibrated for an epsilon between {SMALLEST_EPSILON:g} and {LARGEST_EPSILON:g}, got {epsilon:g}"
+        )
 
     def cost(sigma: float) -> float:
         return epsilon_of(event_of(sigma), delta, adjacency=adjacency, accountant=accountant)

@@ -3,11 +3,18 @@
 Every line holds the hash of the line before it and its own: h_n = SHA-256(line n without its hash), where line n names
 h_{n−1}. The chain alone cannot show that its last lines are missing, so a small head file beside it, ``NAME.head``,
 keeps the number of lines and the last hash. The head is written after the line. A crash between the two leaves a line
-more than the head says, which is accepted; a line less never happens by itself. A line without its end was never
-acknowledged to anybody and is dropped. Whoever can rewrite both files can rewrite history: this shows accidents and
-careless edits, it is no signature.
+more than the head says, which is accepted (the next line brings the head up); a line less never happens by itself. A
+line without its end was never acknowledged to anybody and is dropped. Whoever can rewrite both files can rewrite
+history: this shows accidents and careless edits, it is no signature.
 
-Processes take turns by a lock on the file (`flock`), so none loses another's line.
+Processes take turns by a lock on the file (`flock`), so none loses another's line. Where a file system has no locks,
+that is said and nothing is written. Some (mounted over a network) say yes and lock nothing. Then two writers can put
+their lines at the same place. So a writer looks, after its line, whether the head is still the one that it started
+from, and after the head, whether line and head are still its own: if writer A saw its line last of all, another's line
+B came after that, and B then finds A's head. At most one of them goes on, and its line is the one that stays.
+
+Nothing is written to a file that is not known to be a ledger: one whose first line is a valid first line, or an empty
+one, or what a killed process left of a first line, which its head file shows.
 """
 
 from __future__ import annotations
@@ -16,21 +23,27 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hush.errors import BadInput
+from hush.errors import BadInput, Refused
 from hush.files import remove_parts, write_atomic
 
 START = "0" * 64
+BEGINNING = b'{"line": 1, '
 Entry = dict[str, Any]
 
 
 class Damaged(BadInput):
     """A ledger that was edited, cut off or is not one; the text says where."""
+
+
+class NoTurns(Refused):
+    """The file system does not let processes take turns."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +65,20 @@ class Chain:
     """The file at ``path``; `locked` reads what others appended, and `append` adds a line under the lock."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.head = path, path.with_name(path.name + ".head")
+        self.path, self.head = path, path.with_name(path.name + ".head") if path.name else path
         self.entries: list[Entry] = []
-        self._end = End()
+        self._end, self._seen = End(), End()  # how far the file was read, and the head that was found with it
 
     @contextmanager
-    def locked(self, *, create: bool = True) -> Iterator[Chain]:
-        """Hold the file's lock, with every entry read and checked; nobody else appends meanwhile."""
-        if not create and not self.path.exists():
-            raise BadInput(f"there is no ledger at '{self.path}'")
-        descriptor = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+    def locked(self, *, create: bool = True, write: bool = True) -> Iterator[Chain]:
+        """Hold the file's lock, with every entry read and checked; nobody else appends meanwhile.
+
+        With ``write=False`` nothing is changed, not even what a killed process left over.
+        """
+        descriptor = self._open(create and write, write)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not self.entries:
-                remove_parts(self.path.parent, self.head.name)
-            self._read(descriptor)
+            _lock(descriptor, self.path, fcntl.LOCK_EX if write else fcntl.LOCK_SH)
+            self._read(descriptor, write)
             self._descriptor = descriptor
             yield self
         finally:
@@ -76,7 +88,9 @@ class Chain:
         """One more line, on the disk when this returns; only under `locked`."""
         end = self._end
         if end.lines == 0:
-            self._write_head()  # before the first line: then a missing head always means that something is lost
+            if self._read_head(0) != self._seen:
+                raise self._not_alone()
+            self._write_head(end)  # before the first line: then a missing head always means that something is lost
         entry: Entry = {"line": end.lines + 1, **fields, "previous": end.hash}
         entry["hash"] = entry_hash(entry)
         line = (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -86,21 +100,43 @@ class Chain:
         except OSError:
             os.ftruncate(self._descriptor, end.size)
             raise
-        self._take(entry, len(line))
-        self._write_head()
+        if self._read_head(end.lines) != self._seen:
+            raise self._not_alone()
+        after = End(end.lines + 1, end.size + len(line), entry["hash"])
+        self._write_head(after)
+        if self._read_head(after.lines) != End(after.lines, 0, after.hash) or self._line_at(end, line) != line:
+            raise self._not_alone()
+        self.entries.append(entry)
+        self._end, self._seen = after, End(after.lines, 0, after.hash)
         return entry
 
-    def _read(self, descriptor: int) -> None:
+    def _open(self, create: bool, write: bool) -> int:
+        if not write and not self.path.exists():
+            raise BadInput(f"there is no ledger at '{self.path}'")
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.path, flags | (os.O_CREAT if create else 0), 0o644)
+        except FileNotFoundError:
+            raise BadInput(f"there is no ledger at '{self.path}'") from None
+        except IsADirectoryError:
+            raise BadInput(f"'{self.path}' is a directory: give the ledger's file name") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise BadInput(f"'{self.path}' is no ordinary file, as a ledger is: give the ledger's file name")
+        return descriptor
+
+    def _read(self, descriptor: int, write: bool) -> None:
         size = os.fstat(descriptor).st_size
         if size < self._end.size:
             raise Damaged(f"the ledger '{self.path}' became shorter while it was in use: it was cut off or replaced")
-        text = os.pread(descriptor, size - self._end.size, self._end.size) if size > self._end.size else b""
-        while len(text) < size - self._end.size:  # a read may return less than asked for
-            text += os.pread(descriptor, size - self._end.size - len(text), self._end.size + len(text))
-        whole, _, torn = text.rpartition(b"\n")
+        if not self.entries:
+            self._check_beginning(os.pread(descriptor, len(BEGINNING), 0))
+        whole, _, torn = _read_at(descriptor, self._end.size, size).rpartition(b"\n")
         for line in whole.split(b"\n") if whole else []:
             self._take(self._checked(line), len(line) + 1)
-        head = self._read_head()
+        if torn and not self.entries and not self.head.exists():
+            raise Damaged(f"'{self.path}' is no ledger: it was left as it is")
+        head = self._read_head(self._end.lines)
         if head.lines > self._end.lines:
             raise Damaged(
                 f"the ledger '{self.path}' has {self._end.lines} lines where its head file counts {head.lines}: its "
@@ -110,44 +146,83 @@ class Chain:
             raise Damaged(
                 f"the ledger '{self.path}' does not belong to its head file: line {head.lines} is another one"
             )
-        if torn:
+        self._seen = head
+        if write and torn:
             os.ftruncate(descriptor, self._end.size)
-        if head.lines < self._end.lines:
-            self._write_head()
+        if write and self.entries:
+            remove_parts(self.path.parent, self.head.name)
+
+    def _check_beginning(self, first: bytes) -> None:
+        if first != BEGINNING[: len(first)]:
+            raise Damaged(f"'{self.path}' is no ledger: it was left as it is")
 
     def _checked(self, line: bytes) -> Entry:
         where = f"line {self._end.lines + 1} of the ledger '{self.path}'"
         try:
             entry = json.loads(line)
-        except ValueError as error:
+            fits = isinstance(entry, dict) and entry.get("hash") == entry_hash(entry)
+        except (ValueError, RecursionError) as error:
             raise Damaged(f"{where} is no JSON: it was edited or damaged") from error
-        if not isinstance(entry, dict) or entry.get("hash") != entry_hash(entry):
+        if not fits:
             raise Damaged(f"{where} was edited: its hash does not fit its content")
         if entry.get("previous") != self._end.hash or entry.get("line") != self._end.lines + 1:
             raise Damaged(f"{where} does not follow the line before it: a line was removed, inserted or moved")
-        return entry
+        checked: Entry = entry
+        return checked
 
     def _take(self, entry: Entry, size: int) -> None:
         self.entries.append(entry)
         self._end = End(self._end.lines + 1, self._end.size + size, entry["hash"])
 
-    def _read_head(self) -> End:
+    def _read_head(self, lines: int) -> End:
         try:
             found = json.loads(self.head.read_text())
             return End(int(found["lines"]), 0, str(found["hash"]))
         except FileNotFoundError:
-            if not self._end.lines:
+            if not lines:
                 return End()
             raise Damaged(
                 f"'{self.head}' is missing, so a cut-off end of the ledger would not show: bring it back "
                 "(the two files belong together)"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError, IsADirectoryError) as error:
             raise Damaged(f"'{self.head}' is damaged, so a cut-off end of the ledger would not show") from error
 
-    def _write_head(self) -> None:
-        head = {"lines": self._end.lines, "hash": self._end.hash}
+    def _write_head(self, end: End) -> None:
+        head = {"lines": end.lines, "hash": end.hash}
         write_atomic(self.head, (json.dumps(head) + "\n").encode())
+
+    def _line_at(self, end: End, line: bytes) -> bytes:
+        """What stands where the line was put, read by a fresh look at the file, and everything after it."""
+        with self.path.open("rb") as file:
+            file.seek(end.size)
+            return file.read(len(line) + 1)
+
+    def _not_alone(self) -> NoTurns:
+        return NoTurns(
+            f"another process wrote to the ledger '{self.path}' at the same time, so its file system does not lock "
+            "files: put the ledger on a local disk"
+        )
+
+
+def _lock(descriptor: int, path: Path, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError as error:
+        raise NoTurns(
+            f"the ledger '{path}' cannot be locked ({error.strerror or error}), so two runs could overwrite each "
+            "other's spends: put it on a file system with locks, such as a local disk"
+        ) from error
+
+
+def _read_at(descriptor: int, start: int, stop: int) -> bytes:
+    text = b""
+    while len(text) < stop - start:  # a read may return less than asked for
+        piece = os.pread(descriptor, stop - start - len(text), start + len(text))
+        if not piece:
+            break
+        text += piece
+    return text
 
 
 def _write_at(descriptor: int, content: bytes, offset: int) -> None:

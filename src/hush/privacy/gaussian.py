@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from hush.errors import BadInput, Refused
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.profile import gaussian_delta, gaussian_epsilon, gaussian_mu
+from hush.privacy.scale import check_std, check_tails, grid
 from hush.validate import one_of, positive, probability
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
     "private_mean",
 ]
 
+NUMPY_REACH = 13.0  # of numpy's normal draws, a little less than r + 53 ln 2/r of its ziggurat
+UNIT_BITS = 36
 Calibration = Literal["classic", "any-epsilon", "pei", "analytic"]
 
 
@@ -111,22 +115,29 @@ def private_mean(
     divisor: int | None = None,
     calibration: Calibration = "analytic",
 ) -> PrivateMean:
-    """The mean of ``values`` with Gaussian noise, (ε, δ)-private; in double precision.
+    """The mean of ``values`` with Gaussian noise, (ε, δ)-private in the arithmetic that computes it.
 
     Numbers are clipped to [lower, bound] (lower is −bound unless given), vectors (rows) to norm ``bound``; what is not
     finite counts as zero. With n values, replacing one moves the mean by (bound − lower)/n (vectors: 2·bound/n) and
     zeroing one by max(|lower|, |bound|)/n. Under add-remove the number of values is itself private, so the sum is
     divided by a public ``divisor`` that must be given. ``rng`` must be unpredictable to whoever sees the result.
+
+    Every clipped value is rounded towards zero to a whole number of a public unit, 2⁻³⁶ of the bound or less, so the
+    sum is a sum of integers: exact, in any order, and it moves by no more than the clipped value does. The noise is
+    rounded to the same unit, which makes sum plus noise the Gaussian release rounded, and the result is rounded once
+    more to the grid of `hush.privacy.scale`, as its last bits would else show the resolution of the draw.
     """
     positive(bound=bound)
     _check(epsilon, delta, 1.0)
     one_of(ADJACENCIES, adjacency=adjacency)
     one_of(CALIBRATIONS, calibration=calibration)
-    rows, moved = _clipped(np.asarray(values, dtype=np.float64), bound, lower, adjacency)
+    rows, base, moved = _clipped(np.asarray(values, dtype=np.float64), bound, lower, adjacency)
     count = _public_count(len(rows), adjacency, divisor)
     sensitivity = moved / count
     std = CALIBRATIONS[calibration](epsilon, delta, sensitivity)
-    total = rows.sum(axis=0)
+    check_std(std * count)
+    check_tails(delta, max(1, math.prod(rows.shape[1:])), 1, sensitivity / std, epsilon=epsilon, reach=NUMPY_REACH)
+    noisy = _noisy_sum(rows, moved, std * count, rng)
     guarantee = Guarantee(
         min(epsilon, gaussian_epsilon(delta, sensitivity / std)),
         delta,
@@ -134,9 +145,25 @@ def private_mean(
         unit="value",
         event=dp_event.GaussianDpEvent(std / sensitivity),
         accountant="gdp",
-        assumptions=("the noise is unpredictable", "its floating-point rounding gives nothing away"),
+        assumptions=("the noise is unpredictable",),
     )
-    return PrivateMean(np.asarray(total / count + rng.normal(0.0, std, total.shape)), std, sensitivity, guarantee)
+    return PrivateMean(np.asarray(base + noisy / count), std, sensitivity, guarantee)
+
+
+def _noisy_sum(rows: NDArray[np.float64], moved: float, std: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Σ rows + noise in integers of a public unit, then rounded to the public grid of the noise."""
+    spacing = grid(std)
+    unit = min(2.0 ** (math.frexp(moved)[1] - UNIT_BITS), spacing)
+    if moved / unit > 2.0**50:
+        raise Refused(f"noise of {std:g} is too little beside values of up to {moved:g} for exact sums: lower epsilon")
+    whole_rows = np.trunc(rows / unit).astype(np.int64)  # a power of two: the division is exact
+    cut = int(2**61 * unit / moved)
+    pieces = [whole_rows[start : start + cut].sum(axis=0) for start in range(0, len(rows), cut)]
+    exact = np.asarray(sum((piece.astype(object) for piece in pieces), np.zeros(rows.shape[1:], dtype=object)))
+    noise = np.asarray(np.floor(rng.normal(0.0, std, rows.shape[1:]) / unit + 0.5))  # moves with what it is added to
+    steps = int(spacing / unit)
+    released = [round(Fraction(int(s) + int(z), steps)) for s, z in zip(exact.flat, noise.flat, strict=True)]
+    return np.array([float(number) * spacing for number in released]).reshape(rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -186,15 +213,17 @@ def _check(epsilon: float, delta: float, sensitivity: float) -> None:
 
 def _clipped(
     values: NDArray[np.float64], bound: float, lower: float | None, adjacency: Adjacency
-) -> tuple[NDArray[np.float64], float]:
-    """The values within their bounds, and how far one of them can move the sum."""
+) -> tuple[NDArray[np.float64], float, float]:
+    """The values within their bounds, less a public base that is the same for all, the base, and how far one moves the
+    sum. Under replace numbers count from their lower bound: what matters then is how far apart the bounds are."""
     values = np.where(np.isfinite(values), values, 0.0)
     if values.ndim == 1:
         low = -bound if lower is None else float(lower)
         if not low < bound:
             raise BadInput(f"lower must be below bound, got lower {low:g} and bound {bound:g}")
-        reach = bound - low if adjacency == "replace" else max(abs(low), bound)
-        return np.clip(values, low, bound), reach
+        if adjacency == "replace":
+            return np.clip(np.clip(values, low, bound) - low, 0.0, bound - low), low, bound - low
+        return np.clip(values, low, bound), 0.0, max(abs(low), bound)
     if values.ndim != 2:
         raise BadInput(f"values must be numbers or rows of numbers, got an array of {values.ndim} dimensions")
     if lower is not None:
@@ -202,8 +231,9 @@ def _clipped(
     tiny = np.finfo(np.float64).tiny
     largest = np.maximum(np.abs(values).max(axis=1, keepdims=True, initial=0.0), tiny)  # norms must not overflow
     norms = np.maximum(np.linalg.norm(values / largest, axis=1, keepdims=True), tiny)
-    clipped = values / largest * np.minimum(largest, bound / norms)
-    return clipped, 2 * bound if adjacency == "replace" else bound
+    below = bound * (1 - (values.shape[1] + 16) * 2.0**-52)  # norm, quotient and product are rounded
+    clipped = values / largest * np.minimum(largest, below / norms)
+    return clipped, 0.0, 2 * bound if adjacency == "replace" else bound
 
 
 def _public_count(found: int, adjacency: Adjacency, divisor: int | None) -> int:

@@ -2,7 +2,8 @@
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
 could not be proven), ``refuted`` (an audit measured more), ``none`` (no privacy: ordinary training). Only a proven ε
-reads as a guarantee. Printed numbers are rounded up, never down.
+reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status ``none``. Printed
+numbers are rounded up, never down.
 
 `refuted.json` beside this file ships the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
@@ -71,6 +72,12 @@ class Guarantee:
             raise BadInput(f"epsilon must be zero or above (or infinite), got {self.epsilon}")
         if not 0 <= self.delta <= 1:
             raise BadInput(f"delta must lie between 0 and 1, got {self.delta}")
+        if self.status == "proven" and self.delta == 0:
+            raise BadInput("a proven guarantee needs a delta above 0: give a small one")
+        if self.status == "proven" and (math.isinf(self.epsilon) or self.delta == 1):
+            object.__setattr__(self, "status", "none")
+            nothing = f"no finite ε is proven at δ = {rounded_up(self.delta)}"
+            object.__setattr__(self, "reason", "; ".join(part for part in (nothing, self.reason) if part))
         finding = _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
@@ -84,7 +91,7 @@ class Guarantee:
     @property
     def private(self) -> bool:
         """Whether this is a finite ε that may be relied on."""
-        return self.status == "proven" and math.isfinite(self.epsilon) and self.delta < 1
+        return self.status == "proven"
 
     def sentence(self) -> str:
         """One honest sentence: only a proven, finite ε reads as a guarantee."""
@@ -99,9 +106,6 @@ class Guarantee:
                 f"Not a guarantee: a published formula claims {pair}-differential privacy {scope}, and no proof of it "
                 f"is known here{_because(self.reason)}{self._assumes()}."
             )
-        if not self.private:
-            at = f"at δ = {rounded_up(self.delta)}"
-            return f"No privacy is proven: no finite ε holds {scope} {at}{_because(self.reason)}."
         proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
         return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{self._assumes()}."
 

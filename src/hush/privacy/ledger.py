@@ -4,172 +4,28 @@ A run reserves its steps in blocks before it takes them, so after any crash the 
 released. A resumed run has its name in the ledger and its secret in its checkpoint: the steps it repeats are the same
 bits and cost nothing. A run that lost its secret is another run, and what the lost one had reserved stays spent.
 
-A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Lines are readable JSON in a
-hash chain (`hush.privacy.chain`), events are written so that they can be rebuilt (`hush.privacy.event_json`).
+The file itself is `hush.privacy.book`.
 """
 
 from __future__ import annotations
 
-import math
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from hush.errors import BadInput, Refused
-from hush.privacy import event_json
-from hush.privacy.accounting import ADJACENCIES, Adjacency
-from hush.privacy.chain import Chain, Entry
-from hush.privacy.guarantee import STATUSES, Status, rounded_up
-from hush.privacy.total import Cost, Total, total
-from hush.validate import not_negative, one_of, positive, probability, whole
+from hush.errors import Refused
+from hush.privacy.book import DATASET, Ledger
+from hush.privacy.entries import Budget, Spend, check_name
+from hush.privacy.guarantee import rounded_up
+from hush.privacy.total import Cost, total
+from hush.validate import whole
 
-FORMAT = "hush ledger 1"
-DATASET = "default"
+__all__ = ["BLOCK", "DATASET", "Account", "Budget", "BudgetSpent", "Ledger", "Spend", "check_name", "largest"]
+
 BLOCK = 100
-KINDS = ("ledger", "budget", "spend")
 
 
 class BudgetSpent(Refused):
     """One more step would bring the dataset over its budget."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that may be spent on a dataset."""
-
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class Spend:
-    """One run's entry: how many of its planned steps are reserved, and what those cost."""
-
-    run: str
-    dataset: str
-    method: str
-    steps: int
-    planned: int
-    cost: Cost
-    at: str = ""
-
-
-class Ledger:
-    """The ledger in one file, for one or more datasets; several processes may use it at once."""
-
-    def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        self._chain = Chain(Path(path))
-        self._spends: dict[tuple[str, str], Spend] = {}
-        self._read = 0
-        if not self.path.parent.is_dir():
-            raise BadInput(f"the directory of the ledger '{path}' does not exist")
-        with self._chain.locked(create=create) as chain:
-            if not chain.entries and create:
-                chain.append(at=_now(), kind="ledger", format=FORMAT, name=secrets.token_hex(8))
-            if not chain.entries or chain.entries[0].get("format") != FORMAT:
-                raise BadInput(f"'{path}' is no ledger of this version of hush")
-            self._index()
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
-        return self._chain.path
-
-    @property
-    def name(self) -> str:
-        """What tells this ledger from any other: a random name in its first line."""
-        return str(self._chain.entries[0]["name"])
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Read what other processes appended, and keep them waiting meanwhile."""
-        with self._chain.locked(create=False):
-            self._index()
-            yield
-
-    def datasets(self) -> list[str]:
-        """Every dataset that has an entry."""
-        return sorted({str(e["dataset"]) for e in self._chain.entries if "dataset" in e})
-
-    def spends(self, dataset: str = DATASET) -> dict[str, Spend]:
-        """By run: what it has reserved on this dataset."""
-        return {run: spend for (name, run), spend in self._spends.items() if name == dataset}
-
-    def budget(self, dataset: str = DATASET) -> Budget | None:
-        """The budget that was set last."""
-        for entry in reversed(self._chain.entries):
-            if entry["kind"] == "budget" and entry["dataset"] == dataset:
-                return Budget(float(entry["epsilon"]), float(entry["delta"]))
-        return None
-
-    def total(self, dataset: str = DATASET, delta: float | None = None) -> Total:
-        """Everything spent on a dataset, at the given δ, else at the budget's, else at one that suits the spends."""
-        budget = self.budget(dataset)
-        if delta is None and budget is not None:
-            delta = budget.delta
-        return total([spend.cost for spend in self.spends(dataset).values()], delta)
-
-    def set_budget(self, dataset: str, epsilon: float, delta: float) -> None:
-        """From now on no run brings the dataset over (ε, δ)."""
-        positive(epsilon=epsilon)
-        probability(delta=delta)
-        check_name(dataset)
-        with self.turn():
-            self._append(kind="budget", dataset=dataset, epsilon=float(epsilon), delta=float(delta))
-
-    def add(
-        self,
-        dataset: str,
-        epsilon: float,
-        delta: float,
-        *,
-        run: str,
-        adjacency: Adjacency = "add-remove",
-        status: Status = "proven",
-    ) -> None:
-        """Enter a spend that hush did not make: an (ε, δ) from somewhere else. It is a fact, whatever the budget."""
-        not_negative(epsilon=epsilon)
-        probability(delta=delta)
-        cost = Cost(adjacency, status, float(delta), points=((float(delta), float(epsilon)),))
-        with self.turn():
-            if (dataset, run) in self._spends:
-                raise BadInput(f"the ledger already has a spend '{run}' on dataset '{dataset}': choose another name")
-            self.spend(Spend(run, dataset, "by hand", 1, 1, cost))
-
-    def spend(self, spend: Spend) -> None:
-        """Write one spend down; only within `turn`."""
-        check_name(spend.dataset)
-        cost = spend.cost
-        one_of(ADJACENCIES, adjacency=cost.adjacency)
-        one_of(STATUSES, status=cost.status)
-        event = None if cost.event is None else event_json.to_json(cost.event)
-        if event is None and not cost.points:
-            raise BadInput(f"this event cannot be written down: {cost.event!r}")
-        shown = {"dataset": spend.dataset, "run": spend.run, "method": spend.method}
-        counted = {"steps": spend.steps, "planned": spend.planned}
-        priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": event}
-        points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
-        self._append(kind="spend", **shown, **counted, **priced, points=points)
-
-    def _append(self, **fields: Any) -> None:
-        self._chain.append(at=_now(), **fields)
-        self._index()
-
-    def _index(self) -> None:
-        """Note the spends among entries that are new; of one run the entry with most steps counts."""
-        for entry in self._chain.entries[self._read :]:
-            if entry.get("kind") not in KINDS:
-                raise BadInput(f"line {entry['line']} of '{self.path}' is of a kind that this version does not know")
-            if entry["kind"] == "spend":
-                spend = _spend(entry)
-                key = (spend.dataset, spend.run)
-                if key not in self._spends or self._spends[key].steps <= spend.steps:
-                    self._spends[key] = spend
-        self._read = len(self._chain.entries)
 
 
 class Account:
@@ -188,15 +44,16 @@ class Account:
         planned: int,
         cost: Callable[[int], Cost],
         block: int = BLOCK,
+        new_dataset: bool = False,
     ) -> None:
         whole(planned=planned, block=block)
-        check_name(dataset)
-        self.ledger, self.dataset, self.run = ledger, dataset, run
+        self.ledger, self.run = ledger, run
         self._method, self._planned, self._cost = method, planned, cost
         self._at_once = cost(planned).event is None  # known for the whole plan only: entered as a whole
         self._block = planned if self._at_once else block
         self._known: tuple[object, int] | None = None
         with ledger.turn():
+            self.dataset = ledger.check_known(dataset, new=new_dataset)
             self.reserved = self._entered()
 
     def cover(self, steps: int) -> None:
@@ -205,6 +62,7 @@ class Account:
             return
         with self.ledger.turn():
             have = self._entered()
+            self._check_open(have)
             wanted = min(self._planned, max(steps, have + self._block), max(have, self.room()))
             self.check(steps)
             if wanted > have:
@@ -222,6 +80,44 @@ class Account:
             if steps > self._entered():
                 self._enter(steps)
             self.reserved = self._entered()
+
+    def add(self, event: Any, reason: str, *, name: str | None = None, fact: bool = False) -> None:
+        """Charge this run for more than its plan: ``event`` is composed with everything that was charged before.
+
+        For releases that the plan does not know of. Steps t+1 … s that were released once and are taken again with a
+        fresh secret: with independent noise the event of those s − t steps, with correlated noise or fixed batches the
+        event of the first s steps (and the plan's own entry goes on to its T in either case). A second release that
+        nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as `hush.train.cost_of` makes
+        it, else it has the plan's adjacency, status and δ.
+
+        It is an entry of its own, named after the run, and no later entry replaces it: what was charged is never
+        lowered. Call it before the release. `BudgetSpent` where the budget has no room, and then nothing is written;
+        ``fact=True`` is for what has happened already, which is entered whatever the budget says. ``name`` tells one
+        occasion from another (such as a digest of the fresh secret): the same name charges once, however often a
+        killed run comes by; without it every call charges.
+        """
+        whole_plan = self._cost(self._planned)
+        own = (whole_plan.adjacency, whole_plan.status, whole_plan.delta)
+        cost = event if isinstance(event, Cost) else Cost(*own, event)
+        with self.ledger.turn():
+            entry = f"{self.run}+{name or len(self.additions()) + 1}"
+            if entry in self.ledger.spends(self.dataset):
+                return
+            if not fact:
+                self._check_addition(cost, reason)
+            self.ledger.spend(Spend(entry, self.dataset, self._method, 1, 1, cost, part_of=self.run, reason=reason))
+
+    def additions(self) -> list[Spend]:
+        """What this run was charged in addition to its plan."""
+        return [spend for spend in self.ledger.spends(self.dataset).values() if spend.part_of == self.run]
+
+    def _check_addition(self, cost: Cost, reason: str) -> None:
+        budget = self.ledger.budget(self.dataset)
+        if budget is None:
+            return
+        after = total([*(s.cost for s in self.ledger.spends(self.dataset).values()), cost], budget.delta)
+        if after.epsilon > budget.epsilon:
+            raise BudgetSpent(self._over(reason, after.epsilon, budget))
 
     def room(self) -> int:
         """How many of the run's steps fit into the budget next to what others have spent; all without a budget."""
@@ -250,16 +146,31 @@ class Account:
         found = self.ledger.spends(self.dataset).get(self.run)
         return 0 if found is None else found.steps
 
+    def _check_open(self, have: int) -> None:
+        found = self.ledger.spends(self.dataset).get(self.run)
+        if found is not None and found.blindly:
+            raise Refused(
+                f"this run was closed in the ledger '{self.ledger.path}' as stopped at step {have}, and its guarantee "
+                "counts on that: start another run"
+            )
+
     def _enter(self, steps: int) -> None:
         cost = self._cost(self._planned if self._at_once else steps)
-        self.ledger.spend(Spend(self.run, self.dataset, self._method, steps, self._planned, cost))
+        limit = max(steps, min(self._planned, self.room()))
+        could = self._cost(limit) if limit > steps else None
+        counted = (steps, self._planned, cost)
+        spend = Spend(self.run, self.dataset, self._method, *counted, limit=limit, whole=could)
+        self.ledger.spend(spend)
 
     def _no_room(self, steps: int) -> str:
         budget = self.ledger.budget(self.dataset)
         assert budget is not None
         after = total([*(s.cost for s in self._others()), self._cost(steps)], budget.delta)
+        return self._over(f"step {steps}", after.epsilon, budget)
+
+    def _over(self, what: str, epsilon: float, budget: Budget) -> str:
         return (
-            f"step {steps} would bring dataset '{self.dataset}' to ε = {rounded_up(after.epsilon)} where its budget is "
+            f"{what} would bring dataset '{self.dataset}' to ε = {rounded_up(epsilon)} where its budget is "
             f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)}: raise it with "
             f"`hush ledger budget {self.ledger.path}`, or leave it at that"
         )
@@ -271,24 +182,3 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def check_name(dataset: str) -> None:
-    """A dataset's name is a short line that its owner chose."""
-    if not dataset.strip() or len(dataset) > 200 or not dataset.isprintable():
-        raise BadInput(f"a dataset needs a name of at most 200 printable characters, got {dataset!r}")
-
-
-def _spend(entry: Entry) -> Spend:
-    try:
-        points = tuple((float(d), math.inf if e is None else float(e)) for d, e in entry["points"])
-        event = None if entry["event"] is None else event_json.from_json(entry["event"])
-        cost = Cost(entry["adjacency"], entry["status"], float(entry["delta"]), event, points)
-        where = (entry["run"], entry["dataset"], entry["method"])
-        return Spend(*where, int(entry["steps"]), int(entry["planned"]), cost, entry["at"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -43,6 +43,17 @@ def delta(parts: Leaves, epsilon: float, adjacency: str, orders: tuple[float, ..
     return float(rdp_privacy_accountant.compute_delta(alphas, divergences, epsilon)[0])
 
 
+def divergences(event: Any, adjacency: str, orders: tuple[float, ...] | None = None) -> dict[float, float]:
+    """The Rényi divergences by order; refused where dp-accounting knows none."""
+    parts = leaves(event)
+    for leaf, _ in parts.others:
+        check(leaf, adjacency)
+    if parts.mu == math.inf:
+        return dict.fromkeys(orders or rdp_privacy_accountant.DEFAULT_RDP_ORDERS, math.inf)
+    alphas, found = _divergences(parts, adjacency, orders)
+    return dict(zip(alphas.tolist(), found.tolist(), strict=True))
+
+
 def check(leaf: Any, adjacency: str) -> None:
     """Refuses a leaf that dp-accounting's RDP cannot account for under this adjacency, with the remedy."""
     name = describe(leaf)

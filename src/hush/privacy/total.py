@@ -1,20 +1,26 @@
 """What several releases on the same data cost together: an upper bound, and which theorem it rests on.
 
 Where all spends are privacy events under one neighbouring relation that one accountant can handle, they are composed
-as one event. That holds for models that build on each other, as long as nobody chose the noise or the number of steps
-of a later run by looking at what an earlier one released. What cannot be composed so is added up: m parts get δ/m each
-and their ε are summed (a spend that is known at a few δ only takes one of those); this holds in any case.
+as one event. What cannot be composed so is added up: m parts get δ/m each and their ε are summed (a spend that is
+known at a few δ only takes one of those). Both hold for models that build on each other. Both take each run's noise
+and number of steps as fixed in advance, and where there are several spends that is written down as an assumption:
+whoever chooses the noise of a later run by looking at what an earlier one released makes the total itself depend on
+the data. `filtered` needs no such assumption, but a budget that was there first: it is a Rényi filter (Feldman and
+Zrnic 2021), by which any sequence of releases, each chosen in the light of all before it and broken off at will, is
+(α, B)-RDP for one α and one B that were fixed in advance, as long as their divergences of order α add up to at most B.
 
-An example that contributes nothing may as well be absent, so an add-remove spend is a zero-out spend too. Where
-`replace` meets another relation, all is stated for `replace`, which is one removal and one addition: (ε, δ) becomes
-(2ε, (1 + e^ε)δ).
-"""
+An example that contributes nothing may as well be absent: for a plan whose rate and divisor are fixed, zeroing an
+example and removing it give the same distribution of outcomes, so an add-remove spend is a zero-out spend of the same
+event, and the two are composed as zero-out. The converse does not hold: a zero-out spend may take the number of
+examples to be public, and that hides nobody's presence, so add-remove spends never turn the total into add-remove.
+Where `replace` meets another relation, all is stated for `replace`, which is one removal and one addition (or one
+example zeroed and another one filled in): (ε, δ) becomes (2ε, (1 + e^ε)δ)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dp_accounting import dp_event
@@ -22,8 +28,11 @@ from dp_accounting import dp_event
 from hush.errors import HushError
 from hush.privacy.accounting import Adjacency, default_accountant, epsilon
 from hush.privacy.guarantee import Status, rounded_up
+from hush.privacy.renyi import divergences
 
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proven")
+NOTHING = "nothing to compose"
+FIXED = "nobody chose the noise, the steps or the budget of a later run by looking at what an earlier one released"
 LABEL = {
     "none": "no privacy: something was trained on it without noise",
     "refuted": "not a guarantee: an audit refuted the ε of a run in it",
@@ -41,6 +50,8 @@ class Cost:
     delta: float
     event: Any = None
     points: tuple[tuple[float, float], ...] = ()
+    assumptions: tuple[str, ...] = ()
+    lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
 
     def epsilon(self, delta: float) -> float:
         """ε of the event at this δ, by the tightest accountant that can prove it."""
@@ -57,7 +68,12 @@ class Total:
     adjacency: Adjacency
     status: Status
     composition: str
-    spends: int = field(default=0)
+    spends: int = 0
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.status == "proven" and not (math.isfinite(self.epsilon) and 0 < self.delta < 1):
+            object.__setattr__(self, "status", "none")  # nothing is proven by an infinite ε
 
     def sentence(self) -> str:
         """One honest sentence."""
@@ -65,7 +81,10 @@ class Total:
             return "nothing has been spent"
         runs = "1 spend" if self.spends == 1 else f"{self.spends} spends"
         pair = f"ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}"
-        return f"at most {pair} ({self.adjacency}) over {runs}, {self.composition}; {LABEL[self.status]}"
+        if self.status == "none" and self.composition != NOTHING:
+            return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({self.adjacency}) over {runs}"
+        assumed = f"; assumes that {' and that '.join(self.assumptions)}" if self.assumptions else ""
+        return f"at most {pair} ({self.adjacency}) over {runs}, {self.composition}; {LABEL[self.status]}{assumed}"
 
 
 def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
@@ -75,12 +94,56 @@ def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     adjacency = _common({cost.adjacency for cost in costs})
     delta = _natural_delta(costs, adjacency) if delta is None else delta
     if not costs:
-        return Total(0.0, delta, adjacency, status, "nothing to compose")
+        return Total(0.0, delta, adjacency, status, NOTHING)
     if status == "none":
-        return Total(math.inf, delta, adjacency, status, "nothing to compose", len(costs))
+        return Total(math.inf, delta, adjacency, status, NOTHING, len(costs))
     parts = list(_parts(costs))
-    spent = _added(parts, delta, adjacency)
-    return Total(spent, delta, adjacency, status, _how(len(costs), parts), len(costs))
+    spent = _added(parts, delta - sum(cost.lost for cost in costs), adjacency)
+    return Total(spent, delta, adjacency, status, _how(len(costs), parts), len(costs), _assumed(costs))
+
+
+def _assumed(costs: Sequence[Cost]) -> tuple[str, ...]:
+    """Every assumption that a spend rests on, once, and what composing several of them takes for granted."""
+    own = dict.fromkeys(text for cost in costs for text in cost.assumptions)
+    return (*own, FIXED) if len(costs) > 1 else tuple(own)
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """How much of a Rényi filter is used: ``spent`` of ``allowed``, both divergences of order ``order``."""
+
+    order: float
+    spent: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether all spends so far stay within it."""
+        return self.spent <= self.allowed
+
+
+def filtered(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -> Filtered | None:
+    """The filter that belongs to (ε, δ), and what these costs take of it; None where a divergence is not known.
+
+    Order α allows B(α) = ε + [ln(δ(α − 1)) − α ln(1 − 1/α)]/(α − 1). The order must not depend on anything released: it
+    is the one at which ``first``, the plan of the first run, would fit in most often.
+    """
+    if any(cost.event is None or cost.adjacency == "replace" or cost.status != "proven" for cost in (first, *costs)):
+        return None
+    adjacency = _common({cost.adjacency for cost in costs})
+    try:
+        each = divergences(first.event, adjacency)
+        left = delta - sum(cost.lost for cost in costs)
+        allowed = {order: epsilon + _conversion(order, left) for order in each}
+        order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
+        joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
+        return Filtered(order, divergences(joint, adjacency, (order,))[order], max(allowed[order], 0.0))
+    except HushError:
+        return None
+
+
+def _conversion(order: float, delta: float) -> float:
+    return (math.log(delta * (order - 1)) - order * math.log1p(-1 / order)) / (order - 1)
 
 
 def _how(costs: int, parts: Sequence[Cost]) -> str:

@@ -27,7 +27,7 @@ from hush.sampling.participation import (
 
 @dataclass(frozen=True)
 class Room:
-    """A step has at most ``places`` examples, but for the probability ``overflow``; both are public."""
+    """Public: all examples but one leave a place free for it, in every step, but for the probability ``overflow``."""
 
     places: int
     overflow: float = 0.0
@@ -47,7 +47,7 @@ class Sampler(Protocol):
         ...
 
     def room(self, chance: float) -> Room:
-        """Places that a step's examples exceed with probability at most ``chance``, also with one example more."""
+        """Places of which the examples of a step leave one free, but for a probability of at most ``chance``."""
         ...
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
@@ -78,7 +78,7 @@ class Poisson:
 
     def room(self, chance: float) -> Room:
         """By the binomial tail."""
-        return _coin_room(self.examples + 1, self.rate, chance)
+        return _coin_room(self.examples, self.rate, chance)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """The examples whose coin fell on heads."""
@@ -206,11 +206,10 @@ class Cyclic:
 
 def _coin_room(members: int, rate: float, chance: float) -> Room:
     count = stats.binom(members, rate)
-    places = int(count.isf(chance))
-    while count.sf(places) > chance:  # the inverse is only nearly exact
+    places = int(count.isf(chance)) + 1
+    while count.sf(places - 1) > chance:  # the inverse is only nearly exact
         places += 1
-    places = min(max(places, 1), members)
-    return Room(places, float(count.sf(places)))
+    return Room(places, float(count.sf(places - 1)))
 
 
 def one_pass(examples: int, batch_size: int) -> Partitioned:

@@ -1,0 +1,245 @@
+"""The book of a ledger: every spend and budget of one or more datasets, in one file.
+
+A run that stopped early is counted with all the steps that it could have taken (see `hush.privacy.entries.Spend`),
+unless somebody declares that it was stopped without looking at anything (`Ledger.close`).
+
+A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Names are compared without
+case and outer spaces, and where a ledger has a budget, a name that is not in it yet must be declared to be new: else a
+slip of the pen would spend outside the budget. Lines are readable JSON in a hash chain (`hush.privacy.chain`), events
+are written so that they can be rebuilt (`hush.privacy.event_json`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hush.errors import BadInput, Refused
+from hush.privacy.accounting import ADJACENCIES, Adjacency
+from hush.privacy.chain import Chain, Entry
+from hush.privacy.entries import (
+    Budget,
+    Spend,
+    budget_of,
+    check_budget,
+    check_delta,
+    check_name,
+    folded,
+    spend_of,
+    to_fields,
+)
+from hush.privacy.guarantee import STATUSES, Status
+from hush.privacy.total import Cost, Filtered, Total, filtered, total
+from hush.validate import not_negative, one_of, probability
+
+FORMAT = "hush ledger 1"
+DATASET = "default"
+KINDS = ("ledger", "budget", "spend", "close")
+
+
+class Ledger:
+    """The ledger in one file, for one or more datasets; several processes may use it at once."""
+
+    def __init__(self, path: str | Path, *, create: bool = True, write: bool = True) -> None:
+        """Open it, or make a new one; ``write=False`` only looks, and needs no permission to write."""
+        self._chain = Chain(Path(path))
+        self._spends: dict[tuple[str, str], Spend] = {}
+        self._budgets: dict[str, list[tuple[int, Budget]]] = {}
+        self._names: dict[str, str] = {}
+        self._read = 0
+        if not self.path.parent.is_dir():
+            raise BadInput(f"the directory of the ledger '{path}' does not exist")
+        with self._chain.locked(create=create, write=write) as chain:
+            if not chain.entries and create and write:
+                chain.append(at=_now(), kind="ledger", format=FORMAT, name=secrets.token_hex(8))
+            first = chain.entries[0] if chain.entries else {}
+            if first.get("format") != FORMAT or not isinstance(first.get("name"), str):
+                raise BadInput(f"'{path}' is no ledger of this version of hush")
+            self._index()
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self._chain.path
+
+    @property
+    def name(self) -> str:
+        """What tells this ledger from any other: a random name in its first line."""
+        return str(self._chain.entries[0]["name"])
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Read what other processes appended, and keep them waiting meanwhile."""
+        with self._chain.locked(create=False):
+            self._index()
+            yield
+
+    def datasets(self) -> list[str]:
+        """Every dataset that has an entry, as it was first written."""
+        return sorted(self._names.values())
+
+    def known_as(self, dataset: str) -> str:
+        """The name under which a dataset stands here, however its case and spaces were typed; else as it was given."""
+        return self._names.get(folded(dataset), dataset)
+
+    def check_known(self, dataset: str, *, new: bool = False) -> str:
+        """The dataset's name here; refused where the ledger has a budget and the name is neither known nor ``new``."""
+        check_name(dataset)
+        if self._budgets and folded(dataset) not in self._names and not new:
+            raise Refused(
+                f"the ledger '{self.path}' has a budget and no dataset '{dataset}' (it has "
+                f"{', '.join(repr(name) for name in self.datasets())}): name the data with --dataset, or say that they "
+                "are other data with --new-dataset (new_dataset=True)"
+            )
+        return self.known_as(dataset)
+
+    def spends(self, dataset: str = DATASET) -> dict[str, Spend]:
+        """By run: what it has reserved on this dataset."""
+        return {run: spend for (name, run), spend in self._spends.items() if name == folded(dataset)}
+
+    def budget(self, dataset: str = DATASET) -> Budget | None:
+        """The budget that was set last."""
+        found = self._budgets.get(folded(dataset))
+        return found[-1][1] if found else None
+
+    def total(self, dataset: str = DATASET, delta: float | None = None) -> Total:
+        """What is proven about everything spent on a dataset, however its runs stopped.
+
+        At the given δ, else at the budget's, else at one that suits the spends.
+        """
+        return total([spend.proven for spend in self.spends(dataset).values()], self._delta(dataset, delta))
+
+    def so_far(self, dataset: str = DATASET, delta: float | None = None) -> Total:
+        """The total of the steps that are reserved so far: what the budget counts.
+
+        It is proven where no run is open; else it is claimed, for whoever stopped a run may have looked.
+        """
+        spends = self.spends(dataset).values()
+        found = total([spend.taken for spend in spends], self._delta(dataset, delta))
+        is_open = any(spend.open for spend in spends)
+        return replace(found, status="claimed") if is_open and found.status == "proven" else found
+
+    def filtered(self, dataset: str = DATASET) -> Filtered | None:
+        """How far a Rényi filter of the budget is used; None without a budget that was there first and never changed.
+
+        Where it holds, the total stays within the budget whatever anybody looked at before choosing or stopping a run.
+        """
+        budgets, spends = self._budgets.get(folded(dataset), []), self.spends(dataset).values()
+        first = next((e for e in self._chain.entries if self._spends_on(e, dataset)), None)
+        if len(budgets) != 1 or first is None or first["line"] < budgets[0][0]:
+            return None
+        budget = budgets[0][1]
+        return filtered(spend_of(first).proven, [spend.taken for spend in spends], budget.epsilon, budget.delta)
+
+    def _spends_on(self, entry: Entry, dataset: str) -> bool:
+        return entry["kind"] == "spend" and folded(entry["dataset"]) == folded(dataset)
+
+    def _delta(self, dataset: str, delta: float | None) -> float | None:
+        budget = self.budget(dataset)
+        if delta is not None:
+            check_delta(delta)
+        return budget.delta if delta is None and budget is not None else delta
+
+    def close(self, dataset: str, run: str) -> None:
+        """Declare that a run stopped for good, and that whoever stopped it had looked at nothing that it released.
+
+        From then on the steps reserved for it count instead of its plan's, and it takes no more.
+        """
+        with self.turn():
+            spend = self.spends(dataset).get(run)
+            if spend is None:
+                raise BadInput(f"the ledger '{self.path}' has no run '{run}' on dataset '{dataset}'")
+            if not spend.open:
+                raise BadInput(f"run '{run}' is counted with the {spend.steps} steps it took: nothing to close")
+            self._append(kind="close", dataset=spend.dataset, run=run, steps=spend.steps, blindly=True)
+
+    def set_budget(self, dataset: str, epsilon: float, delta: float) -> None:
+        """From now on no run brings the dataset over (ε, δ)."""
+        check_budget(Budget(epsilon, delta))
+        check_name(dataset)
+        with self.turn():
+            dataset = self.known_as(dataset)
+            self._append(kind="budget", dataset=dataset, epsilon=float(epsilon), delta=float(delta))
+
+    def add(
+        self,
+        dataset: str,
+        epsilon: float,
+        delta: float,
+        *,
+        run: str,
+        adjacency: Adjacency = "add-remove",
+        status: Status = "proven",
+        new_dataset: bool = False,
+    ) -> None:
+        """Enter a spend that hush did not make: an (ε, δ) from somewhere else. It is a fact, whatever the budget."""
+        check_spend(epsilon, delta, run, adjacency, status)
+        cost = Cost(adjacency, status, float(delta), points=((float(delta), float(epsilon)),))
+        with self.turn():
+            dataset = self.check_known(dataset, new=new_dataset)
+            if (folded(dataset), run) in self._spends:
+                raise BadInput(f"the ledger already has a spend '{run}' on dataset '{dataset}': choose another name")
+            self.spend(Spend(run, dataset, "by hand", 1, 1, cost))
+
+    def spend(self, spend: Spend) -> None:
+        """Write one spend down; only within `turn`."""
+        check_name(spend.dataset)
+        one_of(ADJACENCIES, adjacency=spend.cost.adjacency)
+        one_of(STATUSES, status=spend.cost.status)
+        self._append(kind="spend", **to_fields(spend))
+
+    def _append(self, **fields: Any) -> None:
+        self._chain.append(at=_now(), **fields)
+        self._index()
+
+    def _index(self) -> None:
+        """Note what is new; of one run the entry with most steps counts."""
+        for entry in self._chain.entries[self._read :]:
+            if entry.get("kind") not in KINDS:
+                raise BadInput(f"line {entry['line']} of '{self.path}' is of a kind that this version does not know")
+            if entry["kind"] == "spend":
+                self._note(spend_of(entry))
+            elif entry["kind"] == "budget":
+                self._budgets.setdefault(self._called(entry), []).append((entry["line"], budget_of(entry)))
+            elif entry["kind"] == "close":
+                self._note_close(entry)
+        self._read = len(self._chain.entries)
+
+    def _called(self, entry: Entry) -> str:
+        budget_of(entry)
+        self._names.setdefault(folded(entry["dataset"]), entry["dataset"])
+        return folded(entry["dataset"])
+
+    def _note(self, spend: Spend) -> None:
+        key = (folded(spend.dataset), spend.run)
+        self._names.setdefault(key[0], spend.dataset)
+        before = self._spends.get(key)
+        if before is None or before.steps <= spend.steps:
+            if before is not None and before.limit > max(spend.limit, spend.steps):  # it could have gone farther then
+                spend = replace(spend, limit=before.limit, whole=before.whole)
+            self._spends[key] = spend
+
+    def _note_close(self, entry: Entry) -> None:
+        key = (folded(str(entry.get("dataset"))), str(entry.get("run")))
+        spend = self._spends.get(key)
+        if spend is None or entry.get("steps") != spend.steps:
+            raise BadInput(f"line {entry['line']} of '{self.path}' closes a run that it does not have")
+        self._spends[key] = replace(spend, blindly=entry.get("blindly") is True)
+
+
+def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: str) -> None:
+    """A spend that is entered by hand: numbers, a name, and nothing that hush would have to have audited."""
+    not_negative(epsilon=epsilon)
+    probability(delta=delta)
+    one_of(("proven", "claimed"), status=status)
+    one_of(ADJACENCIES, adjacency=adjacency)
+    check_name(run, "a spend")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,169 @@
+"""What stands in a ledger's lines: spends and budgets, how they are read back, and when two names mean one dataset."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hush.errors import BadInput
+from hush.privacy import event_json
+from hush.privacy.accounting import ADJACENCIES, SMALLEST_DELTA
+from hush.privacy.guarantee import STATUSES
+from hush.privacy.total import Cost
+from hush.validate import not_negative, one_of, positive, probability, whole
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent on a dataset."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Spend:
+    """One run's entry: how many of its planned steps are reserved, and what those cost.
+
+    A run may stop early, and whoever stops it may have looked at what it released. Then its number of steps is itself
+    an answer about the data, and the ε of the steps taken is claimed and not proven. Proven is the ε of all the steps
+    that it could have taken without anybody's doing, its ``limit`` (the plan's, or those that the budget had room for),
+    whose cost is ``whole``. ``blindly`` says that somebody declared that nobody had looked: then the steps taken count.
+    """
+
+    run: str
+    dataset: str
+    method: str
+    steps: int
+    planned: int
+    cost: Cost
+    at: str = ""
+    part_of: str = ""  # the run that this was charged to in addition to its plan, see `Account.add`
+    reason: str = ""
+    limit: int = 0
+    whole: Cost | None = None
+    blindly: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it is counted with more than its steps so far."""
+        return self.limit > self.steps and not self.blindly
+
+    @property
+    def proven(self) -> Cost:
+        """What is proven about it, however it stopped."""
+        return self.whole if self.open and self.whole is not None else self.taken
+
+    @property
+    def taken(self) -> Cost:
+        """What the steps reserved so far cost, with what that rests on."""
+        if not self.blindly:
+            return self.cost
+        unseen = f"run '{self.run}' was stopped at step {self.steps} without looking at anything that was released"
+        return replace(self.cost, assumptions=(*self.cost.assumptions, unseen))
+
+
+def folded(dataset: str) -> str:
+    """What is compared of a dataset's name: without case, outer spaces and forms that only look different."""
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", dataset).casefold())
+    return " ".join(text.split())
+
+
+def check_name(name: str, what: str = "a dataset") -> None:
+    """A name is a short line that its owner chose."""
+    if not folded(name) or len(name) > 200 or not name.isprintable():
+        raise BadInput(f"{what} needs a name of at most 200 printable characters, got {name[:200]!r}")
+
+
+def to_fields(spend: Spend) -> dict[str, Any]:
+    """The fields of a spend's line."""
+    shown = {"dataset": spend.dataset, "run": spend.run, "method": spend.method}
+    counted = {"steps": spend.steps, "planned": spend.planned}
+    cost = spend.cost
+    priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": _event(cost)}
+    points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
+    more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
+    more |= {"limit": spend.limit, "lost": cost.lost}
+    if spend.whole is not None:
+        more["whole"] = _event(spend.whole)
+    return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
+
+
+def _event(cost: Cost) -> dict[str, Any] | None:
+    event = None if cost.event is None else event_json.to_json(cost.event)
+    if event is None and not cost.points:
+        raise BadInput(f"this event cannot be written down: {cost.event!r}")
+    return event
+
+
+def spend_of(entry: dict[str, Any]) -> Spend:
+    """A spend from its line."""
+    try:
+        cost = _cost(entry, entry["event"])
+        texts = [entry[name] for name in ("run", "dataset", "method", "at")]
+        part_of, reason = entry.get("part_of", ""), entry.get("reason", "")
+        if not all(isinstance(text, str) for text in [*texts, part_of, reason]):
+            raise TypeError("a name that is no text")
+        steps, planned = int(entry["steps"]), int(entry["planned"])
+        whole(steps=steps, planned=planned)
+        limit, all_of_it = int(entry.get("limit", steps)), None
+        if "whole" in entry:
+            all_of_it = _cost(entry, entry["whole"])
+        elif (
+            "limit" not in entry and steps < planned and cost.event is not None
+        ):  # an older line, which does not say what its plan costs
+            limit, all_of_it = planned, Cost(cost.adjacency, _claimed(cost), cost.delta, cost.event)
+        run, dataset, method, at = texts
+        return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
+
+
+def _claimed(cost: Cost) -> Any:
+    return "claimed" if cost.status == "proven" else cost.status
+
+
+def _cost(entry: dict[str, Any], event: Any) -> Cost:
+    one_of(ADJACENCIES, adjacency=entry["adjacency"])
+    one_of(STATUSES, status=entry["status"])
+    points = tuple((float(d), math.inf if e is None else float(e)) for d, e in entry["points"])
+    for delta, epsilon in points:
+        probability(delta=delta)
+        not_negative(epsilon=min(epsilon, 1e308))
+    built = None if event is None else event_json.from_json(event)
+    delta = float(entry["delta"])
+    probability(delta=delta)
+    if built is None and not points:
+        raise ValueError("neither an event nor a point (δ, ε)")
+    assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
+    lost = float(entry.get("lost", 0.0))
+    if not 0 <= lost < 1:
+        raise ValueError("a part of δ that is none")
+    return Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost)
+
+
+def budget_of(entry: dict[str, Any]) -> Budget:
+    """A budget from its line."""
+    try:
+        found = Budget(float(entry["epsilon"]), float(entry["delta"]))
+        check_budget(found)
+        if not isinstance(entry["dataset"], str):
+            raise TypeError("a name that is no text")
+        return found
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadInput(f"line {entry.get('line')} of the ledger is no budget as hush writes it: {error}") from error
+
+
+def check_budget(budget: Budget) -> None:
+    """Both are numbers that an accountant can compare."""
+    positive(epsilon=budget.epsilon)
+    check_delta(budget.delta)
+
+
+def check_delta(delta: float) -> None:
+    """A δ that the accountants go down to."""
+    probability(delta=delta)
+    if delta < SMALLEST_DELTA:
+        raise BadInput(f"delta must be at least {SMALLEST_DELTA:g}, got {delta:g}")

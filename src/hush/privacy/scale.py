@@ -1,0 +1,114 @@
+"""What floating point can deliver of a Gaussian: its grid, the scales it works at, and where its tails end.
+
+**Grid.** A noisy value is rounded to a public power of two of at most 1/1024 of its noise (see `hush.release`).
+
+**Scales.** Noise and grid must be ordinary numbers: a standard deviation near the ends of the range turns into zero,
+infinity or a subnormal number with few digits. In float32, in which models and released values are held, there is room
+for 2^±126, so the noise must lie within 2^±96, which leaves 2^30 on both sides for the grid and the noise's own reach.
+
+**Tails.** Draws end at R = √(64 ln 4) = 9.419 standard deviations (`hush.normals`: Box and Muller with 63 bits), so an
+outcome farther than that from one neighbour's value and not from the other's tells them apart for certain. Let both
+neighbours' noise be the Gaussian conditioned on |z| ≤ R in each of d coordinates and T steps, let A be the outcomes
+within R of both values, and c = P(|z| ≤ R). On A both densities are c^(−dT) times the Gaussian's (of a mixture over
+samples the part that lost nothing), so for every set S
+
+    P̃'(S) ≤ c^(−dT)·P'(S ∩ A) + P̃'(outside A) ≤ e^ε·P̃(S) + c^(−dT)·δ + β,   β = P̃'(outside A).
+
+In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviations) β is at most Σᵢ Q(R − |vᵢ|) with Q(x) =
+P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.107, where v₀(R − v₀) = 1, and convex from
+there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps,
+whatever later ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
+probability q. For correlated noise, where all steps share one μ, it is more than enough.
+
+The other way round, P̃ falls short of c^(−dT)·P by at most the Gaussian's own mass beyond R, t = 2dT·Q(R) (q·t where P
+is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the two directions,
+
+    β ≤ max{ min(q·T·b, e^ε·t), min(T·b, e^ε·q·t) }.
+
+With μ = d = T = q = 1 and a large ε it is 1.9e-17. `tail_delta` is this with the factor c^(−dT), which is
+1 + 5e-21·dT. That share of δ is set apart for it, and a guarantee given only where it is enough (`check_tails`).
+
+This treats the noise as a truncated Gaussian. The draws themselves are discrete: beyond x standard deviations there are
+about 2^63·e^(−x²/2) different radii, so the twelfth digit of a grid point's probability holds to about 5.7 standard
+deviations, and from there on fewer digits do. That is not part of β.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import ndtr
+
+from hush.errors import BadInput, Refused
+from hush.validate import whole
+
+FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
+REACH = math.sqrt(64 * math.log(4.0))  # of a draw, in standard deviations
+SHARE = 1e-4  # of δ, set apart for the tails
+SMALLEST_STD, LARGEST_STD = 2.0**-96, 2.0**96
+
+
+def grid(std: float) -> float:
+    """The spacing of what is released under noise of this standard deviation: a power of two."""
+    return 2.0 ** (math.frexp(std)[1] - 1 - FINER)
+
+
+def check_std(std: float, what: str = "the standard deviation of the noise") -> None:
+    """Refuse a standard deviation (or noise multiplier) that floating point cannot hold with its digits and grid."""
+    if not SMALLEST_STD <= std <= LARGEST_STD:
+        raise BadInput(
+            f"{what} would be {std:g}, and floating point can do only between {SMALLEST_STD:.3g} and "
+            f"{LARGEST_STD:.3g}: choose another noise multiplier or clip"
+        )
+
+
+def tail_delta(
+    coordinates: int,
+    steps: int,
+    mu: float,
+    *,
+    rate: float = 1.0,
+    epsilon: float = math.inf,
+    reach: float = REACH,
+) -> float:
+    """β: what the end of the tails adds to δ.
+
+    ``coordinates`` are all numbers that get noise in a step, ``mu`` is how far one example moves them in standard
+    deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate, ``epsilon`` the ε beside which δ stands.
+    """
+    whole(coordinates=coordinates, steps=steps)
+    turn = (reach - math.sqrt(reach * reach - 4)) / 2
+    near = coordinates * _beyond(reach - turn) + _beyond(reach - mu)
+    apart = steps * near if mu <= reach - turn else 1.0  # farther, and the tails are no tails any more
+    beyond = 2.0 * steps * coordinates * _beyond(reach)
+    raised = math.exp(min(epsilon, 700.0)) * beyond
+    inside = math.exp(-min(beyond, 700.0))
+    return min(max(min(rate * apart, raised), min(apart, rate * raised)) / inside, 1.0)
+
+
+def check_tails(
+    delta: float,
+    coordinates: int,
+    steps: int,
+    mu: float = 1.0,
+    *,
+    rate: float = 1.0,
+    epsilon: float = math.inf,
+    reach: float = REACH,
+) -> float:
+    """Refuse a δ that the sampler's tails do not reach, and return their share β."""
+    beta = tail_delta(coordinates, steps, mu, rate=rate, epsilon=epsilon, reach=reach)
+    if not beta <= SHARE * delta:
+        what = f"{coordinates} coordinates and {steps} steps with σ = {1 / mu:.3g} per unit of change"
+        raise Refused(
+            f"noise that ends at {reach:.2f} standard deviations cannot deliver δ = {delta:g} for {what}: the smallest "
+            f"is {beta / SHARE:.2g}; choose a larger δ, more noise or fewer steps"
+            if beta < SHARE
+            else f"noise that ends at {reach:.2f} standard deviations cannot deliver any δ for {what}: more noise is "
+            "needed"
+        )
+    return beta
+
+
+def _beyond(distance: float) -> float:
+    return float(ndtr(-distance))

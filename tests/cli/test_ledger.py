@@ -1,0 +1,159 @@
+"""`hush ledger`: what it says about stops, several runs and names, and what it never does to a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dp_accounting import dp_event
+
+from hush.cli import main
+from hush.privacy.guarantee import rounded_up
+from hush.privacy.ledger import Account, Ledger
+from hush.privacy.total import FIXED, Cost, total
+
+STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
+TRAIN = (
+    "train",
+    "--problem",
+    "breast-cancer-logistic",
+    "--batch-size",
+    "64",
+    "--noise-multiplier",
+    "2",
+    "--steps",
+    "3",
+)
+
+
+def cost(steps: int) -> Cost:
+    return Cost("add-remove", "proven", 1e-5, dp_event.SelfComposedDpEvent(STEP, steps))
+
+
+def account(path: Path, run: str = "a", dataset: str = "default", **more) -> Account:
+    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=240, cost=cost, **more)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def shown(capsys, path: Path) -> dict:
+    code, out, err = call(capsys, "ledger", "show", path, "--json")
+    assert code == 0, err
+    return json.loads(out)["datasets"][0]
+
+
+def test_a_run_that_was_stopped_is_proven_at_its_plan_alone(capsys, path) -> None:
+    account(path).cover(87)
+    found = shown(capsys, path)
+    planned, reserved = (total([cost(n)], 1e-5).epsilon for n in (240, 100))
+    assert (found["epsilon"], found["status"]) == (pytest.approx(planned), "proven")
+    assert found["so_far"] == {"epsilon": pytest.approx(reserved), "status": "claimed"}
+    assert (found["runs"][0]["steps"], found["runs"][0]["limit"], found["runs"][0]["status"]) == (100, 240, "claimed")
+    _, out, _ = call(capsys, "ledger", "show", path)
+    assert f"the steps reserved so far are ε = {rounded_up(reserved)}, which is claimed and not proven" in " ".join(
+        out.split()
+    )
+
+
+def test_closing_it_as_stopped_blindly(capsys, path) -> None:
+    account(path).cover(87)
+    code, _, err = call(capsys, "ledger", "close", path, "a")
+    assert code == 2
+    assert "say --stopped-blindly if nobody had looked" in err
+    code, out, _ = call(capsys, "ledger", "close", path, "a", "--stopped-blindly", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found == shown(capsys, path)
+    assert (found["epsilon"], found["status"]) == (pytest.approx(total([cost(100)], 1e-5).epsilon), "proven")
+    assert found["so_far"] is None
+    assert found["runs"][0]["stopped_blindly"] is True
+    assert found["assumptions"] == ["run 'a' was stopped at step 100 without looking at anything that was released"]
+    assert found["assumptions"][0] in found["sentence"]
+
+
+def test_several_runs_say_what_they_assume(capsys, path) -> None:
+    call(capsys, "ledger", "budget", path, "--epsilon", 3)
+    for run in "ab":
+        account(path, run).cover(240)
+    found = shown(capsys, path)
+    assert found["assumptions"] == [FIXED]
+    assert found["sentence"].endswith(f"composed as one event; proven; assumes that {FIXED}")
+    assert found["filter"]["holds"] is True
+    _, out, _ = call(capsys, "ledger", "show", path)
+    assert "the budget also holds by a Rényi filter of order" in out
+
+
+def test_the_seed_of_a_run_is_in_its_ledger(capsys, path, tmp_path) -> None:
+    code, out, err = call(capsys, *TRAIN, "--secret-seed", 7, "--ledger", path, "--json")
+    assert code == 0, err
+    seed = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
+    assert seed in json.loads(out)["ledger"]["assumptions"]
+    assert seed in shown(capsys, path)["sentence"]
+
+
+@pytest.mark.parametrize("dataset", [(), ("--dataset", "others"), ("--dataset", "patient")])
+def test_a_budget_is_not_passed_by_under_another_name(capsys, path, dataset) -> None:
+    call(capsys, "ledger", "budget", path, "--dataset", "patients", "--epsilon", 0.01)
+    before = path.read_bytes()
+    code, _, err = call(capsys, *TRAIN, "--ledger", path, *dataset)
+    assert code == 2
+    assert "--new-dataset" in err
+    assert path.read_bytes() == before
+    for name in ("Patients", "patients "):
+        code, _, err = call(capsys, *TRAIN, "--ledger", path, "--dataset", name)
+        assert code == 2
+        assert "step 1 would bring dataset 'patients' to" in err
+    code, _, err = call(capsys, *TRAIN, "--ledger", path, *dataset, "--new-dataset", "--json")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("text", ["my notes, and no end of line", "my notes\n"])
+def test_a_file_that_is_no_ledger_is_left_alone(capsys, tmp_path, text) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text(text)
+    for arguments in (
+        ("ledger", "show", notes),
+        ("ledger", "budget", notes, "--epsilon", 1),
+        ("ledger", "add", notes, "x", "--epsilon", 1, "--delta", 1e-6),
+        ("ledger", "close", notes, "x", "--stopped-blindly"),
+        (*TRAIN, "--ledger", notes),
+    ):
+        code, _, err = call(capsys, *arguments)
+        assert code == 2
+        assert "is no ledger" in err
+        assert notes.read_text() == text
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_name_for_the_ledger(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("ledger", "show", ""), (*TRAIN, "--ledger", ""), ("ledger", "budget", "", "--epsilon", 1)):
+        code, _, err = call(capsys, *arguments)
+        assert code == 2
+        assert "give the ledger's file name" in err
+
+
+def test_control_characters_never_reach_the_terminal(capsys, path) -> None:
+    clear = "\x1b[2J\u202ename\x9b"
+    ledger = Ledger(path)
+    entry = {"kind": "spend", "dataset": clear, "run": clear, "method": clear, "steps": 1, "planned": 1, "at": clear}
+    priced = {"adjacency": "add-remove", "status": "proven", "delta": 1e-5, "event": None, "points": [[1e-5, 1.0]]}
+    with ledger._chain.locked():
+        ledger._chain.append(**entry, **priced, reason=clear, assumptions=[clear])
+    for arguments in (("show", path), ("show", path, "--json"), ("show", path, "--dataset", clear + "x")):
+        _, out, err = call(capsys, "ledger", *arguments)
+        assert not {c for c in out + err if not c.isprintable()} - {"\n"}
+    assert json.loads(call(capsys, "ledger", "show", path, "--json")[1])["datasets"][0]["dataset"] == clear
+    code, _, err = call(capsys, "ledger", "add", path, clear, "--epsilon", 1, "--delta", 1e-6)
+    assert code == 2
+    assert "printable characters" in err

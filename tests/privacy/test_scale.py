@@ -1,0 +1,96 @@
+"""Where a Gaussian in floating point ends, and what that costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from hush.errors import BadInput, Refused
+from hush.privacy.profile import gaussian_delta
+from hush.privacy.scale import REACH, SHARE, check_std, check_tails, grid, tail_delta
+
+
+def test_golden_one_coordinate() -> None:
+    # draws end at 9.419 σ, so that δ ≥ Q(8.419) = 1.9e-17 for one coordinate, one step and σ = 1
+    assert round(REACH, 3) == 9.419
+    assert tail_delta(1, 1, 1.0) == pytest.approx(1.895e-17, rel=1e-3)
+    smallest = math.sqrt(-math.log(0.25 / 4.0**63))  # of hush.normals: k₁ = 0
+    assert pytest.approx(smallest, rel=1e-12) == REACH
+
+
+def truncated_delta(epsilon: float, mu: float, reach: float, rate: float) -> float:
+    """∫[P − e^ε Q]₊, the worse direction, for one coordinate whose noise is conditioned on |z| ≤ reach."""
+    kept = 1 - 2 * norm.sf(reach)
+
+    def density(z: float, centre: float) -> float:
+        return norm.pdf(z - centre) / kept if abs(z - centre) <= reach else 0.0
+
+    def mixture(z: float) -> float:
+        return (1 - rate) * density(z, 0.0) + rate * density(z, mu)
+
+    def gap(z: float, one: bool) -> float:
+        p, q = (mixture(z), density(z, 0.0)) if one else (density(z, 0.0), mixture(z))
+        return max(p - math.exp(epsilon) * q, 0.0)
+
+    ends = [-reach, mu - reach, reach, mu + reach]
+    cuts = [*ends, *(0.5 * (a + b) for a, b in zip(ends, ends[1:], strict=False))]
+    return max(quad(gap, ends[0], ends[-1], args=(one,), limit=800, points=cuts)[0] for one in (True, False))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.2])
+@pytest.mark.parametrize(("mu", "reach"), [(1.0, 3.0), (2.0, 4.0), (0.3, 3.5)])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 6.0])
+def test_the_bound_covers_the_truth_where_the_tails_are_short(mu, reach, rate, epsilon) -> None:
+    """With a reach of 3 or 4 the loss is large enough to be integrated; the inequality is the same."""
+    loss = truncated_delta(epsilon, mu, reach, rate)
+    gauss = truncated_delta(epsilon, mu, 12.0, rate)
+    kept = 1 - 2 * norm.sf(reach)
+    assert loss <= gauss / kept + tail_delta(1, 1, mu, rate=rate, epsilon=epsilon, reach=reach) + 1e-12
+
+
+def test_it_is_not_needlessly_large() -> None:
+    # far out the whole δ is the tail: the bound is the truth but for d·Q(R − v₀)
+    truth = truncated_delta(20.0, 1.0, 3.0, 1.0)
+    assert truth <= tail_delta(1, 1, 1.0, epsilon=20.0, reach=3.0) <= 1.3 * truth
+    assert gaussian_delta(20.0, 1.0) < 1e-3 * truth
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**7), st.floats(0.01, 20.0), st.floats(0.0, 100.0))
+def test_it_grows_with_coordinates_steps_and_shift(coordinates, steps, mu, epsilon) -> None:
+    found = tail_delta(coordinates, steps, mu, epsilon=epsilon)
+    assert 0 < found <= 1
+    assert tail_delta(2 * coordinates, steps, mu, epsilon=epsilon) >= found
+    assert tail_delta(coordinates, 2 * steps, mu, epsilon=epsilon) >= found
+    assert tail_delta(coordinates, steps, 1.1 * mu, epsilon=epsilon) >= found
+    assert tail_delta(coordinates, steps, mu, rate=0.1, epsilon=epsilon) <= found
+
+
+def test_what_the_sampler_cannot_deliver_is_refused_with_the_limit() -> None:
+    assert check_tails(1e-5, 10**6, 5000) <= SHARE * 1e-5
+    with pytest.raises(Refused, match=r"cannot deliver δ = 1e-15 for 1 coordinates .* the smallest is 1\.9e-13"):
+        check_tails(1e-15, 1, 1)
+    with pytest.raises(Refused, match="cannot deliver δ = 1e-10 for 100000 coordinates and 1000 steps"):
+        check_tails(1e-10, 100_000, 1000)
+    with pytest.raises(Refused, match="cannot deliver any δ .* more noise is needed"):
+        check_tails(1e-5, 10, 1, mu=20.0)
+
+
+@pytest.mark.parametrize("std", [2.0**-96, 1e-20, 1.0, 3e28])
+def test_scales_that_work(std) -> None:
+    check_std(std)
+    assert std / 2048 < grid(std) <= std / 1024
+    far = torch.tensor([REACH * std, grid(std)], dtype=torch.float64).float().double()
+    assert bool(torch.isfinite(far).all())
+    assert float(far[1]) == grid(std)  # the grid is no subnormal number of float32
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-200, 1e-30, 1e30, 1e308, math.inf, math.nan])
+def test_scales_that_do_not_are_refused_with_the_limit(std) -> None:
+    with pytest.raises(BadInput, match=r"only between 1\.26e-29 and 7\.92e\+28"):
+        check_std(std)
