@@ -1,0 +1,165 @@
+"""A model for the length of one recording: other tensors in its parameters' places, and everything exactly back after.
+
+torch.func's own ``functional_call`` leaves a module that is registered under two names with the wrong tensors, and
+cannot say that a forward assigned a buffer; so the places are swapped here, for every engine alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.errors import Refused
+from hush.gradients.substitutes import substituted
+from hush.named import Named
+
+_DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+@contextmanager
+def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
+    """The model as an engine runs it: ``others`` in the places of its parameters (by id), the forwards of
+    :mod:`hush.gradients.substitutes`, and nothing compiled."""
+    modules = list(model.modules())
+    with _uncompiled(), substituted(modules), _places(model, modules, others):
+        yield
+
+
+def _uncompiled() -> Any:
+    """torch.compile would trace through the stand-ins; what it compiled runs as it was written instead."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
+    """Other tensors in the places of parameters and buffers; refuse a forward that assigns any of them itself."""
+    _refuse_jitted(model, modules)
+    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
+    put = [(_with(before, others), _with(buffers, others)) for _, before, buffers in kept]
+    flat = {m: m._flat_weights for m, _, _ in kept if isinstance(m, nn.RNNBase)}
+    assigned: list[tuple[nn.Module, str]] = []
+    try:
+        for (module, _, _), both in zip(kept, put, strict=True):
+            _fill(module, *both)
+        for rnn, weights in flat.items():  # a second list of the same parameters, which torch's own kernels read
+            rnn.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
+        yield
+        for (module, _, _), (params, buffers) in zip(kept, put, strict=True):
+            assigned += [(module, key) for key in _changed(params, module._parameters)]
+            assigned += [(module, key) for key in _changed(buffers, module._buffers)]
+    finally:
+        for module, params, buffers in kept:
+            _fill(module, params, buffers)
+        for rnn, weights in flat.items():
+            rnn.__dict__["_flat_weights"] = weights
+    if assigned:
+        raise Refused(_assigned(model, *assigned[0]))
+
+
+def _refuse_jitted(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            where = next(name for name, each in model.named_modules() if each is module)
+            raise Refused(jitted(where))
+
+
+def jitted(name: str) -> str:
+    """Why a module that torch.jit made is refused."""
+    return (
+        f"{f'layer {name!r}' if name else 'the model'} was compiled by torch.jit, which hides the uses of its "
+        "parameters, so no example's own gradient can be computed: hand in the Python module that it was made from"
+    )
+
+
+def _with(tensors: dict[str, Any], others: Mapping[int, Any]) -> dict[str, Any]:
+    return {key: others.get(id(t), t) for key, t in tensors.items()}
+
+
+def _fill(module: nn.Module, params: dict[str, Any], buffers: dict[str, Any]) -> None:
+    for place, tensors in ((module._parameters, params), (module._buffers, buffers)):
+        if _changed(tensors, place):
+            place.clear()
+            place.update(tensors)
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [key for key in [*now, *before] if key not in now or key not in before or now[key] is not before[key]]
+
+
+def _assigned(model: nn.Module, owner: nn.Module, key: str) -> str:
+    where = next(name for name, module in model.named_modules() if module is owner)
+    return (
+        f"'{f'{where}.{key}'.lstrip('.')}' of the {type(model).__name__} is assigned in a training forward, and would "
+        "carry the data past the noise: keep what a forward computes out of buffers and parameters, or fill them "
+        "before training starts"
+    )
+
+
+@contextmanager
+def doubled(model: nn.Module) -> Iterator[None]:
+    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes anew."""
+    tensors = [*model.parameters(), *model.buffers()]
+    others = {id(t): _parameter_like(t, in_double(t)) for t in tensors}
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _places(model, list(model.modules()), others):
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """A tensor in double precision; whole numbers stay."""
+    if tensor.is_complex():
+        return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype))
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
+
+
+def _parameter_like(old: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def gradients_of(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
+    """autograd's gradients of these inputs, None where it finds no way to one."""
+    try:
+        return torch.autograd.grad(values, inputs, start, allow_unused=True)
+    except RuntimeError as error:
+        if not _has_reentrant_checkpoint(values):
+            raise
+        raise Refused(
+            "reentrant checkpointing runs a part of the model again where no per-example gradient can be followed: "
+            "use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
+        ) from error
+
+
+def _has_reentrant_checkpoint(values: Tensor) -> bool:
+    waiting, seen = [values.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+    return False
+
+
+def refuse_unseen(params: Named, gradients: Iterable[Tensor | None]) -> None:
+    """Refuse where autograd found a way to an original parameter, past what stands in its place.
+
+    Its gradient by that way would be left out of every sum, and the parameter trained as if it were not used."""
+    unseen = [name for name, gradient in zip(params, gradients, strict=True) if gradient is not None]
+    if unseen:
+        owner, _, key = unseen[0].rpartition(".")
+        way = f"model.get_submodule('{owner}').{key}" if owner else f"model.{key}"
+        raise Refused(
+            f"parameter '{unseen[0]}' is used past its module (kept in a list, in functools.partial or in a closure), "
+            f"where its per-example gradients cannot be seen: reach it through the model at every use, as {way}"
+        )
