@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hush.artefact import card_page, write_artefact
 from hush.errors import BadInput, Refused
-from hush.gradients import Untouched, check_model
+from hush.gradients import Untouched, Watch, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.noise import Independent
 from hush.normals import BLOCK
@@ -145,6 +145,8 @@ class Run:
         channels, self._private = self.plan.query.finish(sums, self._public, self._private)
         release = self._noised(channels)
         update = self.plan.rule.step(self._params, release, self._rule)
+        if self._untouched is not None:
+            self._untouched.settled()
         self._public = self.plan.query.observe(release, update, self._public)
         self.next += 1
         self._whole = True
@@ -242,10 +244,15 @@ class Run:
             content = to_each(lambda t: t.to(self.device), self.source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
             with model_randomness(self._secret, batch.step, piece, self.device), torch.enable_grad():
-                sums = self.plan.query.piece(self.model, self.losses, content, self._public)
+                losses = self._watched(batch.step, piece)
+                sums = self.plan.query.piece(self.model, losses, content, self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
         return self.ranks.total(total)
+
+    def _watched(self, step: int, piece: int) -> Losses:
+        """The losses, inspected at the steps that the secret picks."""
+        return Watch(self._secret).over(self.losses, step, piece) if self.plan.private else self.losses
 
     def _noised(self, channels: Sums) -> Release:
         shape = self.plan.noise.std(self.next)

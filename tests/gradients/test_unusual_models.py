@@ -262,7 +262,7 @@ def test_reentrant_checkpointing_is_refused(engine):
     assert places(model) == before
 
 
-Pair = collections.namedtuple("Pair", "x y")  # noqa: PYI024
+Pair = collections.namedtuple("Pair", "x y")
 
 
 class Tokenized(collections.UserDict):
@@ -375,6 +375,12 @@ def test_complex_parameters_get_a_true_sentence_and_complex_activations_work():
     right(model, data(3), lambda m, x: torch.fft.rfft(m(x)).abs().sin().sum(1))
 
 
+def recorded(model, losses, content, engine):
+    if engine == "one by one":
+        return record_one_by_one(model, losses, content, N, [Point()])
+    return record(model, losses, content, engine=engine)
+
+
 class Hidden(nn.Module):
     """A weight that is reached past its module."""
 
@@ -409,10 +415,7 @@ def test_a_weight_reached_past_its_module_is_refused_by_name(way, make, engine):
     if engine == "book-keeping" and (make is HiddenInOdd or way != "partial"):
         why = "use engine='auto'"
     with pytest.raises(Refused, match=why):
-        if engine == "one by one":
-            record_one_by_one(model, wave, data(3), N, [Point()])
-        else:
-            record(model, wave, data(3), engine=engine)
+        recorded(model, wave, data(3), engine)
 
 
 @pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
@@ -427,10 +430,7 @@ def test_captured_parameters_are_refused_by_name(engine, dtype):
 
     content = data(3).to(dtype)
     with pytest.raises(Refused, match=r"parameter 'bias' .*reach it .* as model\.bias$"):
-        if engine == "one by one":
-            record_one_by_one(model, penalised, content, N, [Point()])
-        else:
-            record(model, penalised, content, engine=engine)
+        recorded(model, penalised, content, engine)
 
 
 @pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")

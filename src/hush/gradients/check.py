@@ -19,8 +19,8 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise Refused(
-                f"parameter '{name}' is complex, and clipping and noise are proven for real numbers only: keep its real "
-                "and imaginary parts as two real parameters and join them in forward with torch.complex"
+                f"parameter '{name}' is complex, and clipping and noise are proven for real numbers only: keep its "
+                "real and imaginary parts as two real parameters and join them in forward with torch.complex"
             )
         if parameter.requires_grad and parameter.dtype not in _PRECISE:
             raise Refused(

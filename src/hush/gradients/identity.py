@@ -68,4 +68,3 @@ def _closed_over(function: types.FunctionType) -> tuple[Any, ...]:
 
 def _sorted(named: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted((named or {}).items(), key=lambda item: item[0]))
-
