@@ -41,6 +41,7 @@ def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int,
     _refuse_jitted(model, modules)
     kept = [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
     put = [(_with(before, others), _with(buffers, others)) for _, before, buffers in kept]
+    attributes = [(module, dict(module.__dict__)) for module, _, _ in kept]
     flat = {m: m._flat_weights for m, _, _ in kept if isinstance(m, nn.RNNBase)}
     assigned: list[tuple[nn.Module, str]] = []
     try:
@@ -57,8 +58,25 @@ def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int,
             _fill(module, params, buffers)
         for rnn, weights in flat.items():
             rnn.__dict__["_flat_weights"] = weights
+        for module, before in attributes:
+            _forget(module, before)
     if assigned:
         raise Refused(_assigned(model, *assigned[0]))
+
+
+def _forget(module: nn.Module, before: dict[str, Any]) -> None:
+    """Take back the tensors that a forward left in a module's attributes: they belong to this batch, and in a later
+    one they would be a memory of it."""
+    for key, value in list(module.__dict__.items()):
+        if value is not before.get(key) and _holds_tensors(value):
+            if key in before:
+                module.__dict__[key] = before[key]
+            else:
+                del module.__dict__[key]
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
 
 
 def _refuse_jitted(model: nn.Module, modules: Iterable[nn.Module]) -> None:
