@@ -240,19 +240,20 @@ class Run:
         if self._drawn[0] != batch.step:
             self.batch(batch.step)
         mine = self._drawn[1].tensor_split(self.ranks.world)[self.ranks.rank]
-        for number, indices in enumerate(mine.tensor_split(max(1, -(-len(mine) // self.microbatch)))):
+        pieces = mine.tensor_split(max(1, -(-len(mine) // self.microbatch)))
+        for number, indices in enumerate(pieces):
             content = to_each(lambda t: t.to(self.device), self.source.take(indices))
             piece = number * self.ranks.world + self.ranks.rank
             with model_randomness(self._secret, batch.step, piece, self.device), torch.enable_grad():
-                losses = self._watched(batch.step, piece)
+                losses = self._watched(batch.step, number, len(pieces))
                 sums = self.plan.query.piece(self.model, losses, content, self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
         return self.ranks.total(total)
 
-    def _watched(self, step: int, piece: int) -> Losses:
+    def _watched(self, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""
-        return Watch(self._secret).over(self.losses, step, piece) if self.plan.private else self.losses
+        return Watch(self._secret).over(self.losses, step, piece, pieces) if self.plan.private else self.losses
 
     def _noised(self, channels: Sums) -> Release:
         shape = self.plan.noise.std(self.next)

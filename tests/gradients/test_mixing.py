@@ -16,7 +16,7 @@ from hush import Refused, make_plan
 from hush.gradients import GradientWarning, Watch, automatic, record
 from hush.gradients.automatic import REMEMBERED, verdict_of
 from hush.gradients.identity import identity
-from hush.gradients.spot import PICKED, RATE, Inspected, Mixing
+from hush.gradients.spot import PERIOD, PICKED, Inspected, Mixing
 from hush.randomness import Secret
 
 
@@ -205,8 +205,9 @@ def test_mixing_in_the_loss_alone_is_found_at_the_first_batch(losses, dropout):
         record(nn.Sequential(*layers), losses, (X, Y))
 
 
-def watched_run(monkeypatch, model, losses, *, rate=1.0, steps=12, **options):
-    monkeypatch.setattr("hush.run.Watch", functools.partial(Watch, rate=rate, first=0))
+def watched_run(monkeypatch, model, losses, *, checks=True, steps=12, **options):
+    every = {"period": 1} if checks else {"period": 10**9, "first": -1}
+    monkeypatch.setattr("hush.run.Watch", functools.partial(Watch, **every))
     given = {"examples": 24, "batch_size": 12, "steps": steps, "noise_multiplier": 2.0, "delta": 1e-3} | options
     return make_plan(given.pop("method", "dp-sgd"), **given).start(model, losses, (X, Y), secret=5)
 
@@ -240,7 +241,7 @@ def test_mixing_that_begins_later_stops_the_run(monkeypatch, tmp_path, way, drop
 
 def test_the_twin_without_checks_goes_on(monkeypatch):
     model = Mixed("batch statistics", begins=1000)
-    run = watched_run(monkeypatch, model, cross_entropy, rate=0.0)
+    run = watched_run(monkeypatch, model, cross_entropy, checks=False)
     for step in range(5):
         run.step(run.batch(step))
     model.begins = 0
@@ -312,29 +313,38 @@ def test_a_loss_that_begins_to_mix_stops_every_method(monkeypatch, method):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-disk"])
 def test_checks_change_no_bit_of_the_training(monkeypatch, method, dropout):
-    def weights(rate):
+    def weights(checks):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 3))
-        assert taken(watched_run(monkeypatch, model, cross_entropy, rate=rate, method=method)) == 12
+        assert taken(watched_run(monkeypatch, model, cross_entropy, checks=checks, method=method)) == 12
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    assert torch.equal(weights(1.0), weights(0.0))
+    assert torch.equal(weights(True), weights(False))
+
+
+def checked(secret, steps=100 * PERIOD, pieces=1):
+    watch = Watch(secret)
+    found = {(t, k): watch.over(cross_entropy, t, k, pieces) for t in range(steps) for k in range(pieces)}
+    return {at: each.picks for at, each in found.items() if isinstance(each, Inspected)}
 
 
 def test_which_steps_are_checked_is_known_to_the_secret_alone():
-    def checked(secret, steps=20_000):
-        watch = Watch(secret)
-        found = {step: watch.over(cross_entropy, step, 0) for step in range(steps)}
-        return {step: each.picks for step, each in found.items() if isinstance(each, Inspected)}
-
-    one = checked(Secret(b"1" * 32))
+    one, other = checked(Secret(b"1" * 32)), checked(Secret(b"2" * 32))
     assert one == checked(Secret(b"1" * 32))
-    other = checked(Secret(b"2" * 32))
-    assert {0, 1, 2} <= one.keys() & other.keys()
-    assert len(one.keys() & other.keys()) < len(one) / 2
-    assert all(len(picks) == PICKED for picks in one.values())
-    expected = 20_000 * RATE
-    assert abs(len(one) - expected) < 5 * expected**0.5
+    assert {(0, 0), (1, 0), (2, 0)} <= one.keys() & other.keys()
+    assert len(one.keys() & other.keys()) < 10
+    assert all(len(picks) == PICKED and 0 <= min(picks) and max(picks) < 1 for picks in one.values())
+    blocks = [step // PERIOD for step, _ in one if step > 2]
+    assert sorted(set(blocks) | {0}) == list(range(100))  # one in every period
+    assert len(blocks) <= 100
+    assert len({step % PERIOD for step, _ in one}) > 30
+
+
+def test_one_piece_of_a_step_is_checked():
+    found = checked(Secret(b"1" * 32), pieces=3)
+    steps = [step for step, _ in found]
+    assert len(steps) == len(set(steps))
+    assert {piece for _, piece in found} == {0, 1, 2}
 
 
 def factory(mixing):

@@ -1,9 +1,9 @@
 """Spot checks: at steps that only the secret knows, a few examples of the batch are compared with themselves alone.
 
 The comparison of the first batch cannot see a model that begins to mix its examples later (a flag, a warm-up, a memory
-of features). A check takes the tape that the step made anyway and computes `PICKED` of its examples once more, alone,
-so it costs about one recording of so few examples by the reference; docs and benchmarks say how much. Which steps and
-which examples are a pure function of (secret, step, piece): a resumed run repeats them.
+of features). A check takes the tape that the step made anyway and computes `PICKED` of its examples once more, alone:
+0.1 to 1.7 steps of time for the models of ``benchmarks/spot_checks.py``, so with one in `PERIOD` at most 1 % of a run.
+Which steps and which examples are a pure function of (secret, step): a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hush.gradients.comparison import Case, in_float64, unmixed, unnoticed
 from hush.gradients.engine import BookTape
 from hush.gradients.tape import Tape
 from hush.named import Losses
-from hush.randomness import Secret, generator
+from hush.randomness import Secret
 
 PICKED = 2  # examples of one check
-FIRST = 2  # steps after the first comparison that are always checked
-RATE = 1 / 200  # of all later pieces: the share of time is this times the cost of a check in steps
+PERIOD = 192  # one step of every so many is checked: the share of time is a check's cost in steps over this
+FIRST = 2  # and the steps up to this one are
 
 
 class Mixing(Refused):
@@ -72,15 +72,22 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Watch:
-    """The spot checks of one run."""
+    """The spot checks of one run: one step in each ``period``, at a place that the secret picks, and the first steps.
+
+    So mixing that begins at some step and stays is found before two periods are over."""
 
     secret: Secret
-    rate: float = RATE
+    period: int = PERIOD
     first: int = FIRST
 
-    def over(self, losses: Losses, step: int, piece: int) -> Losses:
-        """The losses of one piece of one step: as they are, or inspected."""
-        draws = generator(self.secret, f"spot check/{piece}", step).random(1 + PICKED)
-        if draws[0] < self.rate or (piece == 0 and step <= self.first):
-            return Inspected(losses, step, tuple(float(d) for d in draws[1:]))
-        return losses
+    def over(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
+        """The losses of one of the pieces of a step: as they are, or inspected."""
+        due, place, *picks = self._draws(step // self.period)
+        if step > self.first and step % self.period != int(due * self.period):
+            return losses
+        return Inspected(losses, step, tuple(picks)) if piece == int(place * pieces) else losses
+
+    def _draws(self, block: int) -> list[float]:
+        """Numbers from 0 to 1, without 1, for one period."""
+        drawn = self.secret.derive("spot check", block, size=4 * (2 + PICKED))
+        return [int.from_bytes(drawn[i : i + 4], "little") / 2**32 for i in range(0, len(drawn), 4)]

@@ -6,9 +6,11 @@ cannot say that a forward assigned a buffer; so the places are swapped here, for
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,55 +37,82 @@ def _uncompiled() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What a module holds: its parameters, its buffers and its attributes."""
+
+    module: nn.Module
+    params: dict[str, Any]
+    buffers: dict[str, Any]
+    attributes: dict[str, Any]
+
+    @staticmethod
+    def of(module: nn.Module) -> _Kept:
+        return _Kept(module, dict(module._parameters), dict(module._buffers), dict(module.__dict__))
+
+    def replace(self, others: Mapping[int, Any]) -> None:
+        """Put the others in their places."""
+        for place in (self.module._parameters, self.module._buffers):
+            for key, tensor in place.items():
+                if id(tensor) in others:
+                    place[key] = others[id(tensor)]
+        if isinstance(self.module, nn.RNNBase):  # a second list of the same parameters, which torch's own kernels read
+            weights = self.module._flat_weights
+            self.module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
+
+    def assigned(self, others: Mapping[int, Any]) -> list[str]:
+        """What is neither as it was nor as it was replaced."""
+        found: list[str] = []
+        for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
+            if before or now:
+                expected = {key: others.get(id(tensor), tensor) for key, tensor in before.items()}
+                found += _different(expected, now)
+        return found
+
+    def restore(self) -> None:
+        """Exactly as it was, without the tensors that a forward left in attributes: they belong to this batch, and in
+        a later one they would be a memory of it."""
+        for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
+            if before or now:
+                now.clear()
+                now.update(before)
+        attributes, before = self.module.__dict__, self.attributes
+        if "_flat_weights" in before:
+            attributes["_flat_weights"] = before["_flat_weights"]
+        for key in _different(before, attributes):
+            if key not in before and _holds_tensors(attributes[key]):
+                del attributes[key]
+            elif _holds_tensors(attributes.get(key)):
+                attributes[key] = before[key]
+
+
 @contextmanager
 def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
     """Other tensors in the places of parameters and buffers; refuse a forward that assigns any of them itself."""
-    _refuse_jitted(model, modules)
-    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
-    put = [(_with(before, others), _with(buffers, others)) for _, before, buffers in kept]
-    attributes = [(module, dict(module.__dict__)) for module, _, _ in kept]
-    flat = {m: m._flat_weights for m, _, _ in kept if isinstance(m, nn.RNNBase)}
-    assigned: list[tuple[nn.Module, str]] = []
-    try:
-        for (module, _, _), both in zip(kept, put, strict=True):
-            _fill(module, *both)
-        for rnn, weights in flat.items():  # a second list of the same parameters, which torch's own kernels read
-            rnn.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
-        yield
-        for (module, _, _), (params, buffers) in zip(kept, put, strict=True):
-            assigned += [(module, key) for key in _changed(params, module._parameters)]
-            assigned += [(module, key) for key in _changed(buffers, module._buffers)]
-    finally:
-        for module, params, buffers in kept:
-            _fill(module, params, buffers)
-        for rnn, weights in flat.items():
-            rnn.__dict__["_flat_weights"] = weights
-        for module, before in attributes:
-            _forget(module, before)
-    if assigned:
-        raise Refused(_assigned(model, *assigned[0]))
-
-
-def _forget(module: nn.Module, before: dict[str, Any]) -> None:
-    """Take back the tensors that a forward left in a module's attributes: they belong to this batch, and in a later
-    one they would be a memory of it."""
-    for key, value in list(module.__dict__.items()):
-        if value is not before.get(key) and _holds_tensors(value):
-            if key in before:
-                module.__dict__[key] = before[key]
-            else:
-                del module.__dict__[key]
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
-
-
-def _refuse_jitted(model: nn.Module, modules: Iterable[nn.Module]) -> None:
     for module in modules:
-        if isinstance(module, torch.jit.ScriptModule):
-            where = next(name for name, each in model.named_modules() if each is module)
-            raise Refused(jitted(where))
+        if not isinstance(module._parameters, dict):  # torch.jit keeps its own
+            raise Refused(jitted(_name(model, module)))
+    kept = [_Kept.of(module) for module in modules]
+    assigned: list[str] = []
+    try:
+        for each in kept:
+            each.replace(others)
+        yield
+        for each in kept:
+            assigned += [f"{_name(model, each.module)}.{key}".lstrip(".") for key in each.assigned(others)]
+    finally:
+        for each in kept:
+            each.restore()
+    if assigned:
+        raise Refused(
+            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, and would carry the data "
+            "past the noise: keep what a forward computes out of buffers and parameters, or fill them before training "
+            "starts"
+        )
+
+
+def _name(model: nn.Module, module: nn.Module) -> str:
+    return next(name for name, each in model.named_modules() if each is module)
 
 
 def jitted(name: str) -> str:
@@ -94,28 +123,15 @@ def jitted(name: str) -> str:
     )
 
 
-def _with(tensors: dict[str, Any], others: Mapping[int, Any]) -> dict[str, Any]:
-    return {key: others.get(id(t), t) for key, t in tensors.items()}
+def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys under which not the same objects lie."""
+    if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
+        return []  # the same objects in the same order; a key that was renamed in between is nobody's
+    return [key for key in {**before, **now} if key not in now or key not in before or now[key] is not before[key]]
 
 
-def _fill(module: nn.Module, params: dict[str, Any], buffers: dict[str, Any]) -> None:
-    for place, tensors in ((module._parameters, params), (module._buffers, buffers)):
-        if _changed(tensors, place):
-            place.clear()
-            place.update(tensors)
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [key for key in [*now, *before] if key not in now or key not in before or now[key] is not before[key]]
-
-
-def _assigned(model: nn.Module, owner: nn.Module, key: str) -> str:
-    where = next(name for name, module in model.named_modules() if module is owner)
-    return (
-        f"'{f'{where}.{key}'.lstrip('.')}' of the {type(model).__name__} is assigned in a training forward, and would "
-        "carry the data past the noise: keep what a forward computes out of buffers and parameters, or fill them "
-        "before training starts"
-    )
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
 
 
 @contextmanager
