@@ -1,4 +1,4 @@
-"""What a spot check costs, in steps of the run that it belongs to, and so which share of the time one in a period takes.
+"""What a spot check costs, in steps of its run, and so which share of the time one in a period takes.
 
     python benchmarks/spot_checks.py
 

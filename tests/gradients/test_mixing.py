@@ -1,4 +1,4 @@
-"""Examples that meet are found out, when they meet from the start and when they begin to later; nobody else is accused."""
+"""Examples that meet are found out, from the start or when they begin to later, and nobody else is accused."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_which_steps_are_checked_is_known_to_the_secret_alone():
     assert one == checked(Secret(b"1" * 32))
     assert {(0, 0), (1, 0), (2, 0)} <= one.keys() & other.keys()
     assert len(one.keys() & other.keys()) < 10
-    assert all(len(picks) == PICKED and 0 <= min(picks) and max(picks) < 1 for picks in one.values())
+    assert all(len(picks) == PICKED and min(picks) >= 0 and max(picks) < 1 for picks in one.values())
     blocks = [step // PERIOD for step, _ in one if step > 2]
     assert sorted(set(blocks) | {0}) == list(range(100))  # one in every period
     assert len(blocks) <= 100
@@ -436,10 +436,12 @@ def test_a_loss_with_another_closure_at_every_step_is_compared_so_often(comparis
 
 
 def test_what_was_compared_is_not_kept_alive():
-    model = nn.Linear(4, 3)
-    record(model, lambda m, c: cross_entropy(model, c), (X, Y))
-    gone = weakref.ref(model)
-    del model
+    def compared():
+        model = nn.Linear(4, 3)
+        record(model, lambda m, c: cross_entropy(model, c), (X, Y))
+        return weakref.ref(model)
+
+    gone = compared()
     gc.collect()
     assert gone() is None
 

@@ -25,6 +25,7 @@ from hush.gradients.comparison import MIXED, Book, Case, in_float64, norms_agree
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional, record_one_by_one
 from hush.gradients.identity import code_of, identity
+from hush.gradients.swapped import is_compiled
 from hush.gradients.tape import GradientWarning, Point, Tape, rewinder
 from hush.gradients.watched import Unhandled
 from hush.named import Losses
@@ -129,6 +130,8 @@ def _compare(case: Case, verdict: Verdict) -> None:
     which = torch.linspace(0, case.n - 1, min(case.n, PROBED)).long()
     few, book = case.some(which), partial(_booked, case.model, case.losses, verdict)
     verdict.checked = True
+    if is_compiled(case.model):
+        _say("torch.compile has no effect on per-example gradients: the model runs as it was written")
     with unnoticed() as drawn:
         found = in_float64(few, lambda c: _few(c, book, drawn), lambda: _few(few, book, drawn, last=True))
         if not found.why and case.n > len(which):

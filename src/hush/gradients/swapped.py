@@ -37,6 +37,14 @@ def _uncompiled() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made this model, or a part of it."""
+    return "torch._dynamo" in sys.modules and any(
+        module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
+        for module in model.modules()
+    )
+
+
 @dataclass(frozen=True)
 class _Kept:
     """What a module holds: its parameters, its buffers and its attributes."""
@@ -105,14 +113,15 @@ def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int,
             each.restore()
     if assigned:
         raise Refused(
-            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, and would carry the data "
-            "past the noise: keep what a forward computes out of buffers and parameters, or fill them before training "
-            "starts"
+            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, and would carry the "
+            "data past the noise: keep what a forward computes out of buffers and parameters, or fill them before "
+            "training starts"
         )
 
 
 def _name(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, each in model.named_modules() if each is module)
+    found: str = next(name for name, each in model.named_modules() if each is module)
+    return found
 
 
 def jitted(name: str) -> str:

@@ -127,8 +127,8 @@ class _Bits:
         now = _Bits.of(params)
         if now.large == self.large and torch.equal(now.small, self.small):
             return []
-        before, large = iter(self.small.split(_sizes(params))), iter(self.large)
-        after, large_now = iter(now.small.split(_sizes(params))), iter(now.large)
+        before, large = iter(torch.split(self.small, _sizes(params))), iter(self.large)
+        after, large_now = iter(torch.split(now.small, _sizes(params))), iter(now.large)
         return [
             name
             for name, p in params.items()
