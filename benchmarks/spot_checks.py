@@ -121,9 +121,8 @@ def main() -> None:
         plain, checked = min(p for p, _ in pairs), min(c for _, c in pairs)
         cost = (checked - plain) / plain
         share = 100 * cost / PERIOD
-        print(
-            f"{name:36} {1e3 * plain:8.2f} ms a step, a check {cost:5.2f} steps, {share:.2f} %; first {first / plain:.1f}"
-        )
+        print(f"{name:36} {1e3 * plain:8.2f} ms a step, a check {cost:5.2f} steps, {share:.2f} %", end="; ")
+        print(f"the first step {first / plain:.1f} steps")
 
 
 if __name__ == "__main__":
