@@ -211,3 +211,94 @@ def test_an_edited_batch_changes_nothing() -> None:
         return dataclasses.replace(batch, indices=batch.indices[:0])
 
     assert torch.equal(trained(lambda batch: batch), trained(emptied))
+
+
+def own_optimizer(model) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cross_entropy(model, (X, Y)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def data_in_place(model) -> None:
+    model.weight.data.add_(X.mean(0))
+
+
+def data_replaced(model) -> None:
+    model.weight.data = model.weight.data + 1e-3
+
+
+def loaded(model) -> None:
+    model.load_state_dict({name: t + 1e-3 for name, t in model.state_dict().items()})
+
+
+def one_bit(model) -> None:
+    with torch.no_grad():
+        model.weight.view(torch.int32)[1, 2] ^= 1
+
+
+def another_parameter(model) -> None:
+    model.weight = nn.Parameter(model.weight.detach() + 1.0)
+
+
+CHANGES = [own_optimizer, data_in_place, data_replaced, loaded, one_bit, another_parameter]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_changed_between_steps_are_noticed_at_the_next_step(tmp_path, change):
+    run = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    run.step(run.batch(0))
+    change(run.model)
+    for _ in range(2):
+        with pytest.raises(Refused, match="'weight' was changed since the last step"):
+            run.step(run.batch(1))
+    with pytest.raises(Refused, match="'weight' was changed since the last step"):
+        run.release(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_changed_after_the_last_step_are_not_released(tmp_path, change):
+    run = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    change(run.model)
+    with pytest.raises(Refused, match="'weight' was changed since the last step"):
+        run.release(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forward_that_writes_into_its_weights_by_data_is_refused():
+    class Outer(nn.Module):
+        """Writes into a weight that it keeps besides the module."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.kept = [self.linear.weight]
+
+        def forward(self, x):
+            self.kept[0].data.mul_(1.001)
+            return self.linear(x)
+
+    run = plan_for(24).start(Outer(), cross_entropy, (X, Y), secret=1)
+    with pytest.raises(Refused, match=r"'linear\.weight' was changed"):
+        run.step(run.batch(0))
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-adam", "dp-ftrl", "dp-disk"])
+def test_what_the_rule_writes_is_its_own(tmp_path, method):
+    run = make_plan(method, examples=24, batch_size=12, steps=4, noise_multiplier=2.0, delta=1e-3, average="ema").start(
+        seeded_linear(), cross_entropy, (X, Y), secret=1
+    )
+    for batch in run.batches():
+        run.step(batch)
+    assert (run.release(tmp_path / "out") / "model.safetensors").exists()
+
+
+def test_weights_may_be_set_before_the_first_step(tmp_path):
+    run = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    loaded(run.model)
+    for batch in run.batches():
+        run.step(batch)
+    run.release(tmp_path / "out")

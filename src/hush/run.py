@@ -21,7 +21,7 @@ from hush.artefact import card_page, write_artefact
 from hush.company import check_neighbours, shift_of_one_row_more
 from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
-from hush.gradients import Untouched, check_model, placed
+from hush.gradients import Untouched, Watch, check_model, placed
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.noise import Independent
 from hush.normals import BLOCK
@@ -154,6 +154,8 @@ class Run:
         channels, self._private = self.plan.query.finish(sums, self._public, self._private)
         release = self._noised(channels)
         update = self.plan.rule.step(self._params, release, self._rule)
+        if self._untouched is not None:
+            self._untouched.settled()
         self._public = self.plan.query.observe(release, update, self._public)
         self.next += 1
         self._whole = True
@@ -227,7 +229,7 @@ class Run:
         nobody = Secret.from_seed(0, "company")
 
         def summed(piece: Piece, content: Any) -> Sums:
-            sums = self._piece(nobody, 0, piece, content, self._public)
+            sums = self._piece(nobody, 0, piece, self.losses, content, self._public)
             return {name: sums[name] for name in self.plan.query.channels}
 
         low, high = self._seats().sides(0)
@@ -277,8 +279,10 @@ class Run:
         total: Sums | None = None
         if self._drawn[0] != batch.step:
             self.batch(batch.step)
-        for piece in self._seated(batch.step):
-            sums = self._piece(self._secret, batch.step, piece, self._content(piece), self._public)
+        pieces = list(self._seated(batch.step))
+        for number, piece in enumerate(pieces):
+            losses = self._watched(batch.step, number, len(pieces))
+            sums = self._piece(self._secret, batch.step, piece, losses, self._content(piece), self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
         return self.ranks.total(total)
@@ -298,9 +302,13 @@ class Run:
         rows = self.source.take(self._drawn[1][piece.chosen])
         return to_each(lambda t: piece.filled(t.to(self.device)), rows)
 
-    def _piece(self, secret: Secret, step: int, piece: Piece, content: Any, public: State) -> Sums:
+    def _piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
         with model_randomness(secret, step, piece.places, self.device), torch.enable_grad(), placed(piece):
-            return self.plan.query.piece(self.model, self.losses, content, public)
+            return self.plan.query.piece(self.model, losses, content, public)
+
+    def _watched(self, step: int, piece: int, pieces: int) -> Losses:
+        """The losses, inspected at the steps that the secret picks."""
+        return Watch(self._secret).over(self.losses, step, piece, pieces) if self.plan.private else self.losses
 
     def _noised(self, channels: Sums) -> Release:
         shape = self.plan.noise.std(self.next)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -84,11 +85,30 @@ def as_source(data: Any) -> Source:
 
 
 def to_each(function: Any, content: Any) -> Any:
-    """Apply a function to every tensor of a nested content."""
+    """Apply a function to every tensor of a nested content; named tuples and mappings keep their type."""
     if isinstance(content, Tensor):
         return function(content)
     if isinstance(content, Mapping):
-        return {key: to_each(function, value) for key, value in content.items()}
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        return tuple(to_each(function, value) for value in content)
+        return _mapping_like(content, {key: to_each(function, value) for key, value in content.items()})
+    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        made = [to_each(function, value) for value in content]
+        named = isinstance(content, tuple) and getattr(type(content), "_make", None)
+        return named(made) if named else tuple(made)
     return content
+
+
+def _mapping_like(old: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """A mapping of the old one's type (such as a tokenizer's batch, read by attribute as well) with other values."""
+    if not isinstance(old, MutableMapping) or type(old) is dict:
+        return values
+    new = copy.copy(old)
+    for key, value in values.items():
+        new[key] = value
+    return new
+
+
+def tensors_of(content: Any) -> list[Tensor]:
+    """Every tensor of a nested content, in the order of `to_each`."""
+    found: list[Tensor] = []
+    to_each(found.append, content)
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from hush.draws import Unplaced, drawing, settled
@@ -17,13 +18,16 @@ from hush.errors import Refused
 from hush.gradients.augmented import Augmented
 from hush.gradients.automatic import record_automatic
 from hush.gradients.check import check_model, to_group_norm
+from hush.gradients.comparison import Case
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.exact import exact_products
 from hush.gradients.functional import record_functional
 from hush.gradients.placed import as_placed, placed
+from hush.gradients.spot import Inspected, Watch
 from hush.gradients.substitutes import substituted
 from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
 from hush.gradients.untouched import Untouched
+from hush.gradients.watched import Unhandled
 from hush.named import Losses, trainable
 from hush.validate import one_of
 
@@ -33,13 +37,22 @@ __all__ = [
     "Point",
     "Tape",
     "Untouched",
+    "Watch",
     "check_model",
     "placed",
     "record",
     "to_group_norm",
 ]
 
-_ENGINES = {"auto": record_automatic, "book-keeping": record_book_keeping, "functional": record_functional}
+
+def _only_book_keeping(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
+    try:
+        return record_book_keeping(model, losses, content, n, points)
+    except Unhandled as stop:
+        raise Refused(f"book-keeping cannot follow this model by itself: {stop.why}; use engine='auto'") from stop
+
+
+_ENGINES = {"auto": record_automatic, "book-keeping": _only_book_keeping, "functional": record_functional}
 
 
 def record(
@@ -52,6 +65,8 @@ def record(
     place, else torch's generator as the caller seeded it. ``engine`` changes the speed and nothing else.
     """
     one_of(_ENGINES, engine=engine)
+    spot = losses if isinstance(losses, Inspected) else None
+    losses = losses.losses if isinstance(losses, Inspected) else losses
     n = batch_size(content)
     if n == 0:
         params = trainable(model)
@@ -62,8 +77,12 @@ def record(
         if isinstance(losses, Augmented):
             chosen = _views(losses, content, chosen)
             losses = losses.losses
+        start = torch.get_rng_state() if spot else None
         with exact_products():
-            return as_placed(_ENGINES[engine](model, losses, content, n, chosen))
+            tape = _ENGINES[engine](model, losses, content, n, chosen)
+        if spot and start is not None:
+            spot.check(Case(model, losses, content, n, chosen), tape, start)
+        return as_placed(tape)
 
 
 def _drawn(model: nn.Module, losses: Losses, content: Any) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from hush.gradients.substitutes import forwards
+from hush.gradients.swapped import recording
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 
 Known = dict[str, list[list[bool]]]
@@ -29,14 +31,11 @@ def mapped(
 
 
 def _mapped(module: nn.Module, session: Session, known: list[list[bool]]) -> Callable[..., Any]:
-    calls = itertools.count()
+    calls, own = itertools.count(), module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        replaced = module.__dict__.pop("forward")
-        try:
+        with forwards({module: own}):
             return _call(module, session, args, kwargs, known, next(calls))
-        finally:
-            module.__dict__["forward"] = replaced
 
     return forward
 
@@ -49,7 +48,8 @@ def _leaf(entry: Entry) -> Tensor:
 
 
 def _call(module: nn.Module, session: Session, args: Any, kwargs: Any, known: list[list[bool]], call: int) -> Any:
-    watched = {name: p.entry for name, p in module.named_parameters() if isinstance(p, Watched)}
+    stand_ins = {name: p for name, p in module.named_parameters() if isinstance(p, Watched)}
+    watched = {name: p.entry for name, p in stand_ins.items()}
     leaves = {name: _leaf(entry) for name, entry in watched.items()}
     flat, spec = pytree.tree_flatten((args, kwargs))
     batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == session.n for v in flat]
@@ -68,7 +68,8 @@ def _call(module: nn.Module, session: Session, args: Any, kwargs: Any, known: li
     def one(params: dict[str, Tensor], *values: Any) -> Any:
         single = [v.unsqueeze(0) if b else v for v, b in zip(values, batched, strict=True)]
         inner_args, inner_kwargs = pytree.tree_unflatten(single, spec)
-        out = functional_call(module, params, inner_args, inner_kwargs)
+        with recording(module, {id(p): params[name] for name, p in stand_ins.items()}):
+            out = module(*inner_args, **inner_kwargs)
         return pytree.tree_map(lambda t: t.squeeze(0), out)
 
     dims = tuple(0 if b else None for b in batched)

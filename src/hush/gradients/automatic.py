@@ -1,34 +1,38 @@
 """Which engine a model gets: book-keeping as far as its rules reach and agree with the reference, else torch.func.
 
 Book-keeping is right only where examples do not meet, and a model can hide that they do (a reshape across the batch, a
-loss that compares examples, sequences as long as the batch). So the first recording of a model compares the two engines
-on a few of its examples, by themselves and (where nothing is random) in their batch; where they disagree, the reference
-computes everything.
+loss that compares examples, sequences as long as the batch). So the first recording of a model with a loss compares
+the two engines on a few of its examples, by themselves and in their batch; where they disagree, the reference computes
+everything.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hush.draws import by_place, only
 from hush.errors import HushError
 from hush.gradients.alone import Known
+from hush.gradients.comparison import MIXED, Book, Case, in_float64, norms_agree, reason, rows_agree, unmixed, unnoticed
 from hush.gradients.engine import record_book_keeping
 from hush.gradients.functional import record_functional, record_one_by_one
+from hush.gradients.identity import code_of, identity
+from hush.gradients.swapped import is_compiled
 from hush.gradients.tape import GradientWarning, Point, Tape, rewinder
 from hush.gradients.watched import Unhandled
-from hush.named import Losses, Named
+from hush.named import Losses
 
 PROBED = 3  # examples of the first comparison
-CLOSE = {torch.float64: 1e-7, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
+REMEMBERED = 8  # losses of one model whose verdicts are kept, and closures of one function that are compared
 
 
 @dataclass(eq=False)
@@ -41,18 +45,41 @@ class Verdict:
     known: Known = field(default_factory=dict)  # which of their inputs hold the examples
 
 
-_VERDICTS: WeakKeyDictionary[nn.Module, dict[Hashable, Verdict]] = WeakKeyDictionary()
+@dataclass(eq=False)
+class Verdicts:
+    """The verdicts of one model: the last few, and how many closures of each function were compared."""
+
+    by_loss: OrderedDict[Hashable, Verdict] = field(default_factory=OrderedDict)
+    by_code: OrderedDict[Hashable, tuple[int, Verdict]] = field(default_factory=OrderedDict)
+
+    def of(self, losses: Losses, modes: Hashable) -> Verdict:
+        """The verdict of this loss. A function made anew at every step with something else in its closure is compared
+        only so often; from then on it has the verdict of the last one, or of the first that was slow."""
+        key, code = (identity(losses), modes), (code_of(losses), modes)
+        if key not in self.by_loss:
+            times, last = self.by_code.get(code, (0, Verdict()))
+            known = times >= REMEMBERED or (last.checked and last.engine != "book-keeping")
+            self.by_loss[key] = last if known else Verdict()
+            self.by_code[code] = times + 1, self.by_loss[key]
+        for table, used in ((self.by_loss, key), (self.by_code, code)):
+            table.move_to_end(used)
+            if len(table) > REMEMBERED:
+                table.popitem(last=False)
+        return self.by_loss[key]
+
+
+_VERDICTS: WeakKeyDictionary[nn.Module, Verdicts] = WeakKeyDictionary()
 _SLOW = {"functional": record_functional, "one by one": record_one_by_one}
 
 
 def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
     """The fastest engine that is right for this model; what is slow is said once."""
-    verdict = _verdict(model, losses)
+    verdict = verdict_of(model, losses)
     if not verdict.checked and n > 1:
-        _compare(model, losses, content, n, verdict)
+        _compare(Case(model, losses, content, n, [Point()]), verdict)
     if verdict.checked and verdict.engine == "book-keeping":
         try:
-            return _booked(model, losses, content, n, points, verdict)
+            return _booked(model, losses, verdict, content, n, points)
         except Unhandled as stop:
             _slow(verdict, "functional", stop.why)
     if n == 1:  # alone by itself: no map is needed, which some operations do not have
@@ -60,13 +87,21 @@ def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, poi
     return _SLOW.get(verdict.engine, record_functional)(model, losses, content, n, points)
 
 
-def _verdict(model: nn.Module, losses: Losses) -> Verdict:
-    source = getattr(losses, "__code__", losses)
-    kind = (source if isinstance(source, Hashable) else type(source), model.training)
-    return _VERDICTS.setdefault(model, {}).setdefault(kind, Verdict())
+def verdict_of(model: nn.Module, losses: Losses) -> Verdict:
+    """What is known about this model, in the modes that its modules are in, with this loss."""
+    modes = tuple(module.training for module in model.modules())
+    return _VERDICTS.setdefault(model, Verdicts()).of(losses, modes)
 
 
-def _booked(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point], verdict: Verdict) -> Tape:
+def engine_of(model: nn.Module, losses: Losses) -> tuple[Book, str]:
+    """How a tape of this model with this loss was made, to make it again, and the engine of its reference."""
+    verdict = verdict_of(model, losses)
+    if verdict.engine == "one by one":
+        return partial(record_one_by_one, model, losses), verdict.engine
+    return partial(_booked, model, losses, verdict), ""
+
+
+def _booked(model: nn.Module, losses: Losses, verdict: Verdict, content: Any, n: int, points: Sequence[Point]) -> Tape:
     """Book-keeping; a module whose parameters it cannot follow is left to torch.func, then the module around it."""
     rewind = rewinder(next(model.parameters()).device)
     known, why = verdict.alone, ""
@@ -93,77 +128,71 @@ def _wider(alone: frozenset[str], stop: Unhandled) -> frozenset[str]:
     return frozenset(name for name in alone if not name.startswith(f"{owner}.")) | {owner}
 
 
-def _compare(model: nn.Module, losses: Losses, content: Any, n: int, verdict: Verdict) -> None:
-    """Decide the engine on a few examples; torch's generator is left as it was found."""
-    some = torch.linspace(0, n - 1, min(n, PROBED)).long()
-    few = pytree.tree_map(lambda t: t[some.to(t.device)] if isinstance(t, Tensor) else t, content)
-    m, point = len(some), [Point()]
+def _compare(case: Case, verdict: Verdict) -> None:
+    """Decide the engine on a few examples, by themselves and in their batch."""
+    which = torch.linspace(0, case.n - 1, min(case.n, PROBED)).long()
+    few, book = case.some(which), partial(_booked, case.model, case.losses, verdict)
     verdict.checked = True
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func on rare operations
-        before = torch.get_rng_state()
-        ours, trouble = None, None
-        try:
-            with only(some):
-                ours = _booked(model, losses, few, m, point, verdict)
-        except HushError:
-            raise
-        except Exception as error:  # the user's own error comes back from the reference below
-            trouble = error
-        random = not torch.equal(before, torch.get_rng_state())
-        torch.set_rng_state(before)
-        try:
-            with only(some):
-                engine, theirs = "functional", record_functional(model, losses, few, m, point)
-        except HushError:
-            raise
-        except Exception:  # torch.func cannot map every operation
-            torch.set_rng_state(before)
-            with only(some):
-                engine, theirs = "one by one", record_one_by_one(model, losses, few, m, point)
-        mixed = False
-        random = random and not by_place()  # by place, an example draws the same in whatever company
-        if ours is not None and not random and n > m:
-            torch.set_rng_state(before)
-            whole = _booked(model, losses, content, n, point, verdict)
-            mixed = not _agree(_Some(whole, some.to(whole.losses.device)), theirs)
-    if ours is None:
-        _slow(verdict, engine, getattr(trouble, "why", "") or f"book-keeping stopped with {trouble!r}")
-    elif engine == "one by one" and random:
-        _say("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
-    elif mixed or not _agree(ours, theirs):
-        _slow(verdict, engine, "examples are not independent of each other in this model or its loss")
+    if is_compiled(case.model):
+        _say("torch.compile has no effect on per-example gradients: the model runs as it was written")
+    with unnoticed() as drawn:
+        with only(which):
+            found = in_float64(few, lambda c: _few(c, book, drawn), lambda: _few(few, book, drawn, last=True))
+        if not found.why and case.n > len(which):
+            found = _whole(case, which, book, found, drawn)
+    if found.why:
+        _slow(verdict, found.engine, found.why)
 
 
 @dataclass(frozen=True)
-class _Some:
-    """A few examples of a tape."""
+class _Found:
+    """The reference's engine, whether the model draws random numbers, and why book-keeping is not right ("": it is)."""
 
-    tape: Tape
-    which: Tensor
-
-    @property
-    def losses(self) -> Tensor:
-        return self.tape.losses[self.which]
-
-    def squared_norms(self, certain: bool = True) -> Named:
-        return {name: squares[self.which] for name, squares in self.tape.squared_norms(certain).items()}
+    engine: str
+    random: bool
+    why: str
 
 
-def _agree(ours: Tape | _Some, theirs: Tape) -> bool:
-    mine, right = ours.squared_norms(certain=False), theirs.squared_norms(certain=False)
-    pairs = [(ours.losses, theirs.losses), *((mine[name].sqrt(), right[name].sqrt()) for name in right)]
-    scale = max(float(b.nan_to_num(0, 0, 0).abs().max()) for _, b in pairs[1:]) + 1e-12
-    tolerance = CLOSE.get(theirs.losses.dtype, 0.05)  # norms are float64 whatever the model's type
-    return all(_near(a, b, tolerance, scale) for a, b in pairs)
+def _few(case: Case, book: Book, drawn: Any, *, last: bool = False) -> _Found:
+    """Book-keeping against the reference on a few examples; where book-keeping crashes, only the last word counts."""
+    drawn()
+    ours, trouble = None, ""
+    try:
+        ours = case.booked(book)
+    except Unhandled as stop:
+        trouble = stop.why
+    except HushError:
+        raise
+    except Exception as error:  # the user's own error comes back from the reference below
+        if not last:
+            raise
+        trouble = f"book-keeping stopped with {error!r}"
+    random = drawn()
+    theirs, engine = case.alone()
+    drawn()
+    if ours is None:
+        return _Found(engine, random, trouble)
+    if engine == "one by one" and random and not by_place():
+        _say("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
+        return _Found(engine, random, "")
+    every = torch.arange(case.n)
+    agree = rows_agree(ours, every, theirs) and norms_agree(ours, every, theirs)
+    return _Found(engine, random, "" if agree else reason(case, theirs))
 
 
-def _near(a: Tensor, b: Tensor, tolerance: float, scale: float) -> bool:
-    finite = torch.isfinite(b)
-    if not torch.equal(finite, torch.isfinite(a)):
-        return False
-    a, b = a[finite].detach(), b[finite].detach()
-    return bool(((a - b).abs() <= tolerance * (b.abs() + 1e-2 * scale)).all())
+def _whole(case: Case, which: Tensor, book: Book, found: _Found, drawn: Any) -> _Found:
+    """The few in their batch against themselves alone; what only rounding tells apart in float32 is the same."""
+
+    def different(case: Case) -> bool:
+        drawn()
+        tape = case.booked(book)
+        return not unmixed(case, tape, which, found.engine, found.random, drawn)
+
+    try:
+        mixed = different(case) and in_float64(case, different, lambda: True)
+    except Unhandled as stop:  # a rule that three examples fitted
+        return _Found(found.engine, found.random, stop.why)
+    return _Found(found.engine, found.random, MIXED if mixed else "")
 
 
 def _slow(verdict: Verdict, engine: str, why: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hush.errors import Refused
+from hush.gradients.swapped import jitted
 
 _PRECISE = (torch.float32, torch.float64)
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
@@ -16,12 +17,19 @@ _MIXING = (nn.modules.batchnorm._BatchNorm,)
 def check_model(model: nn.Module) -> None:
     """Refuse layers that mix examples, buffers that a training forward changes and coarse numbers; say what to do."""
     for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise Refused(
+                f"parameter '{name}' is complex, and clipping and noise are proven for real numbers only: keep its "
+                "real and imaginary parts as two real parameters and join them in forward with torch.complex"
+            )
         if parameter.requires_grad and parameter.dtype not in _PRECISE:
             raise Refused(
                 f"parameter '{name}' is {str(parameter.dtype).removeprefix('torch.')}, too coarse for the proof: "
                 "rounding moves a sum by more than one example may, and leaves gaps in the noise; use model.float()"
             )
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refused(jitted(name))
         where = f"layer '{name}' ({type(module).__name__})"
         if isinstance(module, _MIXING) and (module.training or not module.track_running_stats):
             raise Refused(

@@ -5,8 +5,7 @@ Bu, Wang, Zha, Karypis 2022, "Differentially private optimization on large model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,8 @@ import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.draws import Unplaced, drawing
 from hush.gradients.alone import Known, mapped
 from hush.gradients.exact import exact_products
-from hush.gradients.substitutes import forwards, substituted
+from hush.gradients.substitutes import forwards
+from hush.gradients.swapped import gradients_of, recording, refuse_unseen
 from hush.gradients.tape import Point, Suspects, Tape, Weights, check_losses, rewinder, weights_of
 from hush.gradients.terms import Rows, Term, chunked_squares, together
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
@@ -73,23 +73,6 @@ class BookTape:
         return total.to(param.dtype)
 
 
-@contextmanager
-def _standing_in(modules: Sequence[nn.Module], stand_ins: dict[int, Watched]) -> Iterator[None]:
-    """Put the stand-ins in the parameters' places, wherever one parameter is shared, and take them out again."""
-    swapped: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for module in modules:
-            places: dict[str, Any] = module._parameters
-            for key, param in list(places.items()):
-                if id(param) in stand_ins:
-                    swapped.append((places, key, param))
-                    places[key] = stand_ins[id(param)]
-        yield
-    finally:
-        for places, key, param in swapped:
-            places[key] = param
-
-
 def record_book_keeping(
     model: nn.Module,
     losses: Losses,
@@ -134,19 +117,25 @@ def _one_point(
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
-    modules = list(model.modules())
-    single = forwards(mapped(model, alone, session, known) if alone else {})
-    try:
-        with torch.enable_grad(), substituted(modules), single, _standing_in(modules, stand_ins), drawing():
-            values = losses(model, content if point.content is None else point.content)
-    except Unplaced as stop:
-        raise Unhandled([], str(stop)) from stop
-    check_losses(values, n)
-    if values.requires_grad:
-        start = torch.full_like(values, point.coefficient)
-        leaves = [leaf for _, leaf in session.leaves]
-        _, *gradients = torch.autograd.grad(values, [session.anchor, *leaves], start, allow_unused=True)
-        for (entry, _), gradient in zip(session.leaves, gradients, strict=True):
-            if gradient is not None:
-                entry.leave(Rows(gradient.reshape(n, *entry.value.shape)))
+    with torch.enable_grad(), recording(model, stand_ins), forwards(mapped(model, alone, session, known)):
+        try:
+            with drawing():
+                values = losses(model, content if point.content is None else point.content)
+        except Unplaced as stop:
+            raise Unhandled([], str(stop)) from stop
+        check_losses(values, n)
+        _backward(session, values, point.coefficient, params)  # in here: checkpointing runs parts of the model again
     return values.detach(), entries
+
+
+def _backward(session: Session, values: Tensor, coefficient: float, params: Named) -> None:
+    """Have every use leave its term; the originals are asked for too, since no way should lead to them."""
+    if not values.requires_grad:
+        return
+    leaves, originals = list(session.leaves), list(params.values())
+    inputs = [session.anchor, *(leaf for _, leaf in leaves), *originals]
+    _, *found = gradients_of(values, inputs, torch.full_like(values, coefficient))
+    refuse_unseen(params, found[len(leaves) :])
+    for (entry, _), gradient in zip(leaves, found, strict=False):
+        if gradient is not None:
+            entry.leave(Rows(gradient.reshape(session.n, *entry.value.shape)))

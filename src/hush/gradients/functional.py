@@ -6,31 +6,18 @@ construction: nothing one example contains can reach another's gradient. Everyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.utils import _pytree as pytree
+from torch.func import grad_and_value, vmap
 
 from hush.draws import by_place, computing_again, drawing, only
-from hush.gradients.substitutes import substituted
+from hush.gradients.swapped import gradients_of, recording, refuse_unseen
 from hush.gradients.tape import HeldTape, Point, check_losses, rewinder
 from hush.named import Losses, Named, trainable
-
-
-class Wrapped(nn.Module):
-    """The model and its losses as one module, so that torch.func can call it with other parameters."""
-
-    def __init__(self, model: nn.Module, losses: Losses) -> None:
-        super().__init__()
-        self.model = model
-        self.losses = losses
-
-    def forward(self, content: Any) -> Tensor:
-        """The losses of the content."""
-        return self.losses(self.model, content)
+from hush.source import tensors_of, to_each
 
 
 def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
@@ -41,34 +28,52 @@ def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, po
     rewind = rewinder(next(iter(own.values())).device)
     for point in points:
         rewind()
-        values, gradients = _one_point(
-            Wrapped(model, losses), own | (point.params or {}), content if point.content is None else point.content
-        )
+        seen = content if point.content is None else point.content
+        values, gradients = _one_point(model, losses, own | (point.params or {}), seen)
         first = values if first is None else first
         for name, g in gradients.items():
             term = g if point.coefficient == 1.0 else g * point.coefficient
             total[name] = total[name] + term if name in total else term
     assert first is not None
-    return HeldTape(first.detach(), total)
+    return HeldTape(first, total)
 
 
-def _one_point(wrapped: Wrapped, params: Named, content: Any) -> tuple[Tensor, Named]:
-    leaves, spec = pytree.tree_flatten(content)
-    batched = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+def _one_point(model: nn.Module, losses: Losses, params: Named, content: Any) -> tuple[Tensor, Named]:
+    originals = trainable(model)
+    one_loss = _alone(model, losses, originals, content)
+    batched = tensors_of(content)
+    in_dims = (None, *[0] * len(batched))
+    with torch.enable_grad(), drawing():
+        gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
+    if values.requires_grad:  # nothing above does: there is a way to the originals
+        refuse_unseen(originals, gradients_of(values, list(originals.values()), torch.ones_like(values)))
+    return values.detach(), {name: g.detach() for name, g in gradients.items()}
+
+
+def _alone(model: nn.Module, losses: Losses, originals: Named, content: Any) -> Callable[..., Tensor]:
+    """The loss of one example, in a batch of one, as a function of parameters and the example's own tensors."""
 
     def one_loss(current: Named, *example: Tensor) -> Tensor:
         rows = iter(example)
-        alone = [next(rows).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        named = {f"model.{name}": value for name, value in current.items()}
-        loss = functional_call(wrapped, named, (pytree.tree_unflatten(alone, spec),))
+        alone = to_each(lambda _: next(rows).unsqueeze(0), content)
+        with recording(model, {id(p): current[name] for name, p in originals.items()}):
+            loss = losses(model, alone)
         check_losses(loss, 1)
         single: Tensor = loss.squeeze(0)
         return single
 
-    in_dims = (None, *[0] * len(batched))
-    with torch.enable_grad(), substituted(wrapped.modules()), drawing():
-        gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
-    return values, gradients
+    return one_loss
+
+
+@torch.no_grad()
+def losses_alone(model: nn.Module, losses: Losses, content: Any, params: Named | None = None) -> Tensor:
+    """Each example's loss as if it were alone in its batch, under the model randomness that it has in the batch."""
+    originals, batched = trainable(model), tensors_of(content)
+    at = {name: p.detach() for name, p in originals.items()} | (params or {})
+    one_loss, in_dims = _alone(model, losses, originals, content), (None, *[0] * len(batched))
+    with drawing():
+        values: Tensor = vmap(one_loss, in_dims=in_dims, randomness="different")(at, *batched)
+    return values
 
 
 def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
@@ -76,27 +81,36 @@ def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, po
 
     Each example has the model randomness of its own place; where nobody gave places, what torch's generator draws for
     one after the other."""
-    own = {name: p.detach() for name, p in trainable(model).items()}
-    wrapped, rewind = Wrapped(model, losses), rewinder(next(iter(own.values())).device)
+    originals = trainable(model)
+    own = {name: p.detach() for name, p in originals.items()}
+    rewind = rewinder(next(iter(own.values())).device)
     rows: dict[str, list[Tensor]] = {name: [torch.zeros_like(p)] * n for name, p in own.items()}
     values: list[Tensor] = []
     for number, point in enumerate(points):
         rewind()
         leaves = {name: p.clone().requires_grad_() for name, p in (own | (point.params or {})).items()}
-        named = {f"model.{name}": leaf for name, leaf in leaves.items()}
+        places = {id(p): leaves[name] for name, p in originals.items()}
         seen = content if point.content is None else point.content
         for i in range(n):
             if by_place():
                 rewind()
-            single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, seen)
-            with torch.enable_grad(), substituted(model.modules()), only(torch.tensor([i])):
+            single = to_each(lambda t, i=i: t[i : i + 1], seen)
+            with torch.enable_grad(), recording(model, places), only(torch.tensor([i])):
                 with drawing(again=True):
-                    loss = functional_call(wrapped, named, (single,))
+                    loss = losses(model, single)
                 check_losses(loss, 1)
                 with computing_again():
-                    found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+                    found = _gradients(loss, leaves, originals)
             values += [loss.detach()] if number == 0 else []
-            for name, g in zip(leaves, found, strict=True):
-                if g is not None:
-                    rows[name][i] = rows[name][i] + point.coefficient * g
+            for name, g in found.items():
+                rows[name][i] = rows[name][i] + point.coefficient * g
     return HeldTape(torch.cat(values), {name: torch.stack(each) for name, each in rows.items()})
+
+
+def _gradients(loss: Tensor, leaves: Named, originals: Named) -> Named:
+    """The gradients that one loss has, by name."""
+    if not loss.requires_grad:
+        return {}
+    found = gradients_of(loss, [*leaves.values(), *originals.values()], torch.ones_like(loss))
+    refuse_unseen(originals, found[len(leaves) :])
+    return {name: g for name, g in zip(leaves, found, strict=False) if g is not None}

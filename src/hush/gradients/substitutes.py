@@ -18,21 +18,25 @@ from torch import Tensor, nn
 
 @contextmanager
 def substituted(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A model's modules with the forwards of this file in place of torch's."""
-    with forwards({m: functools.partial(f, m) for m in modules if (f := _SUBSTITUTES.get(type(m)))}):
+    """A model's modules with the forwards of this file in place of torch's; a forward of a module's own stays."""
+    ours = {m: f for m in modules if (f := _SUBSTITUTES.get(type(m))) and "forward" not in m.__dict__}
+    with forwards({m: functools.partial(f, m) for m, f in ours.items()}):
         yield
 
 
 @contextmanager
 def forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Modules with another forward; theirs comes back after."""
+    """Modules with another forward; theirs comes back after, also one that a module was given by hand."""
+    before = {module: module.__dict__.get("forward") for module in replacements}
     try:
         for module, forward in replacements.items():
             module.__dict__["forward"] = forward
         yield
     finally:
-        for module in replacements:
+        for module, own in before.items():
             module.__dict__.pop("forward", None)
+            if own is not None:
+                module.__dict__["forward"] = own
 
 
 def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hush.errors import BadInput
 from hush.gradients.exact import exact_products
 from hush.gradients.rounding import squares, towards_zero
 from hush.named import Named
+from hush.source import tensors_of
 
 
 class GradientWarning(UserWarning):
@@ -188,7 +188,7 @@ def rewinder(device: torch.device) -> Callable[[], None]:
 
 def batch_size(content: Any) -> int:
     """The number of examples: the first dimension that all tensors of the content share."""
-    tensors = [leaf for leaf in pytree.tree_leaves(content) if isinstance(leaf, Tensor)]
+    tensors = tensors_of(content)
     sizes = sorted({t.shape[0] for t in tensors if t.dim() > 0})
     if len(sizes) != 1 or any(t.dim() == 0 for t in tensors):
         raise BadInput(f"every tensor of a batch must have the examples in its first dimension; found sizes {sizes}")

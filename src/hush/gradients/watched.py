@@ -89,8 +89,12 @@ class Watched(Tensor):
 
 
 def plain(value: Any) -> Any:
-    """The tensor behind a stand-in; anything else as it is."""
-    return value.entry.value if isinstance(value, Watched) else value
+    """The tensor behind a stand-in; anything else as it is, unless it would need a gradient that no rule gives it."""
+    if isinstance(value, Watched):
+        return value.entry.value
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise Unhandled([], "a layer's other weight is computed, or reached past its module")
+    return value
 
 
 def entry_of(value: Any) -> Entry | None:

@@ -1,0 +1,189 @@
+"""Whether the examples of a batch meet: a few of them in their batch against the same ones alone.
+
+An example alone is the reference's: torch.func runs it in a batch of one. Two things are compared, losses and whole
+gradients. In float32 they agree to rounding, which one layer can make large; so a difference there is looked at again
+with model and data in float64, and only what is still different is called mixing. A model that cannot run in float64
+is judged in float32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.draws import by_place, drawing, only
+from hush.errors import HushError
+from hush.gradients.functional import losses_alone, record_functional, record_one_by_one
+from hush.gradients.swapped import doubled, in_double, recording
+from hush.gradients.tape import Point, Tape
+from hush.named import Losses, Named, trainable
+from hush.source import to_each
+
+CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
+MIXED = "examples are not independent of each other in this model or its loss"
+MISSED = "a part of its gradients goes past the book-keeping rules"
+
+Book = Callable[[Any, int, Sequence[Point]], Tape]
+"""Book-keeping of one model and loss: content, number of examples, points."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model with one loss on one batch of n examples."""
+
+    model: nn.Module
+    losses: Losses
+    content: Any
+    n: int
+    points: Sequence[Point]
+
+    def some(self, which: Tensor) -> Case:
+        """These examples of it as a batch of their own."""
+
+        def rows(content: Any) -> Any:
+            return to_each(lambda t: t[which.to(t.device)], content)
+
+        points = [Point(p.coefficient, p.params, None if p.content is None else rows(p.content)) for p in self.points]
+        return Case(self.model, self.losses, rows(self.content), len(which), points)
+
+    def in_double(self) -> Case:
+        """The same in float64, for a model that is in float64."""
+
+        def double(content: Any) -> Any:
+            return None if content is None else to_each(in_double, content)
+
+        points = [Point(p.coefficient, double(p.params), double(p.content)) for p in self.points]
+        return Case(self.model, self.losses, double(self.content), self.n, points)
+
+    def booked(self, book: Book) -> Tape:
+        """By book-keeping, all together."""
+        return book(self.content, self.n, self.points)
+
+    def alone(self, engine: str = "") -> tuple[Tape, str]:
+        """Every example by itself, by torch.func where it can map the model; and the engine that it took."""
+        given = (self.model, self.losses, self.content, self.n, self.points)
+        if engine != "one by one":
+            try:
+                return record_functional(*given), "functional"
+            except HushError:
+                raise
+            except Exception:  # torch.func cannot map every operation; the user's own error comes again below
+                pass
+        return record_one_by_one(*given), "one by one"
+
+    def losses_alone(self) -> Tensor:
+        """Every example's loss as if it were alone, under the model randomness of its place in the batch."""
+        first = self.points[0]
+        seen = self.content if first.content is None else first.content
+        return losses_alone(self.model, self.losses, seen, first.params)
+
+
+@contextmanager
+def unnoticed(start: Tensor | None = None) -> Iterator[Callable[[], bool]]:
+    """Leave torch's generator as it was found. Gives a function that says whether numbers were drawn since ``start``
+    (this moment by default), and goes back to it."""
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func on rare operations
+        before = torch.get_rng_state() if start is None else start
+
+        def drawn() -> bool:
+            drew = not torch.equal(before, torch.get_rng_state())
+            torch.set_rng_state(before)
+            return drew
+
+        yield drawn
+
+
+def in_float64(case: Case, judge: Callable[[Case], Any], otherwise: Callable[[], Any]) -> Any:
+    """``judge`` of the case in float64; ``otherwise`` where the model does not run in it."""
+    try:
+        with doubled(case.model):
+            return judge(case.in_double())
+    except HushError:
+        raise
+    except Exception:  # such as a float32 that is written into the forward
+        return otherwise()
+
+
+def unmixed(case: Case, tape: Tape, which: Tensor, engine: str, random: bool, rewind: Callable[[], Any]) -> bool:
+    """Whether the tape of a batch gives these examples what they have alone.
+
+    By place, an example draws the same in whatever company. Where nobody gave places, what a model draws belongs to
+    the rows of the batch: a model that draws is then compared by the losses of all of them, and one that torch.func
+    cannot map besides cannot be compared."""
+    if not random or by_place():
+        rewind()
+        with only(which):
+            return rows_agree(tape, which, case.some(which).alone(engine)[0])
+    if engine == "one by one":
+        return True
+    rewind()
+    right = case.losses_alone()
+    return near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+
+
+def rows_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
+    """Whether these examples of a tape have the losses and the gradients that they have alone."""
+    found, right = _rows(tape, which), _rows(alone, torch.arange(len(which)))
+    sizes = [float(g.nan_to_num(0, 0, 0).norm()) for row in right for g in row.values()]
+    scale = max(sizes, default=0.0) + 1e-12
+    losses = alone.losses.detach()
+    here = tape.losses[which.to(losses.device)].detach()
+    if not near(here, losses, scale):
+        return False
+    return all(_same(a[name], b[name], scale) for a, b in zip(found, right, strict=True) for name in b)
+
+
+def norms_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
+    """Whether a tape's norms are those of the gradients that the examples have alone."""
+    mine, right = tape.squared_norms(certain=False), alone.squared_norms(certain=False)
+    pairs = [(mine[name][which.to(b.device)].sqrt(), b.sqrt()) for name, b in right.items()]
+    largest = max((float(b.nan_to_num(0, 0, 0).max()) for _, b in pairs), default=0.0)
+    return all(near(a, b, largest + 1e-6) for a, b in pairs)  # a norm never underestimates: that of nothing is not zero
+
+
+def near(a: Tensor, b: Tensor, scale: float) -> bool:
+    """Whether numbers agree, and are finite in the same places."""
+    finite = torch.isfinite(b)
+    if not torch.equal(finite, torch.isfinite(a)):
+        return False
+    a, b = a[finite].detach(), b[finite].detach()
+    return bool(((a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)).all())
+
+
+def _same(a: Tensor, b: Tensor, scale: float) -> bool:
+    size = b.norm()
+    if not bool(torch.isfinite(size)):
+        return not bool(torch.isfinite(a).all())
+    return bool((a - b).norm() <= CLOSE.get(b.dtype, 0.05) * (size + 1e-2 * scale))
+
+
+def _rows(tape: Tape, which: Tensor) -> list[Named]:
+    """The whole gradients of a few examples."""
+    every = torch.zeros(len(which), len(tape.losses), dtype=tape.losses.dtype, device=tape.losses.device)
+    every[torch.arange(len(which)), which.to(every.device)] = 1
+    return [tape.sum(one) for one in every]
+
+
+def reason(case: Case, alone: Tape) -> str:
+    """Why book-keeping and the reference differ on a few examples: they meet, or a part of the gradient is missed.
+
+    Where they do not meet, the ordinary gradient of the whole loss is the sum of those that the examples have alone."""
+    params = trainable(case.model)
+    total: Named = {name: torch.zeros_like(p) for name, p in params.items()}
+    for point in case.points:
+        at = {id(p): (point.params or {}).get(name, p).detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad(), recording(case.model, at), drawing():
+            values = case.losses(case.model, case.content if point.content is None else point.content)
+            found = torch.autograd.grad(values.sum(), list(at.values()), allow_unused=True)
+        for name, g in zip(params, found, strict=True):
+            total[name] += 0 if g is None else point.coefficient * g
+    right = alone.sum(torch.ones_like(alone.losses))
+    scale = max(float(g.norm()) for g in right.values()) + 1e-12
+    return MISSED if all(_same(total[name], right[name], scale) for name in right) else MIXED

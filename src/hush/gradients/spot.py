@@ -1,0 +1,93 @@
+"""Spot checks: at steps that only the secret knows, a few examples of the batch are compared with themselves alone.
+
+The comparison of the first batch cannot see a model that begins to mix its examples later (a flag, a warm-up, a memory
+of features). A check takes the tape that the step made anyway and computes `PICKED` of its examples once more, alone:
+0.1 to 1.7 steps of time for the models of ``benchmarks/spot_checks.py``, so with one in `PERIOD` at most 1 % of a run.
+Which steps and which examples are a pure function of (secret, step): a resumed run repeats them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.errors import Refused
+from hush.gradients.automatic import engine_of
+from hush.gradients.comparison import Case, in_float64, unmixed, unnoticed
+from hush.gradients.engine import BookTape
+from hush.gradients.tape import Tape
+from hush.named import Losses
+from hush.randomness import Secret
+
+PICKED = 2  # examples of one check
+PERIOD = 192  # one step of every so many is checked: the share of time is a check's cost in steps over this
+FIRST = 2  # and the steps up to this one are
+
+
+class Mixing(Refused):
+    """Examples met that were taken to be independent: this run takes no further step and releases nothing."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Losses whose recording is checked: ``picks`` says where in the batch, from 0 to 1."""
+
+    losses: Losses
+    step: int
+    picks: tuple[float, ...]
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """The losses themselves."""
+        return self.losses(model, content)
+
+    def check(self, case: Case, tape: Tape, start: Tensor) -> None:
+        """Refuse a tape whose examples are not what they are alone; ``start`` is torch's generator before it."""
+        book, engine = engine_of(case.model, case.losses)
+        if case.n < 2 or not (isinstance(tape, BookTape) or engine == "one by one"):
+            return  # torch.func gives every example a batch of its own
+        which = torch.tensor(sorted({int(pick * case.n) for pick in self.picks}))
+        with unnoticed(start) as drawn:
+            random = not torch.equal(start, torch.get_rng_state())
+
+            def different(case: Case) -> bool:
+                drawn()
+                return not unmixed(case, case.booked(book), which, engine, random, drawn)
+
+            if unmixed(case, tape, which, engine, random, drawn):
+                return
+            if in_float64(case, different, lambda: True):
+                raise Mixing(self._why())
+
+    def _why(self) -> str:
+        return (
+            f"at step {self.step} the examples of a batch meet in the model or its loss: what an example adds depends "
+            "on the others, so clipping does not bound it. Nothing of this step was released, and this run releases "
+            "nothing more: if they met earlier, its weights are not covered by the guarantee. Let forward and losses "
+            "treat every example by itself, and start a new run"
+        )
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The spot checks of one run: one step in each ``period``, at a place that the secret picks, and the first steps.
+
+    So mixing that begins at some step and stays is found before two periods are over."""
+
+    secret: Secret
+    period: int = PERIOD
+    first: int = FIRST
+
+    def over(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
+        """The losses of one of the pieces of a step: as they are, or inspected."""
+        due, place, *picks = self._draws(step // self.period)
+        if step > self.first and step % self.period != int(due * self.period):
+            return losses
+        return Inspected(losses, step, tuple(picks)) if piece == int(place * pieces) else losses
+
+    def _draws(self, block: int) -> list[float]:
+        """Numbers from 0 to 1, without 1, for one period."""
+        drawn = self.secret.derive("spot check", block, size=4 * (2 + PICKED))
+        return [int.from_bytes(drawn[i : i + 4], "little") / 2**32 for i in range(0, len(drawn), 4)]

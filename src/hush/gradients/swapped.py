@@ -1,0 +1,208 @@
+"""A model for the length of one recording: other tensors in its parameters' places, and everything exactly back after.
+
+torch.func's own ``functional_call`` leaves a module that is registered under two names with the wrong tensors, and
+cannot say that a forward assigned a buffer; so the places are swapped here, for every engine alike.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.errors import Refused
+from hush.gradients.substitutes import substituted
+from hush.named import Named
+
+_DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+@contextmanager
+def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
+    """The model as an engine runs it: ``others`` in the places of its parameters (by id), the forwards of
+    :mod:`hush.gradients.substitutes`, and nothing compiled."""
+    modules = list(model.modules())
+    with _uncompiled(), substituted(modules), _places(model, modules, others):
+        yield
+
+
+def _uncompiled() -> Any:
+    """torch.compile would trace through the stand-ins; what it compiled runs as it was written instead."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made this model, or a part of it."""
+    return "torch._dynamo" in sys.modules and any(
+        module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
+        for module in model.modules()
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a module holds: its parameters, its buffers and its attributes."""
+
+    module: nn.Module
+    params: dict[str, Any]
+    buffers: dict[str, Any]
+    attributes: dict[str, Any]
+
+    @staticmethod
+    def of(module: nn.Module) -> _Kept:
+        return _Kept(module, dict(module._parameters), dict(module._buffers), dict(module.__dict__))
+
+    def replace(self, others: Mapping[int, Any]) -> None:
+        """Put the others in their places."""
+        for place in (self.module._parameters, self.module._buffers):
+            for key, tensor in place.items():
+                if id(tensor) in others:
+                    place[key] = others[id(tensor)]
+        if isinstance(self.module, nn.RNNBase):  # a second list of the same parameters, which torch's own kernels read
+            weights = self.module._flat_weights
+            self.module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
+
+    def assigned(self, others: Mapping[int, Any]) -> list[str]:
+        """What is neither as it was nor as it was replaced."""
+        found: list[str] = []
+        for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
+            if before or now:
+                expected = {key: others.get(id(tensor), tensor) for key, tensor in before.items()}
+                found += _different(expected, now)
+        return found
+
+    def restore(self) -> None:
+        """Exactly as it was, without the tensors that a forward left in attributes: they belong to this batch, and in
+        a later one they would be a memory of it."""
+        for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
+            if before or now:
+                now.clear()
+                now.update(before)
+        attributes, before = self.module.__dict__, self.attributes
+        if "_flat_weights" in before:
+            attributes["_flat_weights"] = before["_flat_weights"]
+        for key in _different(before, attributes):
+            if key not in before and _holds_tensors(attributes[key]):
+                del attributes[key]
+            elif _holds_tensors(attributes.get(key)):
+                attributes[key] = before[key]
+
+
+@contextmanager
+def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
+    """Other tensors in the places of parameters and buffers; refuse a forward that assigns any of them itself."""
+    for module in modules:
+        if not isinstance(module._parameters, dict):  # torch.jit keeps its own
+            raise Refused(jitted(_name(model, module)))
+    kept = [_Kept.of(module) for module in modules]
+    assigned: list[str] = []
+    try:
+        for each in kept:
+            each.replace(others)
+        yield
+        for each in kept:
+            assigned += [f"{_name(model, each.module)}.{key}".lstrip(".") for key in each.assigned(others)]
+    finally:
+        for each in kept:
+            each.restore()
+    if assigned:
+        raise Refused(
+            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, and would carry the "
+            "data past the noise: keep what a forward computes out of buffers and parameters, or fill them before "
+            "training starts"
+        )
+
+
+def _name(model: nn.Module, module: nn.Module) -> str:
+    found: str = next(name for name, each in model.named_modules() if each is module)
+    return found
+
+
+def jitted(name: str) -> str:
+    """Why a module that torch.jit made is refused."""
+    return (
+        f"{f'layer {name!r}' if name else 'the model'} was compiled by torch.jit, which hides the uses of its "
+        "parameters, so no example's own gradient can be computed: hand in the Python module that it was made from"
+    )
+
+
+def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys under which not the same objects lie."""
+    if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
+        return []  # the same objects in the same order; a key that was renamed in between is nobody's
+    return [key for key in {**before, **now} if key not in now or key not in before or now[key] is not before[key]]
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
+
+
+@contextmanager
+def doubled(model: nn.Module) -> Iterator[None]:
+    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes anew."""
+    tensors = [*model.parameters(), *model.buffers()]
+    others = {id(t): _parameter_like(t, in_double(t)) for t in tensors}
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _places(model, list(model.modules()), others):
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """A tensor in double precision; whole numbers stay."""
+    if tensor.is_complex():
+        return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype))
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
+
+
+def _parameter_like(old: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def gradients_of(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
+    """autograd's gradients of these inputs, None where it finds no way to one."""
+    try:
+        return torch.autograd.grad(values, inputs, start, allow_unused=True)
+    except RuntimeError as error:
+        if not _has_reentrant_checkpoint(values):
+            raise
+        raise Refused(
+            "reentrant checkpointing runs a part of the model again where no per-example gradient can be followed: "
+            "use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
+        ) from error
+
+
+def _has_reentrant_checkpoint(values: Tensor) -> bool:
+    waiting, seen = [values.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+    return False
+
+
+def refuse_unseen(params: Named, gradients: Iterable[Tensor | None]) -> None:
+    """Refuse where autograd found a way to an original parameter, past what stands in its place.
+
+    Its gradient by that way would be left out of every sum, and the parameter trained as if it were not used."""
+    unseen = [name for name, gradient in zip(params, gradients, strict=True) if gradient is not None]
+    if unseen:
+        owner, _, key = unseen[0].rpartition(".")
+        way = f"model.get_submodule('{owner}').{key}" if owner else f"model.{key}"
+        raise Refused(
+            f"parameter '{unseen[0]}' is used past its module (kept in a list, in functools.partial or in a closure), "
+            f"where its per-example gradients cannot be seen: reach it through the model at every use, as {way}"
+        )
