@@ -26,6 +26,7 @@ from typing import Any
 
 from hush.bench.claims import Claims
 from hush.errors import BadInput
+from hush.printable import json_text
 from hush.files import PRIVATE, sync_directory, writable_directory, write_atomic
 
 FORMAT = "hush store 1"
@@ -161,6 +162,6 @@ def _write(folder: Path, result: Result) -> None:
     secret.mkdir(mode=0o700)
     for name, content in result.private:
         write_atomic(secret / name, content, mode=PRIVATE)
-    lines = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in result.epochs)
+    lines = (json_text(line) + "\n" for line in result.epochs)
     write_atomic(folder / EPOCHS, "".join(lines).encode())
-    write_atomic(folder / RECORD, json.dumps(result.record, indent=1, ensure_ascii=False, allow_nan=False).encode())
+    write_atomic(folder / RECORD, json_text(result.record, indent=1).encode())

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import typer
 
+from hush.artefact import CARD, PAGE, WEIGHTS
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
 from hush.errors import BadInput
@@ -27,6 +28,7 @@ from hush.run import Run
 from hush.train import charge
 
 OPTIONS = "options.json"
+RELEASED = ("release", WEIGHTS, CARD, PAGE)
 NOT_KEPT = ("out", "resume", "secret_seed", "as_json", "ledger", "dataset")
 
 
@@ -104,6 +106,8 @@ class Kept:
         command = f"hush train --out {shlex.quote(str(self.out))} --resume"
         if self.checkpoints.at is None:
             return "nothing was kept yet"
+        if not self.checkpoints.files():
+            return f"nothing is left of the run, as '{self.out}' was deleted or moved under it"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
 
     def spent(self) -> dict[str, Any] | None:
@@ -130,6 +134,8 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
             raise BadInput("--resume needs the --out of the run that is to go on")
         yield Kept(None, False)
         return
+    if resume:
+        _check_not_lost(out)
     writable_directory(out)
     checkpoints = Checkpoints(out / "private")
     try:
@@ -139,6 +145,15 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
         yield Kept(out, resume, checkpoints, found)
     finally:
         checkpoints.close()
+
+
+def _check_not_lost(out: Path) -> None:
+    """A folder with a released model and no run: training anew would put another model in its place."""
+    if any((out / name).exists() for name in RELEASED) and not any((out / "private").glob("checkpoint-*")):
+        raise BadInput(
+            f"the run in '{out}' cannot go on, as its private part is gone and only what it released is left: train "
+            "anew with another --out"
+        )
 
 
 def _check(found: Found, out: Path, resume: bool) -> None:
@@ -170,6 +185,10 @@ def recalled(context: typer.Context, out: Path) -> dict[str, Any]:
     given = dict(context.params)
     path = out / "private" / OPTIONS
     if not path.is_file():
+        if out.exists() and all(given[name] is None for name in ("problem", "data", "recipe")):
+            raise BadInput(
+                f"the run in '{out}' cannot go on, as its options are gone: say what to train with --problem or --data"
+            )
         return given
     for name, value in json.loads(path.read_text()).items():
         source = context.get_parameter_source(name)

@@ -21,6 +21,7 @@ from hush.methods import make_plan
 from hush.methods import reason as why
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
+from hush.printable import printable
 from hush.privacy.ledger import BudgetSpent
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate_problem
@@ -174,7 +175,7 @@ def _take_steps(name: str, run: Run, keep: Kept, every: int, quiet: bool) -> Non
     stopped: str | None = None
     code = 130
     with interrupts() as asked, progress(quiet) as bar:
-        shown = bar.add_task(f"training {name} with {run.plan.method}", total=run.plan.steps, completed=run.next)
+        shown = bar.add_task(f"training {printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next)
         try:
             for _ in take_steps(run, checkpoints=keep.checkpoints, every=every):
                 bar.advance(shown)
