@@ -266,3 +266,32 @@ def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -
     assert "--resume" not in err
     assert "was deleted" in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"batch_size": "many"}',
+        b'{"batch_size": [1]}',
+        b'{"epochs": {}}',
+        b'{"data": {"path": 5}}',
+        b'{"data": {"file": "x"}}',
+        b'{"settings": 5}',
+        b'{"delta": null}',
+        b'{"accept_claimed": "perhaps"}',
+        b'{"problem": "\\ud800"}',
+        b'{"problem": ["digits-mlp"]}',
+        b'{"microbatch": 1e400}',
+    ],
+)
+def test_damaged_options_are_one_sentence(capsys, unfinished, content) -> None:
+    (unfinished / "private" / "options.json").write_bytes(content)
+    code, said, err = call(capsys, "train", "--out", unfinished, "--resume")
+    assert (code, said) == (2, ""), err
+    assert len(err.strip().splitlines()) == 1, err

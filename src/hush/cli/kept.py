@@ -20,6 +20,7 @@ import typer
 from hush.artefact import CARD, PAGE, WEIGHTS
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
+from hush.cli.recall import read_options
 from hush.errors import BadInput
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.matrices.cache import kept_in
@@ -190,10 +191,10 @@ def recalled(context: typer.Context, out: Path) -> dict[str, Any]:
                 f"the run in '{out}' cannot go on, as its options are gone: say what to train with --problem or --data"
             )
         return given
-    for name, value in json.loads(path.read_text()).items():
+    for name, value in read_options(path, context.command.callback).items():
         source = context.get_parameter_source(name)
         if name in given and source is not None and source.name == "DEFAULT":
-            given[name] = Path(value["path"]) if isinstance(value, dict) else value
+            given[name] = value
     return given
 
 
