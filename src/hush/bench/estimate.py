@@ -43,7 +43,7 @@ def estimate(trials: Sequence[Trial], *, budget: float = BUDGET) -> Estimate:
     try:
         seconds = sum(times.of(trial) for trial in _smallest_first(trials))
     except Exception as error:
-        reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} while its steps were timed"
         return Estimate(None, len(times.known), reason)
     return Estimate(seconds, len(times.known))
 

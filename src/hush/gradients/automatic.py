@@ -119,7 +119,7 @@ def _compare(model: nn.Module, losses: Losses, content: Any, n: int, verdict: Ve
             whole = _booked(model, losses, content, n, point, verdict)
             mixed = not _agree(_Some(whole, some.to(whole.losses.device)), theirs)
     if ours is None:
-        _slow(verdict, engine, getattr(trouble, "why", "") or f"book-keeping stopped with {trouble!r}")
+        _slow(verdict, engine, getattr(trouble, "why", "") or f"book-keeping stopped with {type(trouble).__name__}")
     elif engine == "one by one" and random:
         _say("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
     elif mixed or not _agree(ours, theirs):
