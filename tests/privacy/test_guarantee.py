@@ -48,7 +48,7 @@ def test_ordinary_training_shows_no_epsilon() -> None:
 
 
 def test_an_infinite_epsilon_is_no_guarantee() -> None:
-    assert Guarantee(math.inf, 1e-5).sentence().startswith("No privacy is proven")
+    assert Guarantee(math.inf, 1e-5).sentence().startswith("No privacy: the result may reveal")
     assert not Guarantee(math.inf, 1e-5).private
 
 
@@ -93,7 +93,7 @@ def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: s
     written = json.loads(json.dumps(stated.to_json(), allow_nan=False))
     back = Guarantee.from_json(written)
     assert back.to_json() == stated.to_json()
-    assert (back.epsilon, back.delta, back.status, back.assumptions) == (epsilon, delta, status, tuple(assumptions))
+    assert (back.epsilon, back.delta, back.status, back.assumptions) == (epsilon, delta, stated.status, tuple(assumptions))
     assert written["event"] == "1000 × Poisson(rate 0.01, Gaussian(σ 1))"
 
 
@@ -125,3 +125,11 @@ def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_shipped_findings_can_be_read() -> None:
     assert all(found.epsilon_lower > found.claimed_epsilon and found.status in STATUSES for found in findings())
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(math.inf, 1e-5), (1.0, 1.0), (math.inf, 1.0)])
+def test_nothing_is_proven_beside_an_epsilon_or_delta_that_says_nothing(epsilon, delta) -> None:
+    found = Guarantee(epsilon, delta)
+    assert found.status == "none"
+    assert found.to_json()["status"] == "none"
+    assert "no finite ε is proven" in found.sentence()

@@ -21,7 +21,7 @@ from hush.artefact import CARD, PAGE, WEIGHTS
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
 from hush.cli.recall import read_options
-from hush.errors import BadInput
+from hush.errors import BadInput, HushError
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.matrices.cache import kept_in
 from hush.privacy.ledger import DATASET, Account, Ledger
@@ -48,8 +48,9 @@ class Kept:
     def attach(self, run: Run, options: dict[str, Any], ledger: Path | None, dataset: str | None) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
-            _same_machinery(self.found.saved.facts)
-            self.checkpoints.restore(run, self.found.saved)
+            with _as_hush_wrote_it(self.found.saved.path):
+                _same_machinery(self.found.saved.facts)
+                self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
         elif self.resume:
             say(f"nothing to resume in '{self.out}': starting from the beginning")
@@ -142,10 +143,22 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
     try:
         remove_parts(out)
         found = checkpoints.newest()
-        _check(found, out, resume)
+        with _as_hush_wrote_it(out):
+            _check(found, out, resume)
         yield Kept(out, resume, checkpoints, found)
     finally:
         checkpoints.close()
+
+
+@contextmanager
+def _as_hush_wrote_it(path: Path) -> Iterator[None]:
+    """A file with a digest that fits and without the entries that hush writes was written by somebody else."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, HushError):
+            raise
+        raise BadInput(f"'{path}' holds a checkpoint that this hush did not write: start anew elsewhere") from error
 
 
 def _check_not_lost(out: Path) -> None:

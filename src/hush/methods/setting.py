@@ -11,6 +11,8 @@ from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
 
+MOST_STEPS = 10**9
+MOST_EXAMPLES = 10**15  # all whole numbers up to here are exact as floats
 SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
 
 
@@ -33,6 +35,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         validate.whole(examples=self.examples, batch_size=self.batch_size)
+        if self.examples > MOST_EXAMPLES:
+            raise BadInput(f"more than {MOST_EXAMPLES} examples are not accounted for")
         if self.batch_size > self.examples:
             raise BadInput(f"batch size {self.batch_size} is larger than the data: {self.examples} examples")
         if self.sample_rate is not None:
@@ -43,6 +47,9 @@ class Setting:
             validate.whole(steps=self.steps)
         if self.epochs is not None:
             validate.positive(epochs=self.epochs)
+        steps = self.steps if self.steps is not None else (self.epochs or 1) * self.per_epoch
+        if steps > MOST_STEPS:
+            raise BadInput(f"more than {MOST_STEPS} steps are not accounted for: take fewer steps, or fewer epochs")
 
     @property
     def per_epoch(self) -> int:

@@ -1,8 +1,8 @@
 """Guarantee: what is known about the privacy of a release, printed as one honest sentence.
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
-could not be proven), ``refuted`` (an audit measured more), ``none`` (no privacy: ordinary training). Only a proven ε
-reads as a guarantee. Printed numbers are rounded up, never down.
+could not be proven), ``refuted`` (an audit measured more), ``none`` (no privacy: ordinary training, or so little noise
+that no finite ε holds). Only a proven ε reads as a guarantee. Printed numbers are rounded up, never down.
 
 `refuted.json` beside this file ships the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
@@ -71,6 +71,10 @@ class Guarantee:
             raise BadInput(f"epsilon must be zero or above (or infinite), got {self.epsilon}")
         if not 0 <= self.delta <= 1:
             raise BadInput(f"delta must lie between 0 and 1, got {self.delta}")
+        if self.status == "proven" and not (math.isfinite(self.epsilon) and self.delta < 1):
+            object.__setattr__(self, "status", "none")  # a proof that there is an ε is no proof of privacy
+            lost = f"no finite ε is proven at δ = {rounded_up(self.delta)}"
+            object.__setattr__(self, "reason", "; ".join(part for part in (lost, self.reason) if part))
         finding = _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
@@ -99,9 +103,6 @@ class Guarantee:
                 f"Not a guarantee: a published formula claims {pair}-differential privacy {scope}, and no proof of it "
                 f"is known here{_because(self.reason)}{self._assumes()}."
             )
-        if not self.private:
-            at = f"at δ = {rounded_up(self.delta)}"
-            return f"No privacy is proven: no finite ε holds {scope} {at}{_because(self.reason)}."
         proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
         return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{self._assumes()}."
 
