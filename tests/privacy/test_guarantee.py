@@ -93,7 +93,12 @@ def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: s
     written = json.loads(json.dumps(stated.to_json(), allow_nan=False))
     back = Guarantee.from_json(written)
     assert back.to_json() == stated.to_json()
-    assert (back.epsilon, back.delta, back.status, back.assumptions) == (epsilon, delta, stated.status, tuple(assumptions))
+    assert (back.epsilon, back.delta, back.status, back.assumptions) == (
+        epsilon,
+        delta,
+        stated.status,
+        tuple(assumptions),
+    )
     assert written["event"] == "1000 × Poisson(rate 0.01, Gaussian(σ 1))"
 
 

@@ -208,7 +208,9 @@ class _Reader:
         if not 0 <= given.get("validation", 0) < 1:
             raise self.wrong(f"validation must be at least 0 and below 1, got {given['validation']}", "validation")
         if not 0 < given.get("evaluate_every", 1) <= MOST:
-            raise self.wrong(f"evaluate_every must be above zero and at most {MOST}, got {given['evaluate_every']}", "evaluate_every")
+            raise self.wrong(
+                f"evaluate_every must be above zero and at most {MOST}, got {given['evaluate_every']}", "evaluate_every"
+            )
         if given.get("seed", 0) < 0:
             raise self.wrong(f"seed must be zero or above, got {given['seed']}", "seed")
         return {"name": self.path.stem, **given}

@@ -175,7 +175,9 @@ def _take_steps(name: str, run: Run, keep: Kept, every: int, quiet: bool) -> Non
     stopped: str | None = None
     code = 130
     with interrupts() as asked, progress(quiet) as bar:
-        shown = bar.add_task(f"training {printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next)
+        shown = bar.add_task(
+            f"training {printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
+        )
         try:
             for _ in take_steps(run, checkpoints=keep.checkpoints, every=every):
                 bar.advance(shown)

@@ -87,7 +87,11 @@ def _column(name: str, seen: _Seen, public: Collection[str]) -> Column:
             return Column(name, "category", values=tuple(sorted(seen.values)))
         return Column(name, "category")
     column = Column(name, "number")
-    return replace(column, low=seen.low, high=seen.high) if "ranges" in public and is_range(seen.low, seen.high) else column
+    return (
+        replace(column, low=seen.low, high=seen.high)
+        if "ranges" in public and is_range(seen.low, seen.high)
+        else column
+    )
 
 
 def _classes(seen: _Seen, target: str, path: Path) -> tuple[str, ...]:

@@ -134,7 +134,9 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
                 raise BadInput(f"the schema of column '{name}' has an unknown entry '{key}': {nearest(key, known)}")
         kind: Any = facts.get("kind") or ("category" if "values" in facts or "buckets" in facts else "number")
         rest = {key: value for key, value in facts.items() if key not in ("kind", "values")}
-        columns[name] = Column(name, kind, values=_listed(facts.get("values", []), f"values of column '{name}'"), **rest)
+        columns[name] = Column(
+            name, kind, values=_listed(facts.get("values", []), f"values of column '{name}'"), **rest
+        )
     return columns
 
 
@@ -203,7 +205,10 @@ def _without_defaults(column: Column) -> dict[str, Any]:
 
 @lru_cache(maxsize=65536)
 def _hashed(value: str, buckets: int) -> int:
-    return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") % buckets
+    return (
+        int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+        % buckets
+    )
 
 
 @lru_cache(maxsize=256)

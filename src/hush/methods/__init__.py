@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -40,12 +41,22 @@ def find(name: str) -> Method:
     if name == "auto":
         return auto
     if ":" in name:
-        found: Method = imported(name)
-        return found
+        return _of_others(name)
     known = catalogue()
     if name not in known:
         raise BadInput(f"unknown method '{name}': {nearest(name, known)}")
     return known[name]
+
+
+def _of_others(name: str) -> Method:
+    """A factory of others, which must be callable with a setting."""
+    found: Method = imported(name)
+    try:
+        options(found)
+        inspect.signature(found).bind(None)
+    except (TypeError, ValueError, NameError, AttributeError) as error:
+        raise BadInput(f"'{name}' is no method: a function of a setting and of options by name was expected") from error
+    return found
 
 
 def make_plan(
@@ -96,6 +107,8 @@ def make_plan(
         epsilon,
     )
     plan = made(factory, setting, chosen)
+    if not isinstance(plan, Plan):
+        raise BadInput(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
     if average is not None:
         plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(average)))
     if not plan.private:
