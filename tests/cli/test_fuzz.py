@@ -116,7 +116,13 @@ SCHEMAS: tuple[Any, ...] = (
     5,
     None,
 )
-SPEC = '[[grid]]\nproblem = "breast-cancer-logistic"\nmethod = "dp-sgd"\nbatch_size = 64\nsteps = 1\nnoise_multiplier = 1.0\n'
+SPEC = """[[grid]]
+problem = "breast-cancer-logistic"
+method = "dp-sgd"
+batch_size = 64
+steps = 1
+noise_multiplier = 1.0
+"""
 
 
 def flags(chance: random.Random, known: dict[str, tuple[str, ...]], most: int = 3) -> list[str]:

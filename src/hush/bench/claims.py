@@ -2,7 +2,8 @@
 
 A claim names its owner by host, process number and the process's start time. The claim of a process that is gone (kill
 -9 included) is void and is taken over; a reused process number has another start time. Looking and writing happen
-under one lock of the kernel's, which dies with its holder, and what was written is read back. A claim from another host cannot be checked and is honoured.
+under one lock of the kernel's, which dies with its holder, and what was written is read back. A claim from another host
+cannot be checked and is honoured.
 """
 
 from __future__ import annotations

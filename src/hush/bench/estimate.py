@@ -1,4 +1,4 @@
-"""How long a sweep will take, from a few timed steps on one thread: nothing is downloaded, and no code of others called.
+"""How long a sweep will take, from a few timed steps: nothing is downloaded, and no code of others is called.
 
 Every (problem, method) is timed at its smallest batch, and once a problem at the largest, which tells how the time of
 a step grows with the batch; the rest is interpolated. What every run and every privacy event costs beside its steps is

@@ -132,11 +132,12 @@ def read_spec(path: str | Path) -> Spec:
     except UnicodeDecodeError as error:
         raise BadInput(f"'{path}' is not a text in UTF-8") from error
     try:
-        return _spec(path, tomllib.loads(text), Lines.of(text))
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}, {_syntax(text, str(error))}") from error
-    except RecursionError as error:
-        raise BadInput(f"{path} is nested too deeply") from error
+    except (RecursionError, ValueError) as error:
+        raise BadInput(f"{path} is nested too deeply, or holds a number of thousands of digits") from error
+    return _spec(path, document, Lines.of(text))
 
 
 def _syntax(text: str, message: str) -> str:

@@ -26,8 +26,8 @@ from typing import Any
 
 from hush.bench.claims import Claims
 from hush.errors import BadInput
-from hush.printable import json_text
 from hush.files import PRIVATE, sync_directory, writable_directory, write_atomic
+from hush.printable import json_text
 
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}

@@ -82,6 +82,7 @@ def _check_kinds(facts: dict[str, Any], state: State) -> None:
         and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
         and all(isinstance(value, Tensor) for kind in ("params", "buffers") for value in state.get(kind, {}).values())
         and isinstance(state.get("noise", {}), dict)
+        and (not facts.get("ledger") or all(isinstance(facts["ledger"][k], str) for k in ("name", "path", "dataset")))
     )
     if not good:
         raise ValueError

@@ -35,4 +35,6 @@ def _is_a(value: Any, hint: Any) -> bool:
         return list[str] in parts and all(isinstance(item, str) for item in value)
     if isinstance(value, int) and not isinstance(value, bool):
         return int in parts or float in parts
-    return any(isinstance(part, type) and type(value) is part for part in parts) or isinstance(value, Path)
+    return any(isinstance(part, type) and type(value) is part for part in parts) or (
+        isinstance(value, Path) and Path in parts
+    )

@@ -61,8 +61,8 @@ def _fetch(dataset: Dataset, missing: Sequence[File], target: Path, progress: Pr
     if wanted:
         why = ", ".join(sorted(complaints, key=lambda text: -complaints[text]))
         raise DownloadError(
-            f"no mirror of {dataset.name} delivered {', '.join(file.name for file in wanted)} ({why}): try again later, "
-            "or put the files into a folder and name it by HUSH_DATA"
+            f"no mirror of {dataset.name} delivered {', '.join(file.name for file in wanted)} ({why}): try again later,"
+            " or put the files into a folder and name it by HUSH_DATA"
         )
 
 

@@ -128,7 +128,7 @@ def batch_size(content: Any) -> int:
     tensors = [leaf for leaf in pytree.tree_leaves(content) if isinstance(leaf, Tensor)]
     sizes = sorted({t.shape[0] for t in tensors if t.dim() > 0})
     if len(sizes) != 1 or any(t.dim() == 0 for t in tensors):
-        raise BadInput(f"every tensor of a batch must have the examples in its first dimension")
+        raise BadInput("every tensor of a batch must have the examples in its first dimension")
     return sizes[0]
 
 

@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 
+LEAST, MOST = 1e-12, 1e12  # of an ε and of noise
+
+
 def find(name: str) -> Method:
     """A method by its name, the best for the setting (``auto``), or somebody else's by ``package.module:factory``."""
     if name == "auto":
@@ -115,18 +118,25 @@ def make_plan(
         if epsilon is not None or noise_multiplier is not None or node_noise is not None:
             raise BadInput(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
         return plan
+    _check_noise(epsilon=epsilon, noise_multiplier=noise_multiplier, node_noise=node_noise)
     given = [x for x in (epsilon, noise_multiplier, node_noise) if x is not None]
     if len(given) != 1:
         raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
     if epsilon is not None:
-        validate.positive(epsilon=epsilon)
         return plan.calibrated(epsilon) if calibrate else plan
     if noise_multiplier is not None:
-        validate.positive(noise_multiplier=noise_multiplier)
         return replace(plan, sigma=float(noise_multiplier))
     assert node_noise is not None
-    validate.positive(node_noise=node_noise)
     return replace(plan, sigma=float(node_noise) / plan.sensitivity)
+
+
+def _check_noise(**given: float | None) -> None:
+    """Numbers whose squares, and the squares' inverses, floats can hold."""
+    for name, value in given.items():
+        if value is not None:
+            validate.positive(**{name: value})
+            if not LEAST <= value <= MOST:
+                raise BadInput(f"{name} must lie between {LEAST:g} and {MOST:g}, got {value:g}")
 
 
 def _check_options(name: str, method: Method, chosen: dict[str, Any]) -> None:
