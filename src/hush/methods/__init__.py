@@ -56,7 +56,8 @@ def _of_others(name: str) -> Method:
     found: Method = imported(name)
     try:
         options(found)
-        inspect.signature(found).bind(None)
+        if not inspect.signature(found).parameters:
+            raise TypeError("no parameter for the setting")
     except (TypeError, ValueError, NameError, AttributeError) as error:
         raise BadInput(f"'{name}' is no method: a function of a setting and of options by name was expected") from error
     return found
