@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hush"
 ORDER = [
     "errors",
+    "printable",
     "validate",
     "files",
     "imported",

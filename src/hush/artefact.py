@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hush.files import writable_directory, write_atomic
+from hush.printable import json_text, markdown_cell, printable
 
 WEIGHTS, CARD, PAGE = "model.safetensors", "privacy.json", "PRIVACY.md"
 
@@ -20,7 +20,7 @@ def write_artefact(directory: Path, model: nn.Module, card: Mapping[str, Any], p
     writable_directory(directory)
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     write_atomic(directory / WEIGHTS, save(weights))
-    write_atomic(directory / CARD, (json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_atomic(directory / CARD, (json_text(card, indent=2) + "\n").encode())
     write_atomic(directory / PAGE, page.encode())
     return directory
 
@@ -28,12 +28,12 @@ def write_artefact(directory: Path, model: nn.Module, card: Mapping[str, Any], p
 def card_page(card: Mapping[str, Any], sentence: str) -> str:
     """The card as a page for people."""
     guarantee = card["guarantee"]
-    lines = ["# Privacy card", "", sentence, ""]
+    lines = ["# Privacy card", "", _plain(sentence), ""]
     if guarantee["assumptions"]:
-        lines += ["It assumes that:", "", *(f"- {text}" for text in guarantee["assumptions"]), ""]
+        lines += ["It assumes that:", "", *(f"- {_plain(text)}" for text in guarantee["assumptions"]), ""]
     if len(card["claims"]) > 1:
         lines += ["## Every ε that is said about this method", "", "| ε | status | reason |", "|---|---|---|"]
-        lines += [f"| {c['epsilon']} | {c['status']} | {c['reason']} |" for c in card["claims"]] + [""]
+        lines += [f"| {c['epsilon']} | {c['status']} | {markdown_cell(c['reason'])} |" for c in card["claims"]] + [""]
     rows = {
         "method": card["method"],
         "mechanism": f"`{guarantee['event']}`",
@@ -50,7 +50,11 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
         "",
         "| what | value |",
         "|---|---|",
-        *(f"| {k} | {v} |" for k, v in rows.items()),
+        *(f"| {k} | {markdown_cell(v)} |" for k, v in rows.items()),
     ]
     lines += ["", "The complete plan is in `privacy.json`."]
     return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    return printable(text).replace("<", "&lt;")

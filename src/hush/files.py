@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hush.errors import BadInput
@@ -52,3 +55,39 @@ def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
     except OSError as error:
         raise BadInput(f"cannot write to '{directory}': {error.strerror or error}") from error
     return directory
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time in here, by the kernel's lock on a file, which dies with its holder.
+
+    Some network disks refuse locks and some grant every one of them: the first is told, the second is noticed because a
+    second lock on the same file is granted too."""
+    held = os.open(path, os.O_RDWR | os.O_CREAT, PUBLIC)
+    try:
+        _lock(held, path, fcntl.LOCK_EX)
+        second = os.open(path, os.O_RDWR)
+        try:
+            if _lock(second, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                raise no_locks(path.parent)
+        finally:
+            os.close(second)
+        yield
+    finally:
+        os.close(held)
+
+
+def no_locks(directory: Path) -> BadInput:
+    """The error of a disk on which two processes can hold one lock."""
+    return BadInput(f"locks do nothing on the disk under '{directory}': use a directory on a local disk")
+
+
+def _lock(descriptor: int, path: Path, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise BadInput(f"the disk under '{path.parent}' cannot lock files ({why}): use a local disk") from error
+    return True

@@ -15,6 +15,8 @@ def imported(path: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise BadInput(f"'{path}' cannot be imported: {error}") from error
+    except Exception as error:  # whatever the module's own code raises
+        raise BadInput(f"'{path}' cannot be imported: its module stops with {type(error).__name__}") from error
     return found

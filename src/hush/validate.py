@@ -9,8 +9,30 @@ from hush.errors import BadInput, nearest
 
 
 def _finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadInput(f"{name} must be a finite number, got {value!r}")
+    if not is_finite(value):
+        raise BadInput(f"{name} must be a finite number, got {_short(value)}")
+
+
+def is_finite(value: object) -> bool:
+    """Whether this is a number (no bool) that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def finite(**values: float) -> None:
+    """Every value is a finite number."""
+    for name, value in values.items():
+        _finite(name, value)
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python prints
+        return "a number too large to print"
+    return text if len(text) <= 60 else f"{text[:40]}…"
 
 
 def positive(**values: float) -> None:
@@ -18,7 +40,7 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         _finite(name, value)
         if value <= 0:
-            raise BadInput(f"{name} must be above zero, got {value}")
+            raise BadInput(f"{name} must be above zero, got {_short(value)}")
 
 
 def not_negative(**values: float) -> None:
@@ -26,7 +48,7 @@ def not_negative(**values: float) -> None:
     for name, value in values.items():
         _finite(name, value)
         if value < 0:
-            raise BadInput(f"{name} must be zero or above, got {value}")
+            raise BadInput(f"{name} must be zero or above, got {_short(value)}")
 
 
 def probability(**values: float) -> None:
@@ -34,7 +56,7 @@ def probability(**values: float) -> None:
     for name, value in values.items():
         _finite(name, value)
         if not 0 < value < 1:
-            raise BadInput(f"{name} must lie between 0 and 1 (both excluded), got {value}")
+            raise BadInput(f"{name} must lie between 0 and 1 (both excluded), got {_short(value)}")
 
 
 def rate(**values: float) -> None:
@@ -42,14 +64,14 @@ def rate(**values: float) -> None:
     for name, value in values.items():
         _finite(name, value)
         if not 0 < value <= 1:
-            raise BadInput(f"{name} must be above 0 and at most 1, got {value}")
+            raise BadInput(f"{name} must be above 0 and at most 1, got {_short(value)}")
 
 
 def whole(**values: float) -> None:
     """Every value is an integer of at least 1."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} must be a whole number of at least 1, got {value!r}")
+            raise BadInput(f"{name} must be a whole number of at least 1, got {_short(value)}")
 
 
 def one_of(known: Collection[str], **values: str) -> None:
@@ -57,8 +79,3 @@ def one_of(known: Collection[str], **values: str) -> None:
     for name, value in values.items():
         if value not in known:
             raise BadInput(f"unknown {name.replace('_', ' ')} '{value}': {nearest(str(value), known)}")
-
-
-def escaped(text: str) -> str:
-    """The text with every character that a terminal would act on, or not show, written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

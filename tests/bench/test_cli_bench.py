@@ -62,16 +62,69 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(capsys, tmp_path, wri
     assert "with 2 workers, estimated from 2 timed settings" in out
 
 
-def test_a_dry_run_without_the_data_still_counts(capsys, write_spec, tmp_path, monkeypatch) -> None:
-    (tmp_path / "absent_data.py").write_text("def problem():\n    raise FileNotFoundError('no such file: digits')\n")
+OTHERS = """
+def problem():
+    open("called", "w")
+    raise FileNotFoundError("no such file: digits")
+
+def method(setting, *, lr: float = 0.1):
+    open("called", "w")
+    raise RuntimeError("called")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("breast-cancer-logistic", "others_code:problem"), ('"dp-sgd"]', '"others_code:method"]')]
+)
+def test_a_dry_run_calls_no_code_of_others(capsys, write_spec, tmp_path, monkeypatch, before, now) -> None:
+    (tmp_path / "others_code.py").write_text(OTHERS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    spec = write_spec(TINY.replace("breast-cancer-logistic", "absent_data:problem"))
-    code, out, _ = call(capsys, "bench", spec, "--dry-run", "--json")
+    monkeypatch.chdir(tmp_path)
+    text = TINY.replace(before, now).replace(
+        "methods.dp-sgd", 'methods."others_code:method"' if "method" in now else "methods.dp-sgd"
+    )
+    code, out, err = call(capsys, "bench", write_spec(text), "--dry-run", "--json")
+    assert code == 0, err
     found = json.loads(out)
-    assert code == 0
     assert found["runs"] == 3
-    assert found["estimated_seconds"] is None
-    assert "no such file: digits" in found["reason"]
+    assert not (tmp_path / "called").exists()
+    if "problem" in now:
+        assert found["estimated_seconds"] is None
+        assert "'others_code:problem' is code of others" in found["reason"]
+    else:
+        assert found["estimated_seconds"] > 0  # by the same problem's other method
+
+
+def test_a_factory_in_a_spec_runs(capsys, write_spec, tmp_path, monkeypatch) -> None:
+    (tmp_path / "own_factories.py").write_text(
+        "from hush.problems import load\nfrom hush.methods import find\nfrom hush.methods.groups import made\n"
+        "def problem(seed, validation):\n    return load('breast-cancer-logistic', seed=seed, validation=validation)\n"
+        "def method(setting, *, lr: float = 0.1):\n    return made(find('dp-sgd'), setting, {'lr': lr})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    grid = 'problem = "own_factories:problem"\nmethod = "own_factories:method"\nnoise_multiplier = 1.0\n'
+    spec = write_spec(f"secret_seed = 1\n[[grid]]\n{grid}batch_size = 64\nepochs = 1\nlr = [0.1, 0.2]\n")
+    code, out, err = call(capsys, "bench", spec, "--store", tmp_path / "s", "--executor", "inline", "--json")
+    assert code == 0, err
+    assert json.loads(out)["done"] == 2
+
+
+def test_a_dry_run_downloads_nothing(capsys, write_spec, tmp_path, monkeypatch) -> None:
+    from hush.data import shelf
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a download")
+
+    monkeypatch.setattr(shelf, "fetch_missing", never)
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HUSH_DATA", raising=False)
+    code, out, err = call(
+        capsys, "bench", write_spec(TINY.replace("breast-cancer-logistic", "mnist-mlp")), "--dry-run", "--json"
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["runs"], found["estimated_seconds"]) == (3, None)
+    assert found["reason"] == "the data of 'mnist' is not here yet: hush data fetch mnist"
 
 
 def test_what_failed_is_told(capsys, tmp_path, write_spec) -> None:

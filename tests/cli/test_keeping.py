@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,69 @@ class TestLedger:
         assert out == ""
         assert sentence in err
         assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("left", ["released", "nothing"])
+def test_resuming_where_the_private_part_is_gone_is_refused(capsys, tmp_path, left) -> None:
+    out = tmp_path / "run"
+    answer(capsys, *TRAIN, "--epochs", 1, "--out", out)
+    shutil.rmtree(out / "private")
+    if left == "nothing":
+        for path in out.iterdir():
+            path.unlink()
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    flags = (("train",), TRAIN) if left == "released" else (("train",),)
+    for call_again in flags:
+        code, said, err = call(capsys, *call_again, "--out", out, "--resume")
+        assert (code, said) == (2, "")
+        assert "cannot go on" in err
+        assert len(err.strip().splitlines()) == 1
+        assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -> None:
+    from hush.cli import train as command
+
+    out, real = tmp_path / "run", command.take_steps
+
+    def and_then_it_is_gone(run, **more):
+        for record in real(run, **more):
+            if run.next == 3:
+                shutil.rmtree(out)
+            yield record
+
+    monkeypatch.setattr(command, "take_steps", and_then_it_is_gone)
+    code, said, err = call(capsys, *TRAIN, "--steps", 20, "--checkpoint-every", 5, "--out", out)
+    assert (code, said) == (1, "")
+    assert "--resume" not in err
+    assert "was deleted" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"batch_size": "many"}',
+        b'{"batch_size": [1]}',
+        b'{"epochs": {}}',
+        b'{"data": {"path": 5}}',
+        b'{"data": {"file": "x"}}',
+        b'{"settings": 5}',
+        b'{"delta": null}',
+        b'{"accept_claimed": "perhaps"}',
+        b'{"problem": "\\ud800"}',
+        b'{"problem": ["digits-mlp"]}',
+        b'{"microbatch": 1e400}',
+    ],
+)
+def test_damaged_options_are_one_sentence(capsys, unfinished, content) -> None:
+    (unfinished / "private" / "options.json").write_bytes(content)
+    code, said, err = call(capsys, "train", "--out", unfinished, "--resume")
+    assert (code, said) == (2, ""), err
+    assert len(err.strip().splitlines()) == 1, err

@@ -33,7 +33,7 @@ def test_idx_of_the_wrong_length(content: bytes) -> None:
 
 def test_idx_labels_out_of_range() -> None:
     content = struct.pack(">BBBBI", 0, 0, 8, 1, 3) + bytes([0, 9, 10])
-    with pytest.raises(BadInput, match="holds label 10 where 0 … 9 was expected"):
+    with pytest.raises(BadInput, match="holds a label outside 0 … 9"):
         idx.labels(content, 10)
 
 
@@ -49,7 +49,7 @@ def test_cifar_record() -> None:
 def test_cifar_truncated_and_out_of_range() -> None:
     with pytest.raises(BadInput, match="is truncated: 3072 bytes"):
         cifar.parse(bytes(3072))
-    with pytest.raises(BadInput, match="holds label 10 where 0 … 9"):
+    with pytest.raises(BadInput, match="holds a label outside 0 … 9"):
         cifar.parse(bytes([10]) + bytes(3072))
 
 
@@ -65,7 +65,7 @@ def test_adult_bad_rows() -> None:
     schema = adult.parse_names(NAMES)
     with pytest.raises(BadInput, match="line 1 of adult.data has 3 columns where 4 were expected"):
         adult.parse(b"39, Male, <=50K\n", schema, "adult.data")
-    with pytest.raises(BadInput, match="line 1 of adult.data has the label 'rich'"):
+    with pytest.raises(BadInput, match="line 1 of adult.data has a label that is not <=50K or >50K"):
         adult.parse(b"39, Male, 7, rich\n", schema, "adult.data")
 
 

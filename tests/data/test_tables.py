@@ -87,7 +87,7 @@ BAD = {
     "column 'b' of '.*' has no finite number in row 1": ("b,y\n,0\n3,1\n", "y", {}),
     "column 'c' of '.*' has no finite number in row 3": ("c,y\n1,0\n3,1\ninf,1\n", "y", {}),
     "row 2 of '.*' has 3 cells where the header has 2": ("a,y\n1,0\n1,2,3\n", "y", {}),
-    "names the column 'a' twice": ("a,a\n1,0\n", "a", {}),
+    "columns 1 and 2 of '.*' have the same name": ("a,a\n1,0\n", "a", {}),
     "must name every column": ("a,,y\n1,2,0\n", "y", {}),
     "the first line of '.*' must name": ("", "y", {}),
     "holds no rows": ("a,y\n", "y", {}),
@@ -95,9 +95,9 @@ BAD = {
     "holds fractions: hush predicts classes": ("a,y\n1,0.5\n2,0\n", "y", {}),
     "has rows without a label": ("a,y\n1,0\n2,\n3,1\n", "y", {}),
     "more than 1000 different values": ("a,y\n" + "".join(f"1,{i}\n" for i in range(1500)), "y", {}),
-    "row 2 of '.*' has the label '7' where one of 0, 1 was expected": ("a,y\n1,0\n2,7\n", "y", {"classes": [0, 1]}),
+    "row 2 of '.*' has a label that is none of the 2 classes": ("a,y\n1,0\n2,7\n", "y", {"classes": [0, 1]}),
     "is said to be a number and holds text": ("a,y\nx,0\n2,1\n", "y", {"columns": {"a": {"kind": "number"}}}),
-    "the schema has a column 'agee' .*did you mean 'age'": (TEXT, "label", {"columns": {"agee": {}}}),
+    "has no column 'agee': did you mean 'age'": (TEXT, "label", {"columns": {"agee": {}}}),
 }
 
 

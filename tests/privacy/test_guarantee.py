@@ -140,3 +140,11 @@ def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_shipped_findings_can_be_read() -> None:
     assert all(found.epsilon_lower > found.claimed_epsilon and found.status in STATUSES for found in findings())
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(math.inf, 1e-5), (1.0, 1.0), (math.inf, 1.0)])
+def test_nothing_is_proven_beside_an_epsilon_or_delta_that_says_nothing(epsilon, delta) -> None:
+    found = Guarantee(epsilon, delta)
+    assert found.status == "none"
+    assert found.to_json()["status"] == "none"
+    assert "no finite ε is proven" in found.sentence()

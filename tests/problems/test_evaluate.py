@@ -72,7 +72,7 @@ def test_bad_labels_and_scores() -> None:
 
     with pytest.raises(BadInput, match="a label lies outside 0 … 2"):
         evaluate(nn.Identity(), (SCORES, LABELS + 1), silent, classes=3)
-    with pytest.raises(BadInput, match=r"scores of shape \(5, 3\) where \(n, 4\) was expected"):
+    with pytest.raises(BadInput, match=r"scores of shape \(n, 3\) where \(n, 4\) was expected"):
         evaluate(nn.Identity(), (SCORES, LABELS), silent, classes=4)
     with pytest.raises(BadInput, match="without a validation part"):
         problems.evaluate_problem(nn.Identity(), problems.load(), part="validation")

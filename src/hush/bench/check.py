@@ -34,13 +34,16 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def check(spec: Spec) -> None:
-    """Raise BadInput, naming the line, where a run of the spec could not start."""
+def check(spec: Spec, *, call_others: bool = True) -> None:
+    """Raise BadInput, naming the line, where a run of the spec could not start. Code of others, named
+    ``package.module:factory``, is imported; a method of others makes a plan here unless ``call_others`` is False."""
     known = {name for name, _ in names()}
     seen: set[Any] = set()
     for block in spec.blocks:
         _check_problem(spec, block, known)
         _check_names(spec, block)
+        if ":" in block.method.values[0] and not call_others:
+            continue
         for point, axis in _one_at_a_time(block):
             if (mark := repr((block.method.values[0], sorted(point.items())))) not in seen:
                 seen.add(mark)

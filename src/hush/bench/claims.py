@@ -2,23 +2,23 @@
 
 A claim names its owner by host, process number and the process's start time. The claim of a process that is gone (kill
 -9 included) is void and is taken over; a reused process number has another start time. Looking and writing happen
-under one lock of the kernel's, which dies with its holder. A claim from another host cannot be checked and is honoured.
+under one lock of the kernel's, which dies with its holder, and what was written is read back. A claim from another host
+cannot be checked and is honoured.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hush.files import write_atomic
+from hush.files import alone, no_locks, write_atomic
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ class Claims:
             if owner is not None and owner.is_alive():
                 return False
             note = asdict(Owner.me()) | {"nonce": secrets.token_hex(4)}
-            write_atomic(self._path(key), json.dumps(note).encode())
+            content = json.dumps(note).encode()
+            write_atomic(self._path(key), content)
+            if self._path(key).read_bytes() != content:
+                raise no_locks(self.directory)
             return True
 
     def drop(self, key: str) -> None:
@@ -90,14 +93,8 @@ class Claims:
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}.lock"
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        descriptor = os.open(self.directory / "mutex", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _alone(self) -> AbstractContextManager[None]:
+        return alone(self.directory / "mutex")
 
 
 def started(pid: int) -> str | None:

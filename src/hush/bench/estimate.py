@@ -1,87 +1,132 @@
-"""How long a sweep will take, from a few timed steps.
+"""How long a sweep will take, from a few timed steps: nothing is downloaded, and no code of others is called.
 
 Every (problem, method) is timed at its smallest batch, and once a problem at the largest, which tells how the time of
-a step grows with the batch; the rest is interpolated. Timing stops when its own budget is spent, and what was not
-timed is taken from the same problem's other methods.
+a step grows with the batch; the rest is interpolated. What every run and every privacy event costs beside its steps is
+timed too. The clock is the processor's, so that other work on the machine does not count. Timing stops when its own
+budget is spent, and what was not timed is taken from the same problem's other methods.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hush.bench.accounts import POINTS
 from hush.bench.run import load
 from hush.bench.trial import Trial
-from hush.errors import HushError
+from hush.data.shelf import without_downloads
+from hush.errors import BadInput, HushError
 from hush.methods import make_plan
 from hush.problems import Problem
 from hush.problems.evaluate import evaluate
 from hush.randomness import seeded
 
-STEPS = 3  # timed, after one that is not
+WARM, STEPS = 2, 7  # steps that are not timed, and steps of which the median is taken
 ROWS = 1000  # test rows evaluated
 BUDGET = 60.0  # seconds of timing
 TIMED_PLAN = 64  # steps of the plan whose first few are timed
+START = 4.0  # seconds until a worker has imported everything
+SEARCH = 12  # accounts of a plan that a calibration takes, about
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for all trials on one worker, and from how many timed settings; or why there is none."""
+    """Seconds of every trial on one thread, and from how many timed settings; or why there is no estimate."""
 
-    seconds: float | None
+    each: tuple[float, ...] | None
     timed: int = 0
     reason: str = ""
 
+    def seconds(self, workers: int) -> float | None:
+        """Seconds with so many workers, each of which has to start; None where there is no estimate."""
+        if self.each is None:
+            return None
+        busy = max(1, min(workers, len(self.each)))
+        return max(sum(self.each) / busy, max(self.each)) + START if self.each else 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one (problem, method): a step at this batch, and an account of its privacy."""
+
+    batch: int
+    step: float
+    first: float  # what the first steps take beyond that: the gradient engine checks itself
+    account: float
+
 
 def estimate(trials: Sequence[Trial], *, budget: float = BUDGET) -> Estimate:
-    """Time some steps of some trials and add up; a problem whose data is missing gives a reason instead."""
+    """Time some steps of some trials; a problem whose data is missing, or which is others' code, gives a reason."""
     times = _Times(budget)
     try:
-        seconds = sum(times.of(trial) for trial in _smallest_first(trials))
+        with without_downloads(), _one_thread():
+            each = tuple(times.of(trial) for trial in _smallest_first(trials))
     except Exception as error:
-        reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} while its steps were timed"
         return Estimate(None, len(times.known), reason)
-    return Estimate(seconds, len(times.known))
+    return Estimate(each, len(times.known))
 
 
 def _smallest_first(trials: Sequence[Trial]) -> list[Trial]:
-    return sorted(trials, key=lambda t: (t.problem, t.settings["batch_size"]))
+    """By problem and batch; others' methods last, as they are not called and their time is taken from the rest."""
+    return sorted(trials, key=lambda t: (t.problem, ":" in t.method, t.settings["batch_size"]))
 
 
 class _Times:
     def __init__(self, budget: float) -> None:
         self.ends = time.perf_counter() + budget
-        self.known: dict[tuple[str, str], tuple[int, float]] = {}
+        self.known: dict[tuple[str, str], Cost] = {}
         self.growth: dict[str, float] = {}  # seconds a step per further example
         self.evaluation: dict[str, float] = {}
+        self.events: set[str] = set()
 
     def of(self, trial: Trial) -> float:
-        """Seconds of one trial: its steps and its evaluations."""
+        """Seconds of one trial: its steps, its evaluations and its accounts."""
+        if ":" in trial.problem:
+            raise BadInput(f"the problem '{trial.problem}' is code of others, which is not called to estimate")
         problem = load(trial.problem, trial.split_seed, trial.validation)
         if trial.problem not in self.evaluation:
             self.evaluation[trial.problem] = _evaluation(problem)
         steps, evaluations = _length(trial, problem)
-        return steps * self._step(trial, problem) + evaluations * self.evaluation[trial.problem]
+        cost = self._cost(trial, problem)
+        step = cost.step + self._grown(trial, problem, cost)
+        accounts = cost.account * self._accounts(trial, evaluations)
+        return cost.first + steps * step + evaluations * self.evaluation[trial.problem] + accounts
 
-    def _step(self, trial: Trial, problem: Problem) -> float:
-        name, batch = (trial.problem, trial.method), int(trial.settings["batch_size"])
+    def _accounts(self, trial: Trial, evaluations: int) -> int:
+        """How many ε are computed: three a run, and for a new event those of its curve and of its calibration."""
+        event = repr((trial.problem, trial.method, sorted(trial.settings.items())))
+        new = event not in self.events
+        self.events.add(event)
+        return 3 + new * (min(POINTS, evaluations) + SEARCH * ("epsilon" in trial.settings))
+
+    def _cost(self, trial: Trial, problem: Problem) -> Cost:
+        name = (trial.problem, trial.method)
         if name not in self.known:
             others = [found for (p, _), found in self.known.items() if p == trial.problem]
-            if others and time.perf_counter() > self.ends:
-                return max(seconds for _, seconds in others)
-            self.known[name] = (batch, _timed(trial, problem))
-        smallest, seconds = self.known[name]
-        if batch == smallest:
-            return seconds
+            if ":" in trial.method and not others:
+                raise BadInput(f"the method '{trial.method}' is code of others, which is not called to estimate")
+            if others and (":" in trial.method or time.perf_counter() > self.ends):
+                return max(others, key=lambda cost: cost.step)
+            self.known[name] = _timed(trial, problem)
+        return self.known[name]
+
+    def _grown(self, trial: Trial, problem: Problem, cost: Cost) -> float:
+        """Seconds by which a step takes longer than the timed one, for its larger batch."""
+        more = int(trial.settings["batch_size"]) - cost.batch
+        if more <= 0:
+            return 0.0
         if trial.problem not in self.growth:
-            in_time = time.perf_counter() < self.ends
-            grown = (_timed(trial, problem) - seconds) / (batch - smallest) if in_time else seconds / smallest
+            in_time = time.perf_counter() < self.ends and ":" not in trial.method
+            grown = (_timed(trial, problem).step - cost.step) / more if in_time else cost.step / cost.batch
             self.growth[trial.problem] = max(grown, 0.0)
-        return seconds + self.growth[trial.problem] * (batch - smallest)
+        return self.growth[trial.problem] * more
 
 
 def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
@@ -91,8 +136,8 @@ def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
     return int(steps), -(-int(steps) // max(1, round(trial.evaluate_every * per_epoch)))
 
 
-def _timed(trial: Trial, problem: Problem) -> float:
-    """Seconds of one step: the best of a few, in a short plan with some noise."""
+def _timed(trial: Trial, problem: Problem) -> Cost:
+    """The cost of a short plan with some noise, its first steps taken."""
     settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
     plan = make_plan(trial.method, examples=len(problem.train), calibrate=False, **settings, **trial.options)
@@ -100,24 +145,42 @@ def _timed(trial: Trial, problem: Problem) -> float:
         model = problem.model()
     run = plan.start(model, problem.losses, problem.train)
     model.train()
-    best = float("inf")
-    for batch in run.batches():
-        clock = time.perf_counter()
-        run.step(batch)
-        best = min(best, time.perf_counter() - clock) if batch.step else best
-        if batch.step >= min(STEPS, plan.steps - 1):
-            break
-    return best if best < float("inf") else 0.0
+    batches = run.batches()
+    taken = [_clock(lambda: run.step(next(batches))) for _ in range(min(WARM + STEPS, plan.steps))]
+    step = statistics.median(taken[WARM:] or taken)
+    account = _clock(plan.guarantee) if plan.private else 0.0
+    return Cost(int(settings["batch_size"]), step, max(0.0, sum(taken[:WARM]) - WARM * step), account)
 
 
 def _evaluation(problem: Problem) -> float:
-    """Seconds to evaluate the test and the validation part, from some test rows."""
+    """Seconds to evaluate the test and the validation part, from some test rows; the first time does not count."""
     with seeded(0):
         model = problem.model()
     test, held = problem.test, problem.validation
     some = test.take(torch.arange(min(ROWS, len(test))))
     rows = some if isinstance(some, torch.Tensor) else tuple(some)
-    clock = time.perf_counter()
-    evaluate(model, rows, problem.losses, classes=problem.classes)
-    seconds = time.perf_counter() - clock
+
+    def once() -> None:
+        evaluate(model, rows, problem.losses, classes=problem.classes)
+
+    once()
+    seconds = min(_clock(once) for _ in range(2))
     return seconds * (len(test) + (0 if held is None else len(held))) / min(ROWS, len(test))
+
+
+def _clock(action: Callable[[], object]) -> float:
+    """Seconds of the processor."""
+    before = time.process_time()
+    action()
+    return time.process_time() - before
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Workers share out the cores, usually one for each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -151,7 +151,8 @@ class Local:
                 process.join()
 
     def _bury(self, job: Job, process: multiprocessing.process.BaseProcess, deaths: dict[str, int]) -> None:
-        """A worker has died: stop on a full disk, else count; the trial it died on thrice is recorded as failed."""
+        """A worker has died: stop on a full disk, else count; the trial it died on thrice is recorded as failed, its
+        checkpoints stay."""
         if process.exitcode == FULL:
             raise StoreTrouble(FULL, os.strerror(FULL), str(job.store))
         store = Store(job.store)

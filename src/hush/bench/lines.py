@@ -12,9 +12,9 @@ from dataclasses import dataclass
 Place = tuple[str | int, ...]
 """A path into the document: table names, keys, and positions in arrays of tables."""
 
-_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.|$)""")
-_HEADER = re.compile(r"^\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=""")
+_NAME = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
+_PART = re.compile(_NAME)
+_KEY = re.compile(rf"({_NAME}(?:\s*\.\s*{_NAME})*)\s*=")
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,11 @@ class Lines:
         counts: dict[Place, int] = {}
         table: Place = ()
         for number, line in enumerate(text.splitlines(), start=1):
-            if header := _HEADER.match(line):
-                table = _table(_parts(header[2]), header[1] == "[[", counts)
+            text = line.strip()
+            if header := _header(text):
+                table = _table(_parts(header), text.startswith("[["), counts)
                 known.setdefault(table, number)
-            elif key := _KEY.match(line):
+            elif key := _KEY.match(text):
                 known.setdefault((*table, *_parts(key[1])), number)
         return Lines(known)
 
@@ -46,7 +47,14 @@ class Lines:
 
 
 def _parts(dotted: str) -> list[str]:
-    return [a or b or c for a, b, c in _PART.findall(dotted)]
+    return [part.strip("\"'") for part in _PART.findall(dotted)]
+
+
+def _header(text: str) -> str:
+    """What is between the brackets of a table's header; empty for any other line."""
+    brackets = 2 if text.startswith("[[") else 1 if text.startswith("[") else 0
+    name, closed, rest = text[brackets:].partition("]" * brackets) if brackets else ("", "", "")
+    return name.strip() if closed and (not rest.strip() or rest.strip().startswith("#")) else ""
 
 
 def _table(names: list[str], is_array: bool, counts: dict[Place, int]) -> Place:

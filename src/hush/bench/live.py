@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from hush.bench.sweep import Tally
+from hush.printable import printable
 
 
 @contextmanager
@@ -50,7 +52,8 @@ def table(tally: Tally) -> Table:
     shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=status(tally))
     for row in tally.groups():
         cells = (row.runs, row.done, row.running, row.failed, row.diverged)
-        shown.add_row(row.problem, row.method, *(str(cell) if cell else "" for cell in cells))
+        names = (Text(printable(name)) for name in (row.problem, row.method))
+        shown.add_row(*names, *(str(cell) if cell else "" for cell in cells))
     return shown
 
 

@@ -38,6 +38,7 @@ from hush.run import Run
 from hush.source import as_source
 from hush.train import train
 
+TRACE = "private/traceback.txt"
 VERSIONS = ("hush", "torch", "dp-accounting", "numpy")
 
 
@@ -78,12 +79,13 @@ def perform(trial: Trial, store: Store, settings: Settings) -> Result:
 
 
 def failed(trial: Trial, started: float, error: Exception | str) -> Result:
-    """The result of a run that could not be finished; the traceback is private, as it may quote data."""
+    """The result of a run that could not be finished. The texts of errors that are not hush's own may quote data or
+    the size of a batch (a shape): they are private, and the public reason is their kind."""
     if isinstance(error, str):
         return Result(_record(trial, started, "failed", error))
-    reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__}: {error}".strip()
+    reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} (see {TRACE})"
     trace = "".join(traceback.format_exception(error)).encode()
-    return Result(_record(trial, started, "failed", reason), private=(("traceback.txt", trace),))
+    return Result(_record(trial, started, "failed", reason), private=((TRACE.partition("/")[2], trace),))
 
 
 def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Result:

@@ -67,7 +67,9 @@ class Block:
             for repeat in range(self.seeds.values[0]):
                 yield dict(zip(names, values, strict=True)), repeat
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many runs it stands for."""
         return int(self.seeds.values[0]) * math.prod(len(axis.values) for axis in self.axes)
 
 
@@ -130,9 +132,12 @@ def read_spec(path: str | Path) -> Spec:
     except UnicodeDecodeError as error:
         raise BadInput(f"'{path}' is not a text in UTF-8") from error
     try:
-        return _spec(path, tomllib.loads(text), Lines.of(text))
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}, {_syntax(text, str(error))}") from error
+    except (RecursionError, ValueError) as error:
+        raise BadInput(f"{path} is nested too deeply, or holds a number of thousands of digits") from error
+    return _spec(path, document, Lines.of(text))
 
 
 def _syntax(text: str, message: str) -> str:
@@ -148,7 +153,7 @@ def _spec(path: Path, document: dict[str, Any], lines: Lines) -> Spec:
     reader.check_names()
     blocks = tuple(reader.blocks())
     reader.check_overrides(blocks)
-    if sum(len(block) for block in blocks) > MOST:
+    if sum(block.count for block in blocks) > MOST:
         raise BadInput(f"{path}: the grids stand for more than {MOST} runs")
     return Spec(path=path, blocks=blocks, **reader.head())
 
@@ -203,8 +208,10 @@ class _Reader:
                 raise self.wrong(f"{key} must be {wanted[0].__name__}, got {value!r}", key)
         if not 0 <= given.get("validation", 0) < 1:
             raise self.wrong(f"validation must be at least 0 and below 1, got {given['validation']}", "validation")
-        if not given.get("evaluate_every", 1) > 0:
-            raise self.wrong(f"evaluate_every must be above zero, got {given['evaluate_every']}", "evaluate_every")
+        if not 0 < given.get("evaluate_every", 1) <= MOST:
+            raise self.wrong(
+                f"evaluate_every must be above zero and at most {MOST}, got {given['evaluate_every']}", "evaluate_every"
+            )
         if given.get("seed", 0) < 0:
             raise self.wrong(f"seed must be zero or above, got {given['seed']}", "seed")
         return {"name": self.path.stem, **given}

@@ -4,7 +4,8 @@
                   /epochs.jsonl        validation and test figures and ε, a line an evaluation
                   /model.safetensors   the released weights, privacy.json and PRIVACY.md beside them (`weights`)
                   /private/            training loss and accuracy a step, tracebacks: never to be released, mode 0700
-    STORE/working/KEY/                 the checkpoint of a run that is not finished, mode 0700: it holds the secret
+    STORE/working/KEY/                 the checkpoint of a run that is not finished or has failed, mode 0700: it holds
+                                       the secret
     STORE/claims/KEY.lock              who is at it
     STORE/accounting/                  calibrated noise and ε by step, shared by runs with one privacy event
 
@@ -26,10 +27,12 @@ from typing import Any
 from hush.bench.claims import Claims
 from hush.errors import BadInput
 from hush.files import PRIVATE, sync_directory, writable_directory, write_atomic
+from hush.printable import json_text
 
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}
 RECORD, EPOCHS, SECRET_PART = "record.json", "epochs.jsonl", "private"
+CHECKPOINTS = "run/checkpoint-*"  # in a working directory
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -89,7 +92,8 @@ class Store:
         return path
 
     def finish(self, key: str, result: Result) -> None:
-        """Put a result in its place, whole; the checkpoint goes. A result that is there already stays."""
+        """Put a result in its place, whole; a result that is there already stays. The checkpoint goes, but that of a
+        failed run stays, to go on from it when the run is tried again."""
         beside = self.working(key) / f"result.{secrets.token_hex(4)}"
         try:
             _write(beside, result)
@@ -99,7 +103,13 @@ class Store:
             shutil.rmtree(beside, ignore_errors=True)
             if not self.has(key):
                 raise error
-        shutil.rmtree(self.root / "working" / key, ignore_errors=True)
+        self._clear(key)
+
+    def _clear(self, key: str) -> None:
+        """Remove the working directory of a finished run; of a failed one only where no checkpoint is in it."""
+        working = self.root / "working" / key
+        if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
+            shutil.rmtree(working, ignore_errors=True)
 
     def forget(self, key: str) -> None:
         """Remove a finished run, so that it is run again; the rename makes it vanish at once."""
@@ -113,8 +123,10 @@ class Store:
         self.claims.clear()
         held = self.claims.held()
         for path in (self.root / "working").iterdir():
-            if path.name.startswith("forgotten.") or (self.has(path.name) and path.name not in held):
+            if path.name.startswith("forgotten."):
                 shutil.rmtree(path, ignore_errors=True)
+            elif self.has(path.name) and path.name not in held:
+                self._clear(path.name)
 
 
 def open_store(root: str | Path) -> Store:
@@ -150,6 +162,6 @@ def _write(folder: Path, result: Result) -> None:
     secret.mkdir(mode=0o700)
     for name, content in result.private:
         write_atomic(secret / name, content, mode=PRIVATE)
-    lines = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in result.epochs)
+    lines = (json_text(line) + "\n" for line in result.epochs)
     write_atomic(folder / EPOCHS, "".join(lines).encode())
-    write_atomic(folder / RECORD, json.dumps(result.record, indent=1, ensure_ascii=False, allow_nan=False).encode())
+    write_atomic(folder / RECORD, json_text(result.record, indent=1).encode())

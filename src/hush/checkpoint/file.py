@@ -22,6 +22,7 @@ from hush.errors import BadInput
 from hush.named import Named, State
 
 FORMAT = "hush checkpoint 2"
+MOST_THREADS = 4096
 
 
 class Unreadable(BadInput):
@@ -62,11 +63,33 @@ def read(path: Path) -> Saved:
         facts = json.loads(text)
         if facts.pop("format") != FORMAT:
             raise Unreadable(f"'{path.name}' is a checkpoint of another version of hush")
-        return Saved(path, facts, unflatten(facts.pop("state"), tensors))
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        state = unflatten(facts.pop("state"), tensors)
+        _check_kinds(facts, state)
+        return Saved(path, facts, state)
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, Unreadable):
             raise
         raise Unreadable(f"'{path.name}' is damaged or cut short ({type(error).__name__})") from error
+
+
+def _check_kinds(facts: dict[str, Any], state: State) -> None:
+    """The digest says that a file is whole, not that hush wrote it: look at the kinds of what is relied on."""
+    good = (
+        isinstance(facts.get("run", ""), str)
+        and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests"))
+        and all(_is_count(facts.get(name, 1)) for name in ("steps", "step", "threads"))
+        and facts.get("threads", 1) <= MOST_THREADS
+        and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
+        and all(isinstance(value, Tensor) for kind in ("params", "buffers") for value in state.get(kind, {}).values())
+        and isinstance(state.get("noise", {}), dict)
+        and (not facts.get("ledger") or all(isinstance(facts["ledger"][k], str) for k in ("name", "path", "dataset")))
+    )
+    if not good:
+        raise ValueError
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def digest(text: str, tensors: Named) -> str:

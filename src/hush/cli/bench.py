@@ -35,7 +35,7 @@ def bench(
     """
     chosen = executor(executor_name, workers)
     read = read_spec(spec)
-    check(read)
+    check(read, call_others=not dry_run)
     if dry_run:
         _tell_plan(read, store, workers or cores(), as_json=as_json)
         return
@@ -66,7 +66,7 @@ def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -
     left = [trial for trial in spec.trials if trial.key not in there]
     skipped = len(spec.trials) - len(left)
     found = estimate(left)
-    seconds = None if found.seconds is None else found.seconds / workers
+    seconds = found.seconds(workers)
     if as_json:
         counts = {"runs": len(spec.trials), "done": 0, "failed": 0, "skipped": skipped}
         show_json({**counts, "estimated_seconds": seconds, "workers": workers, "reason": found.reason})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import io
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,50 +13,39 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from hush.validate import escaped
+from hush.printable import json_text, printable
 
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
-_output = Console(highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+_output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(text: str) -> None:
     """One line for the person at the keyboard, on stderr."""
-    _errors.print(safe(text), markup=False)
+    _errors.print(printable(text), markup=False)
 
 
 def show(text: str = "") -> None:
     """One line of result, on stdout."""
-    _output.print(safe(text), markup=False)
+    _output.print(printable(text), markup=False)
 
 
 def show_json(value: Any) -> None:
     """The result as JSON, on stdout; infinity and NaN become null, as JSON has neither."""
-    _output.out(
-        _ascii_controls(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)), highlight=False
-    )
+    ascii_only = not _output.encoding.startswith("utf")
+    _output.out(json_text(_plain(value), indent=2, ascii_only=ascii_only), highlight=False)
 
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """A table of results, on stdout."""
     table = Table(*columns, title=title or None, title_justify="left")
     for row in rows:
-        table.add_row(*(Text(safe(str(cell))) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     _output.print(table)
-
-
-def safe(text: str) -> str:
-    """What a terminal may be given: lines of printable characters, anything else written out."""
-    return "\n".join(escaped(line) for line in text.split("\n"))
-
-
-def _ascii_controls(text: str) -> str:
-    """JSON in which what is not printable is escaped as JSON does."""
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr; nothing where stderr is not a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=_errors, transient=True, disable=quiet or not _errors.is_terminal)
 
 
@@ -67,3 +57,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def any_encoding() -> None:
+    """Have both streams spell out what their encoding has no character for, instead of failing on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

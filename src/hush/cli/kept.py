@@ -17,9 +17,11 @@ from typing import Any
 import torch
 import typer
 
+from hush.artefact import CARD, PAGE, WEIGHTS
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
-from hush.errors import BadInput
+from hush.cli.recall import read_options
+from hush.errors import BadInput, HushError
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.matrices.cache import kept_in
 from hush.privacy.ledger import DATASET, Account, Ledger
@@ -27,6 +29,7 @@ from hush.run import Run
 from hush.train import charge
 
 OPTIONS = "options.json"
+RELEASED = ("release", WEIGHTS, CARD, PAGE)
 NOT_KEPT = ("out", "resume", "secret_seed", "as_json", "ledger", "dataset")
 
 
@@ -45,8 +48,9 @@ class Kept:
     def attach(self, run: Run, options: dict[str, Any], ledger: Path | None, dataset: str | None) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
-            _same_machinery(self.found.saved.facts)
-            self.checkpoints.restore(run, self.found.saved)
+            with _as_hush_wrote_it(self.found.saved.path):
+                _same_machinery(self.found.saved.facts)
+                self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
         elif self.resume:
             say(f"nothing to resume in '{self.out}': starting from the beginning")
@@ -104,6 +108,8 @@ class Kept:
         command = f"hush train --out {shlex.quote(str(self.out))} --resume"
         if self.checkpoints.at is None:
             return "nothing was kept yet"
+        if not self.checkpoints.files():
+            return f"nothing is left of the run, as '{self.out}' was deleted or moved under it"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
 
     def spent(self) -> dict[str, Any] | None:
@@ -131,15 +137,38 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
             raise BadInput("--resume needs the --out of the run that is to go on")
         yield Kept(None, False)
         return
+    if resume:
+        _check_not_lost(out)
     writable_directory(out)
     checkpoints = Checkpoints(out / "private")
     try:
         remove_parts(out)
         found = checkpoints.newest()
-        _check(found, out, resume)
+        with _as_hush_wrote_it(out):
+            _check(found, out, resume)
         yield Kept(out, resume, checkpoints, found)
     finally:
         checkpoints.close()
+
+
+@contextmanager
+def _as_hush_wrote_it(path: Path) -> Iterator[None]:
+    """A file with a digest that fits and without the entries that hush writes was written by somebody else."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, HushError):
+            raise
+        raise BadInput(f"'{path}' holds a checkpoint that this hush did not write: start anew elsewhere") from error
+
+
+def _check_not_lost(out: Path) -> None:
+    """A folder with a released model and no run: training anew would put another model in its place."""
+    if any((out / name).exists() for name in RELEASED) and not any((out / "private").glob("checkpoint-*")):
+        raise BadInput(
+            f"the run in '{out}' cannot go on, as its private part is gone and only what it released is left: train "
+            "anew with another --out"
+        )
 
 
 def _check(found: Found, out: Path, resume: bool) -> None:
@@ -171,11 +200,15 @@ def recalled(context: typer.Context, out: Path) -> dict[str, Any]:
     given = dict(context.params)
     path = out / "private" / OPTIONS
     if not path.is_file():
+        if out.exists() and all(given[name] is None for name in ("problem", "data", "recipe")):
+            raise BadInput(
+                f"the run in '{out}' cannot go on, as its options are gone: say what to train with --problem or --data"
+            )
         return given
-    for name, value in json.loads(path.read_text()).items():
+    for name, value in read_options(path, context.command.callback).items():
         source = context.get_parameter_source(name)
         if name in given and source is not None and source.name == "DEFAULT":
-            given[name] = Path(value["path"]) if isinstance(value, dict) else value
+            given[name] = value
     return given
 
 

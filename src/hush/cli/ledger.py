@@ -17,7 +17,6 @@ from hush.privacy.entries import check_budget
 from hush.privacy.events import describe
 from hush.privacy.guarantee import Status, rounded_up
 from hush.privacy.ledger import DATASET, Budget, Ledger, Spend, check_name
-from hush.validate import escaped
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
@@ -55,7 +54,7 @@ def show_ledger(
         _show_more(entry)
         for row in entry["runs"]:
             line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
-            show(escaped(line + (f", {row['reason']}" if row["reason"] else "")))
+            show(line + (f", {row['reason']}" if row["reason"] else ""))
 
 
 @app.command("budget")

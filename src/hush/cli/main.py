@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from importlib.metadata import version
 import typer
 
 from hush.cli import account, bench, data, ledger, methods, noise, train
-from hush.cli.console import say
+from hush.cli.console import any_encoding, say
 from hush.errors import HushError
 
+TRACEBACK = "HUSH_TRACEBACK"
 app = typer.Typer(
     name="hush",
     help="Train neural networks on private data, and say truthfully how private the result is.",
@@ -42,6 +44,7 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program: 0 on success, 2 on bad input with one sentence, 1 on failure, 130 when interrupted."""
+    any_encoding()
     warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -57,8 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         say("interrupted")
         return 130
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     except OSError as error:
         say(f"error: {error}")
+        return 1
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        say(
+            f"error: {type(error).__name__}, in code that should not raise it; what it says may quote the data, so it "
+            f"is shown only with {TRACEBACK}=1 in the environment"
+        )
         return 1
 
 

@@ -16,10 +16,11 @@ from hush.cli.comparing import compared, listed, patient
 from hush.cli.console import progress, say, show, show_json
 from hush.cli.kept import Kept, interrupts, kept, reason, recalled
 from hush.cli.recipes import Recipe, recipes
-from hush.errors import HushError
+from hush.errors import BadInput, HushError
 from hush.methods import make_plan
 from hush.methods import reason as why
 from hush.plan import Plan
+from hush.printable import printable
 from hush.privacy.accounting import Adjacency
 from hush.privacy.ledger import BudgetSpent
 from hush.problems import Problem
@@ -31,6 +32,7 @@ from hush.train import EVERY
 from hush.train import train as take_steps
 
 DEFAULT_EPSILON = 3.0
+MOST_SEED = 2**63  # what torch takes
 
 
 def train(
@@ -95,6 +97,8 @@ def train(
         context.command.callback(**context.obj)
         return
     validate.whole(checkpoint_every=checkpoint_every)
+    if not 0 <= seed < MOST_SEED:
+        raise BadInput(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {seed}")
     with kept(out, resume=resume) as keep:
         if data is not None and recipe is not None and problem == recipes()[recipe]["problem"]:
             problem = None  # the data beside a recipe wins
@@ -180,7 +184,9 @@ def _take_steps(name: str, run: Run, keep: Kept, every: int, quiet: bool) -> Non
     stopped: str | None = None
     code = 130
     with interrupts() as asked, progress(quiet) as bar:
-        shown = bar.add_task(f"training {name} with {run.plan.method}", total=run.plan.steps, completed=run.next)
+        shown = bar.add_task(
+            f"training {printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
+        )
         try:
             for _ in take_steps(run, checkpoints=keep.checkpoints, every=every):
                 bar.advance(shown)

@@ -58,7 +58,7 @@ def parse(content: bytes, schema: Schema, name: str = "the file") -> tuple[Tenso
         row = dict(zip(names, cells, strict=True))
         label = row[TARGET].rstrip(".")
         if label not in CLASSES:
-            raise BadInput(f"line {number} of {name} has the label '{label}' where {' or '.join(CLASSES)} was expected")
+            raise BadInput(f"line {number} of {name} has a label that is not {' or '.join(CLASSES)}")
         rows.append([float(row[c.name]) if c.kind == "number" else float(c.code(row[c.name])) for c in schema.features])
         labels.append(CLASSES.index(label))
     return torch.tensor(rows, dtype=torch.float32), torch.tensor(labels)

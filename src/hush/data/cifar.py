@@ -27,7 +27,7 @@ def parse(content: bytes, name: str = "the file") -> tuple[Tensor, Tensor]:
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
     labels = records[:, 0]
     if int(labels.max()) >= len(CLASSES):
-        raise BadInput(f"{name} holds label {int(labels.max())} where 0 … {len(CLASSES) - 1} was expected")
+        raise BadInput(f"{name} holds a label outside 0 … {len(CLASSES) - 1}")
     images = records[:, 1:].reshape(-1, 3, 32, 32)
     return torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64))
 

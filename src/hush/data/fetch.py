@@ -30,7 +30,7 @@ except ImportError:  # Windows: two downloads at once may then spoil each other,
 
 
 class DownloadError(HushError):
-    """No mirror delivered the right bytes; the text says what each of them did."""
+    """No mirror delivered the right bytes; the text says why, in one sentence."""
 
 
 def fetch_missing(dataset: Dataset, missing: Sequence[File], cache: Path, progress: Progress) -> None:
@@ -41,14 +41,14 @@ def fetch_missing(dataset: Dataset, missing: Sequence[File], cache: Path, progre
         with _alone(target):
             _fetch(dataset, missing, target, progress)
     except requests.exceptions.RequestException as error:
-        raise DownloadError(f"the download of {dataset.name} failed: {_short(error)}") from error
+        raise DownloadError(f"the download of {dataset.name} failed: {_complaint(error)}") from error
     except OSError as error:
         raise BadInput(f"the cache '{cache}' cannot be used: {(error.strerror or str(error)).lower()}") from error
 
 
 def _fetch(dataset: Dataset, missing: Sequence[File], target: Path, progress: Progress) -> None:
     wanted = [file for file in missing if not (target / file.name).exists()]
-    complaints: list[str] = []
+    complaints: dict[str, int] = {}
     for mirror in dataset.mirrors:
         for url, inside, expected in _requests(mirror, wanted):
             try:
@@ -56,10 +56,27 @@ def _fetch(dataset: Dataset, missing: Sequence[File], target: Path, progress: Pr
                     files.store(content, target / file.name)
                     wanted.remove(file)
             except (files.Altered, requests.exceptions.RequestException) as error:
-                complaints.append(f"{url}: {_short(error)}")
+                complaint = _complaint(error)
+                complaints[complaint] = complaints.get(complaint, 0) + 1
     if wanted:
-        names = ", ".join(file.name for file in wanted)
-        raise DownloadError(f"no mirror of {dataset.name} delivered {names}: {'; '.join(complaints)}")
+        why = ", ".join(sorted(complaints, key=lambda text: -complaints[text]))
+        raise DownloadError(
+            f"no mirror of {dataset.name} delivered {', '.join(file.name for file in wanted)} ({why}): try again later,"
+            " or put the files into a folder and name it by HUSH_DATA"
+        )
+
+
+def _complaint(error: Exception) -> str:
+    """What went wrong in a few words, without the address."""
+    if isinstance(error, files.Altered):
+        return "the bytes are not the official ones"
+    if isinstance(error, requests.exceptions.HTTPError) and error.response is not None:
+        return f"the server answers {error.response.status_code}"
+    if isinstance(error, requests.exceptions.Timeout):
+        return "the server does not answer in time"
+    if "broke off" in str(error):
+        return _short(error)
+    return "the server cannot be reached"
 
 
 def _requests(mirror: Mirror, wanted: Sequence[File]) -> list[tuple[str, str | None, list[File]]]:

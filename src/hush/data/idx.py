@@ -37,7 +37,7 @@ def labels(content: bytes, classes: int, name: str = "the file") -> Tensor:
     """The labels of an IDX file, each below ``classes``."""
     values = parse(content, 1, name).long()
     if len(values) and int(values.max()) >= classes:
-        raise BadInput(f"{name} holds label {int(values.max())} where 0 … {classes - 1} was expected")
+        raise BadInput(f"{name} holds a label outside 0 … {classes - 1}")
     return values
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from hush.data.schema import Column, Schema, public_columns
-from hush.data.tables import MISSING, Cells, numbers, pieces, texts
-from hush.errors import BadInput, nearest
+from hush.data.schema import MOST_CLASSES, Column, Schema, is_range, public_columns
+from hush.data.tables import MISSING, Cells, no_column, numbers, pieces, texts
+from hush.errors import BadInput
 from hush.validate import one_of
 
 FACTS = ("ranges", "categories")
-MOST_CLASSES = 1000
 
 
 @dataclass
@@ -54,7 +53,7 @@ def infer(path: Path, target: str | None, given: Mapping[str, Any], public: Coll
     columns = public_columns(given.get("columns", {}))
     for name in columns:
         if name not in seen:
-            raise BadInput(f"the schema has a column '{name}' that '{path}' has not: {nearest(name, seen)}")
+            raise no_column(name, seen, path)
     found = tuple(ranged(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
     classes = tuple(str(c) for c in given["classes"]) if "classes" in given else _classes(seen[target], target, path)
     return Schema(found, target, classes, _assumed(given, columns, found, public))
@@ -74,7 +73,7 @@ def _look(path: Path, target: str, public: Collection[str]) -> dict[str, _Seen]:
         if not seen:
             seen = {name: _Seen(listed=name == target or "categories" in public) for name in piece}
             if target not in seen:
-                raise BadInput(f"'{path}' has no column '{target}': {nearest(target, seen)}")
+                raise no_column(target, seen, path)
         for name, cells in piece.items():
             seen[name].add(cells)
     if not seen:
@@ -88,7 +87,11 @@ def _column(name: str, seen: _Seen, public: Collection[str]) -> Column:
             return Column(name, "category", values=tuple(sorted(seen.values)))
         return Column(name, "category")
     column = Column(name, "number")
-    return replace(column, low=seen.low, high=seen.high) if "ranges" in public and seen.low < seen.high else column
+    return (
+        replace(column, low=seen.low, high=seen.high)
+        if "ranges" in public and is_range(seen.low, seen.high)
+        else column
+    )
 
 
 def _classes(seen: _Seen, target: str, path: Path) -> tuple[str, ...]:

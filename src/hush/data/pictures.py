@@ -1,11 +1,14 @@
 """A folder of class folders of images, and .npz arrays: images and features of one's own.
 
-Pixels are scaled by the range of their type (a byte: 0 … 255), never by what the images hold.
+Pixels are scaled by the range of their type (a byte: 0 … 255), never by what the images hold. Errors quote no value and
+no file of an example: a class folder and the number of an image in it say where to look.
 """
 
 from __future__ import annotations
 
+import math
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.data.schema import MOST_CLASSES
 from hush.data.splits import Arrays
 from hush.errors import BadInput
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SUSPECT = 1 << 28  # bytes from which on an array that was packed a hundredfold is not unpacked
 _FEATURES = ("x", "features", "data", "images", "x_train")
 _LABELS = ("y", "labels", "target", "targets", "y_train")
 
@@ -31,13 +36,14 @@ def image_folder(root: Path) -> tuple[Arrays, tuple[str, ...]]:
         paths = sorted(p for p in (root / name).iterdir() if p.suffix.lower() in SUFFIXES)
         if not paths:
             raise BadInput(f"the class folder '{root / name}' holds no images")
-        for path in paths:
-            image = _image(path)
-            first = first or (path, image.shape)
+        for number, path in enumerate(paths, start=1):
+            where = f"image {number} of '{root / name}'"
+            image = _image(path, where)
+            first = first or (where, image.shape)
             if image.shape != first[1]:
                 raise BadInput(
-                    f"all images must have one size and one number of channels: '{first[0]}' has {_size(first[1])} "
-                    f"and '{path}' has {_size(image.shape)}"
+                    f"all images must have one size and one number of channels: {first[0]} has {_size(first[1])} "
+                    f"and {where} has {_size(image.shape)}"
                 )
             images.append(image)
             labels.append(label)
@@ -69,7 +75,9 @@ def _pair(features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Pa
     if features.dtype.kind not in "fiub" or labels.dtype.kind not in "iub":
         raise BadInput(f"'{path}' needs numbers and whole labels; it has {features.dtype} and {labels.dtype}")
     if labels.min() < 0:
-        raise BadInput(f"'{path}' holds the label {labels.min()}: labels count from 0")
+        raise BadInput(f"'{path}' holds a label below zero: labels count from 0")
+    if labels.max() >= MOST_CLASSES:
+        raise BadInput(f"'{path}' holds a label of {MOST_CLASSES} or more: labels count the classes from 0")
     if features.dtype.kind == "f" and not np.isfinite(features).all():
         raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
     return _tensor(features), torch.from_numpy(labels.astype(np.int64))
@@ -81,20 +89,49 @@ def _tensor(features: np.ndarray[Any, Any]) -> Tensor:
     elif features.ndim == 4 and features.shape[-1] in (1, 3) and features.shape[1] not in (1, 3):
         features = np.moveaxis(features, -1, 1)
     keep = features.dtype == np.uint8 and features.ndim > 2
-    return torch.from_numpy(np.ascontiguousarray(features if keep else features.astype(np.float32)))
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(features if keep else features.astype(np.float32))
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise BadInput("the features hold numbers that are too large for 32 bits")
+    return torch.from_numpy(values)
 
 
 def _npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with path.open("rb") as stream:
+            with zipfile.ZipFile(stream) as archive:
+                for member in archive.infolist():
+                    _check_size(archive, member, path)
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
     except OSError as error:
         raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise BadInput(f"'{path}' is not a whole .npz of plain arrays: {str(error).splitlines()[0]}") from error
+    except BadInput:
+        raise
+    except (ValueError, TypeError, SyntaxError, AttributeError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise BadInput(f"'{path}' is not a whole .npz of plain arrays") from error
+    except (KeyError, NotImplementedError, RuntimeError, RecursionError, OverflowError, MemoryError) as error:
+        raise BadInput(f"'{path}' holds arrays that cannot be read ({type(error).__name__})") from error
 
 
-def _image(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _check_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    """Look at an array's header before anything is unpacked: what it promises must be what the archive holds."""
+    with archive.open(member) as stream:
+        major, minor = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, kind = read(stream)
+        promised = math.prod(shape) * kind.itemsize + stream.tell()
+    if kind.hasobject or promised != member.file_size:
+        raise BadInput(f"'{path}' is not a whole .npz of plain arrays")
+    if member.file_size > SUSPECT and member.file_size > 100 * member.compress_size:
+        raise BadInput(
+            f"'{path}' would unpack to {member.file_size >> 20} MiB from a hundredth of that: if that is meant, save "
+            "it unpacked, by numpy.savez"
+        )
+
+
+def _image(path: Path, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         from PIL import Image
     except ImportError as error:
@@ -103,8 +140,8 @@ def _image(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         with Image.open(path) as image:
             grey = image.mode in ("1", "L", "I;16", "I", "F")
             pixels = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadInput(f"'{path}' is not a whole image: {str(error).splitlines()[0]}") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{where} is not a whole image") from error
     return pixels[None] if grey else np.moveaxis(pixels, 2, 0)
 
 

@@ -21,13 +21,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from hush.errors import BadInput, nearest
-from hush.validate import one_of, whole
+from hush.validate import finite, is_finite, one_of, whole
 
 Kind = Literal["number", "category", "ignore"]
 KINDS = ("number", "category", "ignore")
 WAVES = (1.0, 2.0, 4.0)
 BUCKETS = 32
+MOST_CLASSES = 1000
+MOST_LINES = 200  # of columns, shown to people
+MOST_BUCKETS = 100_000
 ENTRIES = ("target", "classes", "range", "columns")
 
 
@@ -46,10 +51,16 @@ class Column:
     def __post_init__(self) -> None:
         one_of(KINDS, kind=self.kind)
         whole(buckets=self.buckets)
+        if self.buckets > MOST_BUCKETS:
+            raise BadInput(f"column '{self.name}' has more than {MOST_BUCKETS} buckets")
+        finite(**{f"{k} of column '{self.name}'": v for k, v in self._numbers().items() if v is not None})
         if (self.low is None) != (self.high is None):
             raise BadInput(f"column '{self.name}' has one end of a range: give both low and high")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise BadInput(f"column '{self.name}' has low {self.low} not below high {self.high}")
+        if self.low is not None and self.high is not None and not is_range(self.low, self.high):
+            raise BadInput(f"column '{self.name}' has low {self.low} not below high {self.high}, as 32-bit numbers")
+
+    def _numbers(self) -> dict[str, float | None]:
+        return {"low": self.low, "high": self.high, "fill": self.fill}
 
     @property
     def width(self) -> int:
@@ -95,8 +106,11 @@ class Schema:
 
     def lines(self) -> list[str]:
         """One line a column for people to check: name, kind, encoding."""
-        pad = max(len(c.name) for c in self.columns)
-        shown = [f"{c.name:<{pad}}  {c.kind:<8}  {c.encoding()}" for c in self.columns if c.name != self.target]
+        others = [c for c in self.columns if c.name != self.target]
+        pad = min(40, max(len(c.name) for c in self.columns))
+        shown = [f"{c.name:<{pad}}  {c.kind:<8}  {c.encoding()}" for c in others[:MOST_LINES]]
+        if len(others) > MOST_LINES:
+            shown.append(f"… and {len(others) - MOST_LINES} more columns")
         return [*shown, f"{self.target:<{pad}}  target    {len(self.classes)} classes"]
 
     def to_json(self) -> dict[str, Any]:
@@ -113,12 +127,16 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
     known = {"kind", "low", "high", "values", "buckets", "fill"}
     columns = {}
     for name, facts in given.items():
+        if not isinstance(facts, Mapping):
+            raise BadInput(f"the schema of column '{name}' must be a table such as {{ low = 0, high = 1 }}")
         for key in facts:
             if key not in known:
                 raise BadInput(f"the schema of column '{name}' has an unknown entry '{key}': {nearest(key, known)}")
         kind: Any = facts.get("kind") or ("category" if "values" in facts or "buckets" in facts else "number")
         rest = {key: value for key, value in facts.items() if key not in ("kind", "values")}
-        columns[name] = Column(name, kind, values=tuple(map(str, facts.get("values", ()))), **rest)
+        columns[name] = Column(
+            name, kind, values=_listed(facts.get("values", []), f"values of column '{name}'"), **rest
+        )
     return columns
 
 
@@ -128,20 +146,54 @@ def read_schema(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     found = dict(given) if isinstance(given, Mapping) else {} if given is None else _read(Path(given))
     for key in found:
         one_of(ENTRIES, schema_entry=key)
-    limits = found.get("range")
-    if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
-        raise BadInput(f"the schema's range must be [low, high] with low below high, got {limits}")
+    if not isinstance(found.get("columns", {}), Mapping):
+        raise BadInput("the schema's columns must be a table with one table for each column: [columns.NAME]")
+    if not isinstance(found.get("target", ""), str):
+        raise BadInput("the schema's target must be the name of a column")
+    if "range" in found:
+        found["range"] = _range(found["range"])
+    if "classes" in found:
+        found["classes"] = _listed(found["classes"], "classes")
+        if len(found["classes"]) < 2:
+            raise BadInput("the schema's classes must be at least two")
     return found
+
+
+def is_range(low: float, high: float) -> bool:
+    """Whether low is below high and both, and their distance, are numbers of 32 bits, in which tables are kept."""
+    with np.errstate(over="ignore"):
+        distance = np.float32(high) - np.float32(low)
+    return bool(0 < distance < np.inf)
+
+
+def _range(limits: Any) -> tuple[float, float]:
+    if isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(is_finite, limits)) and is_range(*limits):
+        return float(limits[0]), float(limits[1])
+    raise BadInput("the schema's range must be [low, high], two numbers with low below high")
+
+
+def _listed(values: Any, what: str) -> tuple[str, ...]:
+    """A list of different words (or whole numbers, or truth values) from a schema."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(v, (str, int)) for v in values):
+        raise BadInput(f"the schema's {what} must be a list of words")
+    words = tuple(map(str, values))
+    if len(set(words)) < len(words):
+        raise BadInput(f"the schema's {what} must be different from each other")
+    if len(words) > MOST_BUCKETS or (what == "classes" and len(words) > MOST_CLASSES):
+        raise BadInput(f"the schema's {what} are too many: {len(words)}")
+    return words
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        found: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        found: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise BadInput(f"the schema '{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"the schema '{path}' is not valid {path.suffix[1:] or 'TOML'}: {error}") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"the schema '{path}' must hold a table of {', '.join(ENTRIES)}")
     return found
 
 
@@ -153,7 +205,10 @@ def _without_defaults(column: Column) -> dict[str, Any]:
 
 @lru_cache(maxsize=65536)
 def _hashed(value: str, buckets: int) -> int:
-    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little") % buckets
+    return (
+        int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+        % buckets
+    )
 
 
 @lru_cache(maxsize=256)

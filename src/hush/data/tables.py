@@ -1,13 +1,19 @@
 """Tables of one's own, read in pieces: .csv and .parquet of any length in the memory of their numbers alone.
 
 A first pass finds what each column is, a second turns rows into numbers; a piece of rows is in memory at a time.
+
+Errors go to terminals, logs and public records, so they quote no cell. They name a column and the number of a row: that
+tells whoever has the file where to look, and whoever has not nothing of what is there. A first line without names is a
+row like any other, and is not quoted either.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hush.data.schema import Schema
-from hush.errors import BadInput, nearest
+from hush.errors import BadInput
 
 Cells = Sequence[str] | np.ndarray[Any, np.dtype[np.float64]]
 Piece = dict[str, Cells]
@@ -25,6 +31,8 @@ Piece = dict[str, Cells]
 
 ROWS = 20_000
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+MOST_COLUMNS = 10_000
+LONGEST_NUMBER = 400  # characters
 _DELIMITERS = ",;\t|"
 
 
@@ -40,6 +48,8 @@ def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
     """The cells as numbers, missing ones as NaN; None if some cell is neither a number nor missing."""
     if isinstance(cells, np.ndarray):
         return cells
+    if max(map(len, cells), default=0) > LONGEST_NUMBER:  # numpy gives every cell the room of the longest
+        return None
     try:
         return np.array(cells, dtype=np.str_).astype(np.float64)
     except ValueError:
@@ -81,7 +91,8 @@ def _encoded(piece: Piece, schema: Schema, done: int, path: Path) -> np.ndarray[
         values = numbers(cells)
         if values is None:
             raise BadInput(f"column '{column.name}' of '{path}' is said to be a number and holds text")
-        out[:, place] = _filled(values, column.fill)
+        with np.errstate(over="ignore"):  # too large for 32 bits: told below
+            out[:, place] = _filled(values, column.fill)
         bad = np.flatnonzero(~np.isfinite(out[:, place]))
         if len(bad):
             raise BadInput(
@@ -99,15 +110,21 @@ def _labels(cells: Cells, places: Mapping[str, int], done: int, path: Path) -> n
     found = [places.get(text, -1) for text in texts(cells)]
     if -1 in found:
         row = found.index(-1)
-        label, known = texts(cells)[row], ", ".join(list(places)[:10])
-        raise BadInput(f"row {done + row + 1} of '{path}' has the label '{label}' where one of {known} was expected")
+        raise BadInput(f"row {done + row + 1} of '{path}' has a label that is none of the {len(places)} classes")
     return np.array(found, dtype=np.int64)
 
 
 def _same_columns(piece: Piece, schema: Schema, path: Path) -> None:
     for name in (schema.target, *(column.name for column in schema.features)):
         if name not in piece:
-            raise BadInput(f"'{path}' has no column '{name}': {nearest(name, piece)}")
+            raise no_column(name, piece, path)
+
+
+def no_column(name: str, there: Collection[str], path: Path) -> BadInput:
+    """The error of a missing column; of the names that are there it offers one that is nearly the same."""
+    close = difflib.get_close_matches(name, there, n=1, cutoff=0.7)
+    hint = f"did you mean '{close[0]}'?" if close else f"its first line must name its {len(there)} columns"
+    return BadInput(f"'{path}' has no column '{name}': {hint}")
 
 
 def _length(piece: Piece) -> int:
@@ -128,8 +145,10 @@ def _csv(path: Path) -> Iterator[Piece]:
                     yield dict(zip(names, zip(*rows, strict=True), strict=True))
     except OSError as error:
         raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"'{path}' is not a text table in UTF-8: {error}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"'{path}' is not a text table in UTF-8") from error
+    except csv.Error as error:
+        raise BadInput(f"'{path}' is not a text table: a cell is too long, or a quote is not closed") from error
 
 
 def _next(reader: Iterator[list[str]]) -> list[list[str]]:
@@ -158,10 +177,18 @@ def _header(names: list[str], path: Path) -> list[str]:
     names = [name.strip() for name in names]
     if not names or not all(names):
         raise BadInput(f"the first line of '{path}' must name every column")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BadInput(f"'{path}' names the column '{twice[0]}' twice")
+    _check_count(len(names), path)
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        first = names.index(name)
+        second = names.index(name, first + 1)
+        raise BadInput(f"columns {first + 1} and {second + 1} of '{path}' have the same name in its first line")
     return names
+
+
+def _check_count(columns: int, path: Path) -> None:
+    if columns > MOST_COLUMNS:
+        raise BadInput(f"'{path}' has {columns} columns, and a table may have {MOST_COLUMNS}: use an .npz of arrays")
 
 
 def _parquet(path: Path) -> Iterator[Piece]:
@@ -172,10 +199,11 @@ def _parquet(path: Path) -> Iterator[Piece]:
         raise BadInput("reading .parquet needs pyarrow: pip install 'hush[files]'") from error
     try:
         with pq.ParquetFile(path) as file:
+            _check_count(len(file.schema_arrow.names), path)
             for batch in file.iter_batches(batch_size=ROWS):
                 yield {name: _arrow(name, batch.column(name), pa, path) for name in batch.schema.names}
     except pa.ArrowException as error:
-        raise BadInput(f"'{path}' is not a whole parquet file: {str(error).splitlines()[0]}") from error
+        raise BadInput(f"'{path}' is not a whole parquet file of numbers and text") from error
     except OSError as error:
         raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
 

@@ -166,7 +166,7 @@ def _few(case: Case, book: Book, drawn: Any, *, last: bool = False) -> _Found:
     except Exception as error:  # the user's own error comes back from the reference below
         if not last:
             raise
-        trouble = f"book-keeping stopped with {error!r}"
+        trouble = f"book-keeping stopped with {type(error).__name__}"
     random = drawn()
     theirs, engine = case.alone()
     drawn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -35,17 +36,31 @@ __all__ = [
 ]
 
 
+LEAST, MOST = 1e-12, 1e12  # of an ε and of noise
+
+
 def find(name: str) -> Method:
     """A method by its name, the best for the setting (``auto``), or somebody else's by ``package.module:factory``."""
     if name == "auto":
         return auto
     if ":" in name:
-        found: Method = imported(name)
-        return found
+        return _of_others(name)
     known = catalogue()
     if name not in known:
         raise BadInput(f"unknown method '{name}': {nearest(name, known)}")
     return known[name]
+
+
+def _of_others(name: str) -> Method:
+    """A factory of others, which must be callable with a setting."""
+    found: Method = imported(name)
+    try:
+        options(found)
+        if not inspect.signature(found).parameters:
+            raise TypeError("no parameter for the setting")
+    except (TypeError, ValueError, NameError, AttributeError) as error:
+        raise BadInput(f"'{name}' is no method: a function of a setting and of options by name was expected") from error
+    return found
 
 
 def make_plan(
@@ -106,24 +121,33 @@ def make_plan(
         counted,
     )
     plan = made(factory, setting, chosen)
+    if not isinstance(plan, Plan):
+        raise BadInput(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
     if average is not None:
         plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(average)))
     if not plan.private:
         if epsilon is not None or noise_multiplier is not None or node_noise is not None:
             raise BadInput(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
         return plan
+    _check_noise(epsilon=epsilon, noise_multiplier=noise_multiplier, node_noise=node_noise)
     given = [x for x in (epsilon, noise_multiplier, node_noise) if x is not None]
     if len(given) != 1:
         raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
     if epsilon is not None:
-        validate.positive(epsilon=epsilon)
         return plan.calibrated(epsilon) if calibrate else plan
     if noise_multiplier is not None:
-        validate.positive(noise_multiplier=noise_multiplier)
         return replace(plan, sigma=float(noise_multiplier))
     assert node_noise is not None
-    validate.positive(node_noise=node_noise)
     return replace(plan, sigma=float(node_noise) / plan.sensitivity)
+
+
+def _check_noise(**given: float | None) -> None:
+    """Numbers whose squares, and the squares' inverses, floats can hold."""
+    for name, value in given.items():
+        if value is not None:
+            validate.positive(**{name: value})
+            if not LEAST <= value <= MOST:
+                raise BadInput(f"{name} must lie between {LEAST:g} and {MOST:g}, got {value:g}")
 
 
 def _check_options(name: str, method: Method, chosen: dict[str, Any]) -> None:

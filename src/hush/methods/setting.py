@@ -15,6 +15,7 @@ from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
 SMALLEST_RATE = 1e-100
 MOST_STEPS = 10**8  # of a plan; the accountants go farther, and need minutes there
 MOST_CORRELATED = 10**6
+MOST_EXAMPLES = 10**15  # all whole numbers up to here are exact as floats
 SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
 
 
@@ -39,6 +40,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         validate.whole(examples=self.examples, batch_size=self.batch_size)
+        if self.examples > MOST_EXAMPLES:
+            raise BadInput(f"more than {MOST_EXAMPLES} examples are not accounted for")
         if self.batch_size > self.examples:
             raise BadInput(f"batch size {self.batch_size} is larger than the data: {self.examples} examples")
         if self.sample_rate is not None:

@@ -100,7 +100,8 @@ def evaluate_problem(
 
 def _confusion(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
     if scores.dim() != 2 or scores.shape[1] != classes:
-        raise BadInput(f"the model gives scores of shape {tuple(scores.shape)} where (n, {classes}) was expected")
+        shape = ", ".join(map(str, scores.shape[1:]))
+        raise BadInput(f"the model gives scores of shape (n, {shape}) where (n, {classes}) was expected")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise BadInput(f"a label lies outside 0 … {classes - 1}")
     pairs = labels.long() * classes + scores.argmax(1)

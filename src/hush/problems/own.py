@@ -111,7 +111,7 @@ def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
     found, classes = arrays(path, target)
     names = tuple(map(str, given.get("classes", range(classes))))
     if len(names) < classes:
-        raise BadInput(f"'{path}' holds the label {classes - 1} where the schema has {len(names)} classes")
+        raise BadInput(f"'{path}' holds a label that is none of the schema's {len(names)} classes")
     said = (COUNT, "the shape of an example and the number of classes are public")
     rows, test = found["train"], found.get("test")
     if rows[0].dim() > 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from importlib.resources import files
 from typing import Any
@@ -12,6 +13,7 @@ import plotly.graph_objects as go
 import plotly.offline
 
 from hush.matrices.series import Array
+from hush.printable import printable
 from hush.report.noise_view import NoiseView, Picture
 
 OWN, SAME, POISSON = "#1f4e79", "#c0504d", "#7f7f7f"
@@ -32,7 +34,8 @@ def noise_page(view: NoiseView) -> str:
     return template.render(
         view=view,
         plan=view.plan,
-        guarantee=view.plan.guarantee().sentence(),
+        method=printable(view.plan.method),
+        guarantee=printable(view.plan.guarantee().sentence()),
         gain=_gain(view),
         tree=view.strategy.shape[0] != view.strategy.shape[1],
         reduced=max(view.strategy.block + view.inverse.block) > 1,
@@ -40,6 +43,11 @@ def noise_page(view: NoiseView) -> str:
         figures={name: json.loads(figure.to_json()) for name, figure in figures.items()},
         **view.errors,
     )
+
+
+def _shown(view: NoiseView) -> str:
+    """The method's name inside a figure, whose texts may hold tags."""
+    return html.escape(printable(view.plan.method))
 
 
 def _gain(view: NoiseView) -> str:
@@ -124,13 +132,13 @@ def _accumulated(view: NoiseView) -> go.Figure:
         _line(steps, -same, SAME),
         _line(steps, sampled, POISSON, "DP-SGD on Poisson batches: ± standard deviation", "dash"),
         _line(steps, -sampled, POISSON, dash="dash"),
-        _line(steps, view.accumulated, OWN, f"{view.plan.method}: ± standard deviation"),
+        _line(steps, view.accumulated, OWN, f"{_shown(view)}: ± standard deviation"),
         _line(steps, -view.accumulated, OWN),
     ]
     if len(view.path):
         curves += [
             _line(view.path_steps, view.independent_path, SAME, "one weight, independent noise", width=1),
-            _line(view.path_steps, view.path, OWN, f"one weight, {view.plan.method}", width=1),
+            _line(view.path_steps, view.path, OWN, f"one weight, {_shown(view)}", width=1),
         ]
     figure = go.Figure(curves, _layout("step", "accumulated noise, in lr × clip / batch size", height=480))
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0})

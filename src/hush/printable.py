@@ -1,0 +1,42 @@
+"""Text from files, made safe to show: a name or a label may hold characters that a terminal or a page would obey.
+
+Control characters (escape sequences that recolour or rewrite a terminal), marks that reverse the direction of writing,
+line separators and halves of characters are spelt out as ``\\x1b``, ``\\u202e`` and the like. Everything else stays.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+OBEYED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # Unicode categories
+
+
+def printable(text: object) -> str:
+    """The text with every character that is obeyed rather than shown spelt out; always one line."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(_spelt(c) if unicodedata.category(c) in OBEYED else c for c in shown)
+
+
+def json_text(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
+    """JSON in which such characters are escaped, so that the file may be shown as it is; it means the same value."""
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c) not in OBEYED else _in_json(c) for c in text)
+
+
+def markdown_cell(text: object) -> str:
+    """Text in a table of a Markdown page: no bar ends its cell, no tag begins."""
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def _spelt(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _in_json(character: str) -> str:
+    return json.dumps(character)[1:-1]
