@@ -220,7 +220,7 @@ class TestRigorous:
                 run.step(batch)
                 if run.next == 1:
                     shapes.clear()  # the first step also compares engines and measures
-            return set(shapes)
+            return shapes - {1}  # what a spot check looks at alone
 
         p = plan(500, 60, "rigorous")
         assert rows_of(p) == {p.room.places}

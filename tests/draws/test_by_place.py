@@ -228,7 +228,7 @@ def test_both_points_see_the_same_draws(engine):
     model, x = made(MODELS["dropout"]), inputs(7, 3)
     same = {name: p.detach().clone() for name, p in model.named_parameters()}
     found = tape(model, x, WITH, engine, points=[Point(1.0), Point(-1.0, same)])
-    assert max(float(value.max()) for value in found.squared_norms().values()) < 1e-10
+    assert max(float(value.max()) for value in found.squared_norms(certain=False).values()) < 1e-10
     alone = tape(model, x, WITH, engine, points=[Point(1.0)])
     assert min(float(value.max()) for value in alone.squared_norms().values()) > 1e-3
 

@@ -38,7 +38,7 @@ def plan(**changes):
     return make_plan("dp-dice", **{**how, "clip": 1.0, "clip_feedback": 0.5, **changes})
 
 
-def test_two_steps_by_hand() -> None:
+def test_two_steps_by_hand(no_noise) -> None:
     """C₁ = 1, C₂ = ½, one example with gradient (3, 4), norm 5: clipped to (0.6, 0.8).
 
     Step 1: v = (0.6, 0.8), e = (3, 4) − v = (2.4, 3.2), norm 4.
@@ -71,7 +71,7 @@ def test_one_huge_example_is_replayed_for_as_many_steps_as_theory_says(clip, fee
     assert replayed == math.floor(999 * clip / feedback + 1e-9)
 
 
-def test_the_error_stays_zero_where_nothing_is_clipped() -> None:
+def test_the_error_stays_zero_where_nothing_is_clipped(no_noise) -> None:
     x = 0.1 * torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).double()
     quiet, loud = (plan().start(weights(), linear, scale * x, secret=1) for scale in (1.0, 100.0))
     for run in (quiet, loud):
@@ -81,7 +81,7 @@ def test_the_error_stays_zero_where_nothing_is_clipped() -> None:
     assert total_norm(loud.state()["private"]["error"]) > 1.0
 
 
-def test_feedback_pushes_towards_what_was_cut_off() -> None:
+def test_feedback_pushes_towards_what_was_cut_off(no_noise) -> None:
     """On the sum scale the sign is right: the mean release of a clipped example moves towards its gradient."""
     x = torch.tensor([[3.0, 0.0]]).double()
     sums, _ = recorded(plan(examples=1, batch_size=1, steps=9, clip_feedback=4.0), weights(), linear, x)

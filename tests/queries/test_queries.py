@@ -137,7 +137,7 @@ def regression(model: nn.Module, content) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_converges_on_a_convex_problem_without_noise(name) -> None:
+def test_converges_on_a_convex_problem_without_noise(name, no_noise) -> None:
     """Least squares with an exact solution: every gradient vanishes there, so clipping moves it nowhere."""
     x = data(scale=1.0)[0]
     truth = torch.tensor([0.5, -1.0, 0.3, 0.0, 0.2]).double()
