@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from test_norm_bounds import MODELS, TERMS, cancelling, first_output, signed, wave
+from adversaries import MODELS, TERMS, cancelling, first_output, signed, wave
 from torch import nn
 
 from hush.gradients import record

@@ -86,7 +86,7 @@ class HeldTape:
 
     losses: Tensor
     gradients: Named
-    suspects: Suspects = field(default_factory=lambda: Suspects(), repr=False)
+    suspects: Suspects = field(default_factory=Suspects, repr=False)
 
     @torch.no_grad()
     def squared_norms(self, certain: bool = True) -> Named:
