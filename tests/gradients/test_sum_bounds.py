@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from adversaries import MODELS, TERMS, cancelling, first_output, signed, wave
+from adversaries import MODELS, ROUNDED_ONCE, TERMS, added, cancelling, first_output, signed, wave
 from torch import nn
 
-from hush.gradients import record
+from hush.gradients import Point, record
 from hush.gradients.exact import exact_products, switches
 from hush.gradients.rounding import double_error, unit
 from hush.gradients.tape import HeldTape, Weights
@@ -181,3 +181,33 @@ def test_autocast_does_not_reach_a_recording():
     for name, value in plain.sum(torch.ones(5)).items():
         assert torch.equal(sums[name], value)
         assert torch.equal(norms[name], plain.squared_norms()[name])
+
+
+@pytest.mark.parametrize("n", [16, 256])
+def test_additions_that_are_all_lost_are_within_the_charge(n):
+    """One example at 1 and the others just too small to move it: every addition errs by nearly u."""
+    rows = torch.full((n, 2), 2.0**-24 * 0.999)
+    rows[0] = 1.0
+    for tape in (
+        HeldTape(torch.zeros(n), {"w": rows}),
+        record(nn.Linear(2, 1, bias=False), lambda m, x: m(x).squeeze(1), rows, engine="book-keeping"),
+    ):
+        weights = torch.ones(n)
+        total, error = by_example(tape, weights, 0, n)
+        assert error <= charged(n, torch.float32)  # every norm is at most √2
+        assert norm(total) > 1.4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["linear", "positions", "convolution", "twice", "tied", "lstm"])
+def test_two_points_that_almost_cancel_stay_within_the_clip(name, dtype):
+    make, content = MODELS[name]
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    other = {key: p.detach() * (1 + 2.0**-10) for key, p in model.named_parameters()}
+    points = [Point(9.0), Point(-8.5, other)]
+    tape = record(model, first_output(wave), content(dtype), engine="book-keeping", points=points)
+    assert max(added(tape, 1e-3)) <= 1e-3 * ROUNDED_ONCE[dtype]
+    weights = Clipping(1e-3).weigh(tape.squared_norms()).weights
+    _, error = by_example(tape, weights, 0, 6)
+    assert error <= 1e-3 * (charged(6, dtype) + 6 * unit(dtype) + 1e-6)
