@@ -142,3 +142,11 @@ def test_gradients_whose_squares_vanish_stay_within_the_smallest_clip():
     assert max(added(HeldTape(torch.zeros(1), {"w": rows}), 1e-15)) <= 1e-15
     tape = record(ranking(784), ranked, pairs(784) * 1e-18, engine="book-keeping")
     assert max(added(tape, 1e-15)) <= 1e-15 * ROUNDED_ONCE[torch.float32]
+
+
+def test_estimates_of_nothing_are_nothing():
+    """Comparisons between engines see zeros where gradients are zero; bounds allow for what may have vanished."""
+    for engine in ("book-keeping", "functional"):
+        tape = record(nn.Linear(784, 9), lambda m, x: 0.0 * m(x).sum(1), torch.ones(3, 784), engine=engine)
+        assert not any(v.any() for v in tape.squared_norms(certain=False).values())
+        assert all(0 < float(v.max()) < 1e-30 for v in tape.squared_norms().values())

@@ -92,7 +92,7 @@ class HeldTape:
     def squared_norms(self, certain: bool = True) -> Named:
         """‖gᵢ[name]‖² from the gradients themselves."""
         with exact_products():
-            found = {name: squares(g) for name, g in self.gradients.items()}
+            found = {name: squares(g, certain=certain) for name, g in self.gradients.items()}
         return self.suspects.noted(found)
 
     @torch.no_grad()
