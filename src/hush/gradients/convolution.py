@@ -167,8 +167,8 @@ class Windowed:
         if not self.held_is_cheaper():
             return self.gram_squares(certain)
         n = self.x.shape[0]
-        parts = [squares(torch.bmm(b, a.transpose(1, 2))) for a, b in self.factors(0, n, self._few(n))]
-        found = torch.cat(parts).view(n, self.rule.groups).sum(1)
+        rows = (torch.bmm(b, a.transpose(1, 2)) for a, b in self.factors(0, n, self._few(n)))
+        found = torch.cat([squares(r, certain=certain) for r in rows]).view(n, self.rule.groups).sum(1)
         return allowed(found, [self.reach()], self.x.dtype) if certain else found
 
     def gram_squares(self, certain: bool = True) -> Tensor:

@@ -3,10 +3,12 @@
 Per example, for a weight of in × out used at P positions, in nanoseconds of one core:
 
     held  = P·in·out·a + in·out·b          the gradient is computed, kept, read for the norm and read for the sum
-    gram  = P²·(in + out)·c + P²·d + P·in·out·a      two Gram matrices for the norm, one product of matrices for the sum
+    gram  = P²·(in + out)·c + P²·d + 2·P·in·out·a    two Gram matrices for the norm, one product of matrices in double
+                                                     precision for the sum
 
 ``benchmarks/layer_costs.py`` measures both ways for the convolutions of the benchmarks' models, next to what is picked.
 Where holding would cost too much memory, the gradients are computed for the norm and again, summed, for the sum.
+The last product is left out of the comparison: where it is large, positions are many and holding has won already.
 """
 
 from __future__ import annotations

@@ -21,15 +21,27 @@ _IEEE, _IEEE_BY_DEFAULT = ("ieee",), ("ieee", "none")
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
+class Older:
+    """The switch of torch before 2.9, which on a processor meant bfloat16 where it said "medium"."""
+
+    @property
+    def precision(self) -> str:
+        """Of products of float32 matrices."""
+        return torch.get_float32_matmul_precision()
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        torch.set_float32_matmul_precision(value)
+
+
 @functools.cache
 def switches() -> tuple[Switch, ...]:
     """Every switch of this version of torch that matters on this machine."""
     backends = torch.backends
-    found: list[Switch] = []
-    for part in ("matmul", "conv", "rnn"):
-        holder = getattr(backends.mkldnn, part, None)  # since torch 2.9
-        if holder is not None:
-            found.append((holder, "fp32_precision", _IEEE_BY_DEFAULT))
+    holders = [getattr(backends.mkldnn, part, None) for part in ("matmul", "conv", "rnn")]  # since torch 2.9
+    found: list[Switch] = [(h, "fp32_precision", _IEEE_BY_DEFAULT) for h in holders if h is not None]
+    if not found:
+        found.append((Older(), "precision", ("highest",)))
     if torch.cuda.is_available():
         found += _of_cuda()
     return tuple(found)

@@ -55,7 +55,7 @@ class Lookup:
 
     def squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² over each example's distinct tokens."""
-        return squares(self.sums)
+        return squares(self.sums, certain=certain)
 
     def weighted(self, weights: Weights) -> Tensor:
         """Add every weighted sum to its token's row: one addend an example."""

@@ -86,13 +86,13 @@ class HeldTape:
 
     losses: Tensor
     gradients: Named
-    suspects: Suspects = field(default_factory=lambda: Suspects(), repr=False)
+    suspects: Suspects = field(default_factory=Suspects, repr=False)
 
     @torch.no_grad()
     def squared_norms(self, certain: bool = True) -> Named:
         """‖gᵢ[name]‖² from the gradients themselves."""
         with exact_products():
-            found = {name: squares(g) for name, g in self.gradients.items()}
+            found = {name: squares(g, certain=certain) for name, g in self.gradients.items()}
         return self.suspects.noted(found)
 
     @torch.no_grad()

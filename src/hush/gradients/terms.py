@@ -77,7 +77,7 @@ class Rows:
 
     def squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² directly."""
-        return squares(self.values)
+        return squares(self.values, certain=certain)
 
     def weighted(self, weights: Weights) -> Tensor:
         """One product of a vector and a matrix: one addend an example."""
@@ -115,7 +115,7 @@ class Outer:
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]
         if positions == 1:
-            return squares(self.a).mul_(squares(self.b))
+            return squares(self.a, certain=certain).mul_(squares(self.b, certain=certain))
         if held_is_cheaper(positions, inputs, outputs):
             return chunked_squares([self], n, inputs * outputs, certain)
         step = chunk_of(positions * max(inputs, outputs, positions), n)
@@ -189,7 +189,7 @@ def chunked_squares(terms: Sequence[Term], n: int, size: int, certain: bool) -> 
         total = terms[0].rows(start, min(n, start + step))
         for term in terms[1:]:
             total = total + term.rows(start, min(n, start + step))
-        parts.append(squares(total))
+        parts.append(squares(total, certain=certain))
     found = torch.cat(parts)
     return allowed(found, [term.reach() for term in terms], total.dtype) if certain else found
 
