@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -139,3 +140,45 @@ def _joined(box: NDArray[np.uint8], state: list[Words], column: int) -> Words:
     a, b, c, d = (box[byte].astype(np.uint32) for byte in _bytes_of(state, column))
     word: Words = (a << np.uint32(24)) | (b << np.uint32(16)) | (c << np.uint32(8)) | d
     return word
+
+
+def tag(key: bytes, nonce: bytes, parts: Iterable[NDArray[np.uint8]]) -> bytes:
+    """Sixteen bytes that no other content has, but with a probability of about its length over 2¹²⁸ for whoever does
+    not know the key: GMAC (SP 800-38D) with AES-256, of the bytes of all parts one after the other.
+
+    A universal hash at ten gigabytes a second where the processor multiplies polynomials; where there is no libcrypto,
+    BLAKE2b with the key, at one.
+    """
+    library = _libcrypto()
+    if library is None or not hasattr(library, "EVP_aes_256_gcm"):
+        total = hashlib.blake2b(nonce, key=key, digest_size=16)
+        for part in parts:
+            total.update(part.data)
+        return total.digest()
+    return _gmac(library, key, nonce, parts)
+
+
+_GET_TAG = 0x10  # EVP_CTRL_AEAD_GET_TAG
+_MOST = 1 << 30  # bytes in one call: its length is a C int
+
+
+def _gmac(library: Any, key: bytes, nonce: bytes, parts: Iterable[NDArray[np.uint8]]) -> bytes:
+    library.EVP_aes_256_gcm.restype = ctypes.c_void_p
+    pointer, number = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)
+    library.EVP_EncryptFinal_ex.argtypes = [pointer, pointer, number]
+    library.EVP_CIPHER_CTX_ctrl.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
+    context, length, out = library.EVP_CIPHER_CTX_new(), ctypes.c_int(), ctypes.create_string_buffer(16)
+    try:
+        done = library.EVP_EncryptInit_ex(context, library.EVP_aes_256_gcm(), None, key, nonce) == 1
+        for part in parts:
+            for start in range(0, len(part), _MOST):
+                where = ctypes.c_char_p(part.ctypes.data + start)
+                size = min(_MOST, len(part) - start)
+                done &= library.EVP_EncryptUpdate(context, None, ctypes.byref(length), where, size) == 1
+        done &= library.EVP_EncryptFinal_ex(context, out, ctypes.byref(length)) == 1
+        done &= library.EVP_CIPHER_CTX_ctrl(context, _GET_TAG, 16, out) == 1
+        if not done:
+            raise RuntimeError("libcrypto could not compute a GMAC")
+        return out.raw
+    finally:
+        library.EVP_CIPHER_CTX_free(context)

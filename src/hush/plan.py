@@ -7,7 +7,6 @@ come from the same fields, so they cannot disagree.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal, cast
 
-import numpy as np
 from torch import nn
 
 from hush import validate
+from hush.attempts import History, after, claims_of
 from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
-from hush.named import Losses
+from hush.identity import NoIdentity, Scope, declared, describe, digest
+from hush.named import Losses, Named, trainable
 from hush.noise import Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
@@ -34,6 +34,7 @@ from hush.sampling import Sampler
 from hush.source import as_source
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
+NOTHING_AGAIN = History()
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,10 @@ class Plan:
         rest = math.sqrt(others / left) if others else 0.0
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
-    def event(self, steps: int | None = None) -> Any:
-        """The privacy event of the first ``steps`` steps (all by default); refused where there is no proof."""
-        for claim in self._claims(steps):
+    def event(self, steps: int | None = None, *, start: int = 0) -> Any:
+        """The privacy event of the first ``steps`` steps (all by default), or of those of them from ``start`` on;
+        refused where there is no proof."""
+        for claim in self._claims(steps, start=start):
             if claim.status == "proven":
                 return claim.event
         raise Refused(f"method '{self.method}' has no proven privacy event")
@@ -110,6 +112,12 @@ class Plan:
         if not self.private:
             return (self._no_privacy(),)
         return tuple(self._account(claim) for claim in self._claims(steps))
+
+    def claims_for(self, history: History) -> tuple[Guarantee, ...]:
+        """Every ε of the whole plan, where some steps were taken more than once with noise of their own."""
+        if not self.private or not history.again:
+            return self.claims()
+        return tuple(self._account(claim) for claim in claims_of(self, history.reached(self.steps).attempts))
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""
@@ -138,9 +146,9 @@ class Plan:
             return self
         return dataclasses.replace(self, assumptions=(*self.assumptions, SECRET_SEED))
 
-    def card(self, *, steps_taken: int) -> dict[str, Any]:
+    def card(self, *, steps_taken: int, history: History = NOTHING_AGAIN) -> dict[str, Any]:
         """What is said publicly about a run of this plan: its guarantee, every claim, and the plan itself."""
-        claims = [guarantee.to_json() for guarantee in self.claims()]
+        claims = [guarantee.to_json() for guarantee in self.claims_for(history)]
         return {
             "format": "hush privacy card 1",
             "method": self.method,
@@ -156,9 +164,27 @@ class Plan:
             "versions": {name: version(name) for name in ("hush", "torch", "dp-accounting")},
         }
 
-    def fingerprint(self) -> str:
-        """A digest of everything in the plan; a secret made from a seed is bound to it."""
-        return hashlib.blake2b(repr(describe(self)).encode(), digest_size=16).hexdigest()
+    def declared(self, scope: Scope) -> dict[str, Any]:
+        """Its fields, and under ``accounted`` all that its event is made of."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        accounted = {
+            "participation": self.sampler.participation,
+            "structure": self.noise.structure,
+            "channels": self.query.channels,
+            "stds": self.channel_stds(),
+            "adjacency": self.neighbours,
+        }
+        return {**fields, "accounted": accounted}
+
+    def identity(self, params: Named | None = None) -> dict[str, Any]:
+        """What tells this plan from any other (`hush.identity`); an optimizer given as a function needs the parameters
+        that it is built for. `NoIdentity` where there is no telling."""
+        found: dict[str, Any] = declared(self, Scope(self.steps, params))
+        return found
+
+    def fingerprint(self, params: Named | None = None) -> str:
+        """A digest of the plan's identity; a secret made from a seed is bound to it."""
+        return digest(self.identity(params))
 
     def start(
         self,
@@ -173,9 +199,18 @@ class Plan:
         """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed."""
         validate.whole(microbatch=microbatch)
         if isinstance(secret, int):
-            secret = Secret.from_seed(secret, self.fingerprint())
+            secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
         return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+
+    def _known_for_a_seed(self, model: nn.Module) -> str:
+        try:
+            return self.fingerprint(trainable(model))
+        except NoIdentity as error:
+            raise Refused(
+                f"this plan takes no secret seed, for another plan could get the same noise from it: {error}; "
+                "or leave the seed out"
+            ) from error
 
     def _check(self) -> None:
         if self.steps > self.sampler.participation.steps:
@@ -207,7 +242,7 @@ class Plan:
                 "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
             )
 
-    def _claims(self, steps: int | None, sigma: float | None = None) -> tuple[Claim, ...]:
+    def _claims(self, steps: int | None, sigma: float | None = None, *, start: int = 0) -> tuple[Claim, ...]:
         count = self.steps if steps is None else steps
         if not 1 <= count <= self.steps:
             raise Refused(f"the plan has {self.steps} steps, and the ε of its first {count} was asked for")
@@ -216,7 +251,8 @@ class Plan:
             own = cast(OwnClaims, self.query).claims(participation, self.channel_stds(sigma), count)
             return tuple(sorted(own, key=lambda claim: claim.status != "proven"))
         scale = (self.sigma if sigma is None else sigma) * self.sensitivity
-        event = event_of(participation, self.noise.structure, scale, self.neighbours, count)
+        participation, structure = after(start, participation, self.noise.structure)
+        event = event_of(participation, structure, scale, self.neighbours, count - start)
         return (Claim(event, self.neighbours, "proven", ""),)
 
     def _accountant(self, event: Any) -> Accountant:
@@ -247,22 +283,3 @@ class Plan:
             accountant="none",
             reason="ordinary training: no clipping and no noise",
         )
-
-
-def describe(value: Any) -> Any:
-    """A frozen configuration as plain, readable data: what the privacy card shows and the fingerprint hashes."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [describe(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).hexdigest()
-        return {"kind": "array", "shape": list(value.shape), "digest": digest}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from dp_accounting import dp_event
 
+from hush.attempts import Attempt, claims_of
 from hush.checkpoint import Checkpoints
 from hush.errors import Refused
 from hush.plan import Plan
@@ -34,22 +35,92 @@ def train(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVER
     run.model.eval()
 
 
-def charge(run: Run, ledger: Ledger, dataset: str, checkpoints: Checkpoints | None = None) -> Account:
+class Charges:
+    """A run's entries in a ledger: one for each of its attempts, of which it has one unless sums have changed."""
+
+    def __init__(self, run: Run, ledger: Ledger, dataset: str, name: str) -> None:
+        self.ledger, self.dataset = ledger, dataset
+        self._run, self._name = run, name
+        self._accounts: dict[int, Account] = {}
+
+    @property
+    def reserved(self) -> int:
+        """Up to which step the ledger covers the run's current attempt."""
+        return self._start + self._account.reserved
+
+    def cover(self, steps: int) -> None:
+        """See to it that the ledger covers the first ``steps`` steps; `BudgetSpent` where the budget has no room."""
+        self._account.cover(steps - self._start)
+
+    def check(self, steps: int) -> None:
+        """`BudgetSpent` where the budget has no room for the first ``steps`` steps; nothing is written."""
+        self._account.check(steps - self._start)
+
+    def enter(self, steps: int) -> None:
+        """Enter steps that were taken already, with all that was taken before them: a fact, whatever the budget."""
+        for number, attempt in enumerate(self._run.history.reached(steps).attempts):
+            if attempt.taken > attempt.start:
+                self._of(number).enter(attempt.taken - attempt.start)
+
+    def room(self) -> int:
+        """Up to which step the budget has room, next to what others have spent."""
+        return self._start + self._account.room()
+
+    @property
+    def _start(self) -> int:
+        return self._run.history.now.start
+
+    @property
+    def _account(self) -> Account:
+        return self._of(self._run.history.current)
+
+    def _of(self, number: int) -> Account:
+        """The account of one attempt, under the run's name with the attempt's number."""
+        if number not in self._accounts:
+            run, name = self._run, f"{self._name}+{number}" if number else self._name
+            start = run.history.attempts[number].start
+            noise = run.secret.name if number == run.history.current else ""
+            _not_used_before(self.ledger, noise, name)
+            self._accounts[number] = Account(
+                self.ledger,
+                self.dataset,
+                run=name,
+                method=run.plan.method,
+                planned=run.plan.steps - start,
+                cost=cost_of(run.plan, start),
+                noise=noise,
+            )
+        return self._accounts[number]
+
+
+def charge(run: Run, ledger: Ledger, dataset: str, checkpoints: Checkpoints | None = None) -> Charges:
     """Enter the run in a ledger: from now on no step is taken that the ledger does not cover.
 
     Call it before ``checkpoints.begin`` or after ``checkpoints.restore``, so that every checkpoint names the ledger. A
-    resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused.
+    resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused. So
+    is a run whose secret another run has used: the same noise on other sums has no finite ε.
     """
-    name = secrets.token_hex(8) if checkpoints is None else checkpoints.name
-    plan = run.plan
-    account = Account(ledger, dataset, run=name, method=plan.method, planned=plan.steps, cost=cost_of(plan))
+    charges = Charges(run, ledger, dataset, secrets.token_hex(8) if checkpoints is None else checkpoints.name)
     if checkpoints is not None:
-        _agree(run, account, checkpoints)
-    run.covered_by(account.cover)
-    return account
+        _agree(run, charges, checkpoints)
+    run.covered_by(charges.cover)
+    return charges
 
 
-def _agree(run: Run, account: Account, checkpoints: Checkpoints) -> None:
+def _not_used_before(ledger: Ledger, noise: str, name: str) -> None:
+    """Every secret is one run's: the ledger knows them by their names."""
+    with ledger.turn():
+        spends = [spend for dataset in ledger.datasets() for spend in ledger.spends(dataset).values()]
+    for spend in spends:
+        if noise and spend.noise == noise and spend.run != name:
+            raise Refused(
+                f"the secret behind this run's noise was used before, by run '{spend.run}' on dataset "
+                f"'{spend.dataset}' in the ledger '{ledger.path}': on other sums the difference of the two would be "
+                "free of noise; give another secret seed or none, or resume that run"
+            )
+
+
+def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
     """Every checkpoint names the ledger that covers it, and the ledger covers every checkpoint."""
     ledger, before = account.ledger, checkpoints.ledger
     checkpoints.ledger = {"name": ledger.name, "path": str(ledger.path.resolve()), "dataset": account.dataset}
@@ -69,8 +140,8 @@ def _agree(run: Run, account: Account, checkpoints: Checkpoints) -> None:
         )
 
 
-def cost_of(plan: Plan) -> Callable[[int], Cost]:
-    """What the first n steps of a plan cost, as a ledger writes it down."""
+def cost_of(plan: Plan, start: int = 0) -> Callable[[int], Cost]:
+    """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down."""
     whole = plan.guarantee()
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
@@ -78,10 +149,9 @@ def cost_of(plan: Plan) -> Callable[[int], Cost]:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
         points = tuple((d, epsilon(whole.event, d, adjacency=whole.adjacency)) for d in deltas)
         return lambda steps: Cost(whole.adjacency, whole.status, whole.delta, points=points)
-    proven = whole.status == "proven"
 
     def cost(steps: int) -> Cost:
-        event = plan.event(steps) if proven else plan.guarantee(steps).event
-        return Cost(whole.adjacency, whole.status, whole.delta, event)
+        claim = claims_of(plan, [Attempt(start, start + steps)])[0]
+        return Cost(whole.adjacency, whole.status, whole.delta, claim.event)
 
     return cost

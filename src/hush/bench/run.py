@@ -189,7 +189,7 @@ class _Trial:
     def _privacy(self) -> dict[str, Any]:
         plan = self.run.plan
         guarantee = self.run.guarantee
-        claims = [claim.to_json() for claim in plan.claims()]
+        claims = [claim.to_json() for claim in self.run.claims()]
         return {
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,

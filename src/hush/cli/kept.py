@@ -22,9 +22,9 @@ from hush.cli.console import say
 from hush.errors import BadInput
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.matrices.cache import kept_in
-from hush.privacy.ledger import DATASET, Account, Ledger
+from hush.privacy.ledger import DATASET, Ledger
 from hush.run import Run
-from hush.train import charge
+from hush.train import Charges, charge
 
 OPTIONS = "options.json"
 NOT_KEPT = ("out", "resume", "secret_seed", "as_json", "ledger", "dataset")
@@ -38,7 +38,7 @@ class Kept:
     resume: bool
     checkpoints: Checkpoints | None = None
     found: Found | None = None
-    account: Account | None = None
+    account: Charges | None = None
     resumed_from: int | None = None
     begun: bool = False
 
@@ -104,6 +104,8 @@ class Kept:
         command = f"hush train --out {shlex.quote(str(self.out))} --resume"
         if self.checkpoints.at is None:
             return "nothing was kept yet"
+        if not self.checkpoints.resumable:
+            return f"all is kept up to step {self.checkpoints.at}, but this run cannot be resumed"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
 
     def spent(self) -> dict[str, Any] | None:
@@ -132,6 +134,7 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
         return
     writable_directory(out)
     checkpoints = Checkpoints(out / "private")
+    checkpoints.tell = say
     try:
         remove_parts(out)
         found = checkpoints.newest()

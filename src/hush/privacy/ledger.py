@@ -56,6 +56,7 @@ class Spend:
     planned: int
     cost: Cost
     at: str = ""
+    noise: str = ""  # the name of the secret behind its noise: a digest that says nothing about it
 
 
 class Ledger:
@@ -149,7 +150,7 @@ class Ledger:
         event = None if cost.event is None else event_json.to_json(cost.event)
         if event is None and not cost.points:
             raise BadInput(f"this event cannot be written down: {cost.event!r}")
-        shown = {"dataset": spend.dataset, "run": spend.run, "method": spend.method}
+        shown = {"dataset": spend.dataset, "run": spend.run, "method": spend.method, "noise": spend.noise}
         counted = {"steps": spend.steps, "planned": spend.planned}
         priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": event}
         points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
@@ -188,11 +189,12 @@ class Account:
         planned: int,
         cost: Callable[[int], Cost],
         block: int = BLOCK,
+        noise: str = "",
     ) -> None:
         whole(planned=planned, block=block)
         check_name(dataset)
         self.ledger, self.dataset, self.run = ledger, dataset, run
-        self._method, self._planned, self._cost = method, planned, cost
+        self._method, self._planned, self._cost, self._noise = method, planned, cost, noise
         self._at_once = cost(planned).event is None  # known for the whole plan only: entered as a whole
         self._block = planned if self._at_once else block
         self._known: tuple[object, int] | None = None
@@ -252,7 +254,7 @@ class Account:
 
     def _enter(self, steps: int) -> None:
         cost = self._cost(self._planned if self._at_once else steps)
-        self.ledger.spend(Spend(self.run, self.dataset, self._method, steps, self._planned, cost))
+        self.ledger.spend(Spend(self.run, self.dataset, self._method, steps, self._planned, cost, noise=self._noise))
 
     def _no_room(self, steps: int) -> str:
         budget = self.ledger.budget(self.dataset)
@@ -285,7 +287,7 @@ def _spend(entry: Entry) -> Spend:
         event = None if entry["event"] is None else event_json.from_json(entry["event"])
         cost = Cost(entry["adjacency"], entry["status"], float(entry["delta"]), event, points)
         where = (entry["run"], entry["dataset"], entry["method"])
-        return Spend(*where, int(entry["steps"]), int(entry["planned"]), cost, entry["at"])
+        return Spend(*where, int(entry["steps"]), int(entry["planned"]), cost, entry["at"], entry.get("noise", ""))
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
 
