@@ -42,6 +42,7 @@ class Charges:
         self.ledger, self.dataset = ledger, dataset
         self._run, self._name = run, name
         self._accounts: dict[int, Account] = {}
+        self._of(run.history.current)  # which refuses a secret that was used before
 
     @property
     def reserved(self) -> int:
