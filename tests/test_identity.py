@@ -81,7 +81,7 @@ def resume(p: Plan, directory) -> None:
 
 
 def test_another_noise_schedule_does_not_take_over_the_first_ones_steps(tmp_path) -> None:
-    """Eight of ten steps with 0.3 of the noise, the rest under a schedule with more: the second's ε is not the run's."""
+    """Eight of ten steps with 0.3 of the noise, the rest under a schedule with more: its ε is not the run's."""
     spent, stated = (scheduled(lambda step, low=low: low).guarantee().epsilon for low in (0.3, 3.0))
     assert spent > 10 * stated
     stopped(scheduled(lambda step: 0.3), tmp_path, 8)

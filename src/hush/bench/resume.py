@@ -63,13 +63,15 @@ class Saved:
         run = start()
         found = self._checkpoints.newest()
         if found.saved is None:
+            self._checkpoints.begin(run)
             return run, Progress()
         try:
             progress = read_progress(self._figures).cut(found.saved.step)
             self._checkpoints.restore(run, found.saved)
         except (OSError, SafetensorError, Refused):  # of another version of the data or of hush
+            run = start()
             self._checkpoints.begin(run)
-            return start(), Progress()
+            return run, Progress()
         progress.resumed += 1
         return run, progress
 
