@@ -150,7 +150,8 @@ class Ledger:
         event = None if cost.event is None else event_json.to_json(cost.event)
         if event is None and not cost.points:
             raise BadInput(f"this event cannot be written down: {cost.event!r}")
-        shown = {"dataset": spend.dataset, "run": spend.run, "method": spend.method, "noise": spend.noise}
+        shown = {"dataset": spend.dataset, "run": spend.run, "method": spend.method}
+        shown |= {"noise": spend.noise} if spend.noise else {}
         counted = {"steps": spend.steps, "planned": spend.planned}
         priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": event}
         points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
