@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 
 from hush.attempts import Attempt, History
 from hush.checkpoint import Checkpoints
-from hush.checkpoint.sums import ROW, Record
+from hush.checkpoint.sums import ROW, Record, tag_of
+from hush.ciphers import counter_bytes, expanded_key, tagger
 from hush.errors import Refused
 from hush.gradients import Augmented
 from hush.methods import make_plan
@@ -24,6 +25,7 @@ from hush.noise import Independent, Stages
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
 from hush.privacy.ledger import BudgetSpent, Ledger
+from hush.randomness import Secret
 from hush.rules import SGD
 from hush.run import Run
 from hush.train import charge, train
@@ -253,6 +255,53 @@ def test_another_order_of_addition_counts(tmp_path) -> None:
     assert run.history.again == (Attempt(3, STEPS),)
 
 
+class TestTag:
+    def test_it_is_gmac(self) -> None:
+        """Against SP 800-38D written out: GHASH over the polynomial x¹²⁸ + x⁷ + x² + x + 1, then one block of AES."""
+        key, step = bytes(range(32)), 77
+        content = torch.arange(25, dtype=torch.float64)
+        keys = expanded_key(key)
+        hashed = int.from_bytes(counter_bytes(keys, 0, 1).tobytes(), "big")
+        message = content.numpy().tobytes()
+        blocks = [message[i : i + 16].ljust(16, b"\0") for i in range(0, len(message), 16)]
+        total = 0
+        for block in [*blocks, (8 * len(message)).to_bytes(8, "big") + bytes(8)]:
+            total = times(total ^ int.from_bytes(block, "big"), hashed)
+        mask = int.from_bytes(counter_bytes(keys, (step << 32) + 1, 1).tobytes(), "big")
+        whole, half = (content.data_ptr(), 200), (content.data_ptr() + 24, 176)
+        tag = tagger(key)
+        for _ in range(2):
+            assert tag(step.to_bytes(12, "big"), [whole]) == (total ^ mask).to_bytes(16, "big")
+            assert tag(step.to_bytes(12, "big"), [(whole[0], 24), half]) == (total ^ mask).to_bytes(16, "big")
+            assert tag((78).to_bytes(12, "big"), [half]) != tag((78).to_bytes(12, "big"), [whole])
+
+    def test_every_bit_of_every_channel_counts(self) -> None:
+        secret = Secret.fresh()
+        base = {"gradient": {"w": torch.randn(3, 4), "b": torch.zeros(2)}, "unclipped": {"count": torch.tensor(2.5)}}
+        tags = {tag_of(secret, 0, base), tag_of(secret, 1, base), tag_of(Secret.fresh(), 0, base)}
+        for channel, name, twin in [
+            ("gradient", "w", torch.nextafter(base["gradient"]["w"], torch.tensor(9.0))),
+            ("gradient", "w", base["gradient"]["w"].reshape(4, 3)),
+            ("gradient", "b", torch.tensor([0.0, -0.0])),
+            ("gradient", "b", torch.zeros(1, dtype=torch.float64)),
+            ("unclipped", "count", torch.tensor(3.5)),
+        ]:
+            tags.add(tag_of(secret, 0, {**base, channel: {**base[channel], name: twin}}))
+        assert len(tags) == 8
+        turned = {"gradient": {"w": base["gradient"]["w"].t().contiguous().t(), "b": torch.zeros(2)}}
+        assert tag_of(secret, 0, {**base, **turned}) == tag_of(secret, 0, base)
+
+
+def times(a: int, b: int) -> int:
+    """The product of two elements of GF(2¹²⁸), the first bit being the constant term."""
+    product = 0
+    for bit in range(127, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (0xE1 << 120 if b & 1 else 0)
+    return product
+
+
 class TestRecord:
     def damaged(self, directory: Path, how: str) -> Path:
         (path,) = directory.glob("sums-*")
@@ -382,6 +431,32 @@ class TestCosts:
             run.renew()
             after = [run.batch(step).indices for step in range(STEPS)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) is stays
+
+    def test_groups_stay_too(self) -> None:
+        run = start(plan("dp-bandmf"))
+        groups = run.plan.sampler.participation.groups
+        seen: dict[int, set[int]] = {group: set() for group in range(groups)}
+        for _ in range(4):
+            for step in range(STEPS):
+                seen[step % groups] |= set(run.batch(step).indices.tolist())
+            run.renew()
+        assert groups > 1
+        assert sum(len(members) for members in seen.values()) == len(set().union(*seen.values()))
+
+    @pytest.mark.parametrize("method", ["dp-blt", "dp-bandmf", "dp-ftrl"])
+    def test_the_noise_starts_anew(self, method) -> None:
+        """No row of Z from before is in it: what the first secret's noise was has no part in what follows."""
+        p, drawn = plan(method), []
+        for steps in (0, 3):
+            run = start(p)
+            for batch in run.batches():
+                if run.next == steps:
+                    break
+                run.step(batch)
+            run.renew()
+            run._secret, run.next = replace(run.secret, key=bytes(32)), 3
+            drawn.append([torch.cat(list(run._draw("gradient", 50))) for run.next in range(3, STEPS)])
+        assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
 
 
 class TestCard:

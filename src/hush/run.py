@@ -233,7 +233,10 @@ class Run:
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits."""
+        """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
+
+        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and sees to it that no noise meets two sums.
+        """
         if state["world"] != self.ranks.world:
             raise BadInput(f"the run was shared by {state['world']} processes and now by {self.ranks.world}")
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):

@@ -76,11 +76,12 @@ class Charges:
         return self._of(self._run.history.current)
 
     def _of(self, number: int) -> Account:
-        """The account of one attempt, under the run's name with the attempt's number."""
+        """The account of one attempt: under the run's name, and for a later one that of its secret."""
         if number not in self._accounts:
-            run, name = self._run, f"{self._name}+{number}" if number else self._name
-            start = run.history.attempts[number].start
-            noise = run.secret.name if number == run.history.current else ""
+            run = self._run
+            start, current = run.history.attempts[number].start, number == run.history.current
+            noise = run.secret.name if current else ""
+            name = f"{self._name}+{noise[:8] or number}" if number else self._name
             _not_used_before(self.ledger, noise, name)
             self._accounts[number] = Account(
                 self.ledger,

@@ -178,7 +178,7 @@ class _Trial:
 
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
-        epsilons = self.accounts.epsilons(self.plan, self.ends)
+        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.plan, self.ends)
         for line in self.progress.epochs:
             line["epsilon"] = epsilons.get(line["step"])
         if self.last is None:  # resumed after its last step

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.ciphers import tag
+from hush.ciphers import Piece, tagger
 from hush.randomness import Secret, generator, seeded
 from hush.source import Source, Tensors
 
@@ -74,7 +74,13 @@ def _whole(source: Source, secret: Secret, tell: Tell) -> str:
 
 
 def _tag(secret: Secret, purpose: str, parts: Iterator[np.ndarray]) -> str:
-    return tag(secret.derive(f"digest/{purpose}", 0, size=32), bytes(12), parts).hex()
+    return tagger(secret.derive(f"digest/{purpose}", 0, size=32))(bytes(12), _pieces(parts)).hex()
+
+
+def _pieces(parts: Iterator[np.ndarray]) -> Iterator[Piece]:
+    """Where the parts lie; each of them is held until the next one is asked for."""
+    for part in parts:
+        yield part.ctypes.data, part.nbytes
 
 
 def _bytes(content: Any) -> Iterator[np.ndarray]:

@@ -16,19 +16,20 @@ name is that of the first attempt's secret, so that a seed used twice in one dir
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hush.attempts import Attempt
-from hush.ciphers import tag
+from hush.ciphers import Piece, tagger
 from hush.errors import BadInput
 from hush.files import PRIVATE, write_atomic
 from hush.named import Sums
@@ -114,6 +115,15 @@ def record_path(directory: Path, secret: Secret) -> Path:
     return directory / f"sums-{secret.first.name[:16]}"
 
 
+def remove_empty(directory: Path) -> None:
+    """Remove records of runs that took no step."""
+    for path in directory.glob("sums-*"):
+        with path.open("rb") as file:
+            head, rest = file.readline(), file.read(1)
+        if head.endswith(b"\n") and b'"earlier": []' in head and not rest:
+            path.unlink()
+
+
 def new_record(directory: Path, secret: Secret, data: str, earlier: Sequence[Attempt] = ()) -> Record:
     """A record without tags; of ``earlier`` attempts it is known that they were, and not what they met."""
     before = [[a.start, a.taken] for a in earlier]
@@ -123,17 +133,23 @@ def new_record(directory: Path, secret: Secret, data: str, earlier: Sequence[Att
 
 def tag_of(secret: Secret, step: int, sums: Sums) -> bytes:
     """The tag of a step's sums: every channel's every byte, with names, types and shapes, under the secret."""
-    return tag(secret.derive("digest/sums", 0, size=32), step.to_bytes(12, "big"), _parts(sums))
+    return _tagger(secret)(step.to_bytes(12, "big"), _pieces(sums))
 
 
-def _parts(sums: Sums) -> Iterator[np.ndarray]:
-    for channel, named in sums.items():
-        for name, value in named.items():
-            flat = value.detach().cpu().contiguous().reshape(-1)
-            head = f"\0{channel}\0{name}\0{flat.dtype}\0{tuple(value.shape)}\0".encode()
-            yield np.frombuffer(head, np.uint8)
-            if flat.numel():
-                yield flat.view(torch.uint8).numpy()
+@lru_cache(maxsize=2)
+def _tagger(secret: Secret) -> Callable[[bytes, Iterable[Piece]], bytes]:
+    return tagger(secret.derive("digest/sums", 0, size=32))
+
+
+def _pieces(sums: Sums) -> Iterator[Piece]:
+    kinds = [f"{c}\0{n}\0{v.dtype}\0{tuple(v.shape)}" for c, named in sums.items() for n, v in named.items()]
+    head = ctypes.create_string_buffer("\0\0".join(kinds).encode())
+    yield ctypes.addressof(head), len(head)
+    for named in sums.values():
+        for value in named.values():
+            plain = value.detach() if value.device.type == "cpu" else value.detach().cpu()
+            plain = plain if plain.is_contiguous() else plain.contiguous()
+            yield plain.data_ptr(), plain.numel() * plain.element_size()
 
 
 def _attempts(rows: np.ndarray, earlier: list[Attempt]) -> list[Attempt]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hush.attempts import Attempt, History
 from hush.checkpoint.digest import Tell, weights_digest
-from hush.checkpoint.sums import Lost, Record, new_record, record_path, tag_of
+from hush.checkpoint.sums import Lost, Record, new_record, record_path, remove_empty, tag_of
 from hush.errors import Refused
 from hush.files import PRIVATE
 from hush.named import Sums
@@ -98,6 +98,7 @@ def begun(run: Run, directory: Path, data: str, save: Callable[[Run], None], tel
     """The witness of a run that starts here; where its secret was used in this directory before (a seed), the noise
     has met sums already."""
     path = record_path(directory, run.secret)
+    remove_empty(directory)
     if not path.exists():
         record = new_record(directory, run.secret, data)
         record.open()
