@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,10 @@ from hush.noise import Independent, Stages
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
 from hush.privacy.ledger import BudgetSpent, Ledger
-from hush.randomness import Secret
+from hush.randomness import Secret, generator
 from hush.rules import SGD
 from hush.run import Run
+from hush.sampling import SameOrder
 from hush.train import charge, train
 
 N, STEPS, BATCH = 40, 8, 10
@@ -135,6 +136,22 @@ def weights(run: Run) -> torch.Tensor:
 
 def composed(p: Plan, *events) -> float:
     return epsilon(dp_event.ComposedDpEvent(list(events)), p.delta, adjacency=p.neighbours)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Somebody else's sampler of fixed batches."""
+
+    examples: int
+    steps: int
+
+    @property
+    def participation(self) -> SameOrder:
+        return SameOrder(N // BATCH, self.steps)
+
+    def indices(self, secret: Secret, step: int, population: int) -> torch.Tensor:
+        order = generator(secret, "mine", 0).permutation(population)
+        return torch.from_numpy(order[step % (N // BATCH) * BATCH :][:BATCH])
 
 
 CHANGES = {
@@ -431,6 +448,13 @@ class TestCosts:
             run.renew()
             after = [run.batch(step).indices for step in range(STEPS)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) is stays
+
+    def test_a_samplers_own_fixed_batches_stay(self) -> None:
+        """Whatever stream somebody else's sampler takes its order from."""
+        run = start(replace(plan(sampling="same-order"), sampler=Own(N, STEPS)))
+        before = run.batch(1).indices
+        run.renew()
+        assert torch.equal(run.batch(1).indices, before)
 
     def test_groups_stay_too(self) -> None:
         run = start(plan("dp-bandmf"))

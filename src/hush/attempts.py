@@ -25,7 +25,16 @@ from dp_accounting import dp_event
 
 from hush.noise import Diagonal, Identity, Structure
 from hush.queries import Claim, OwnClaims
-from hush.sampling import PoissonSampled, WithoutReplacement
+from hush.randomness import Secret
+from hush.sampling import (
+    OnePass,
+    Participation,
+    PoissonSampled,
+    Reshuffled,
+    SameOrder,
+    Separated,
+    WithoutReplacement,
+)
 
 if TYPE_CHECKING:
     from hush.plan import Plan
@@ -88,6 +97,12 @@ def drawn_anew(plan: Plan) -> bool:
     sampled = isinstance(plan.sampler.participation, (PoissonSampled, WithoutReplacement))
     plain = all(channel.proof == "sum" for channel in plan.query.channels.values())
     return sampled and plain and isinstance(plan.noise.structure, (Identity, Diagonal))
+
+
+def drawing(secret: Secret, participation: Participation) -> Secret:
+    """The secret that batches are drawn by: fixed batches by the first one for ever, coins by the present one. Groups
+    that are fixed, with coins in them, take the stream `hush.randomness.ORDER`, which stays the first one's."""
+    return secret.first if isinstance(participation, (OnePass, SameOrder, Separated, Reshuffled)) else secret
 
 
 def after(start: int, participation: Any, structure: Structure) -> tuple[Any, Structure]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact import card_page, write_artefact
-from hush.attempts import History
+from hush.attempts import History, drawing
 from hush.errors import BadInput, Refused
 from hush.gradients import Untouched, check_model
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
@@ -147,7 +147,8 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        self._drawn = step, self.plan.sampler.indices(self._secret, step, len(self.source))
+        secret = drawing(self._secret, self.plan.sampler.participation)
+        self._drawn = step, self.plan.sampler.indices(secret, step, len(self.source))
         return Batch(step, self._drawn[1].clone(), self)  # a copy to look at: what the run uses stays its own
 
     @torch.no_grad()
