@@ -34,6 +34,7 @@ from hush.sampling import Sampler
 from hush.source import as_source
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
+BLINDLY = "nobody decided where to break off and what to change by looking at what had been released"
 NOTHING_AGAIN = History()
 
 
@@ -117,7 +118,9 @@ class Plan:
         """Every ε of the whole plan, where some steps were taken more than once with noise of their own."""
         if not self.private or not history.again:
             return self.claims()
-        return tuple(self._account(claim) for claim in claims_of(self, history.reached(self.steps).attempts))
+        claims = claims_of(self, history.reached(self.steps).attempts)
+        said = dataclasses.replace(self, assumptions=(*self.assumptions, BLINDLY))
+        return tuple(said._account(claim) for claim in claims)
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""
