@@ -243,6 +243,13 @@ class TestFile:
         with pytest.raises(Unreadable, match="damaged|cut short"):
             read(path)
 
+    def test_one_of_an_earlier_version_says_what_to_do(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("hush.checkpoint.file.FORMAT", "hush checkpoint 2")
+        stopped(plan(), tmp_path, 3)
+        monkeypatch.undo()
+        with pytest.raises(Unreadable, match="another version of hush.*finish the run with that version"):
+            read(tmp_path / "checkpoint-0000000003.safetensors")
+
     def test_every_byte_counts(self, tmp_path):
         stopped(plan(), tmp_path, 1)
         path = tmp_path / "checkpoint-0000000001.safetensors"

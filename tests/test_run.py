@@ -112,7 +112,7 @@ class TestSensitivity:
         x, y = data(scale=50.0)
         p = plan(clip=1e9, sample_rate=0.9)
         moved = sensitivities(p, mlp, losses, (x, y), (x[:-1], y[:-1]))
-        assert max(s["gradient"] for s in moved) > 3 * 0.9
+        assert max(s["gradient"] for s in moved) > 2 * 0.9
 
     def test_the_bound_is_attained(self):
         x, y = data(scale=50.0)

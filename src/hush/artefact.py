@@ -9,19 +9,31 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from hush.files import writable_directory, write_atomic
+from hush.files import sync_directory, writable_directory, write_atomic
 from hush.printable import json_text, markdown_cell, printable
 
 WEIGHTS, CARD, PAGE = "model.safetensors", "privacy.json", "PRIVACY.md"
 
 
 def write_artefact(directory: Path, model: nn.Module, card: Mapping[str, Any], page: str) -> Path:
-    """Write ``model.safetensors``, ``privacy.json`` and ``PRIVACY.md`` to a directory."""
+    """Write ``model.safetensors``, ``privacy.json`` and ``PRIVACY.md`` to a directory.
+
+    A card that was there goes before the weights change: after a kill weights may be without a card, and are never
+    under another one's.
+    """
     writable_directory(directory)
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    write_atomic(directory / WEIGHTS, save(weights))
-    write_atomic(directory / CARD, (json_text(card, indent=2) + "\n").encode())
-    write_atomic(directory / PAGE, page.encode())
+    content = {
+        WEIGHTS: save(weights),
+        CARD: (json_text(card, indent=2) + "\n").encode(),
+        PAGE: page.encode(),
+    }
+    if any(path.exists() and path.read_bytes() != content[path.name] for path in map(directory.joinpath, content)):
+        for name in (PAGE, CARD):
+            (directory / name).unlink(missing_ok=True)
+        sync_directory(directory)
+    for name, data in content.items():
+        write_atomic(directory / name, data)
     return directory
 
 

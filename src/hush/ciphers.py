@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -169,3 +170,64 @@ def _joined(box: NDArray[np.uint8], state: list[Words], column: int) -> Words:
     a, b, c, d = (box[byte].astype(np.uint32) for byte in _bytes_of(state, column))
     word: Words = (a << np.uint32(24)) | (b << np.uint32(16)) | (c << np.uint32(8)) | d
     return word
+
+
+Piece = tuple[int, int]
+"""Bytes in memory: an address and a size."""
+
+_GET_TAG = 0x10  # EVP_CTRL_AEAD_GET_TAG
+_MOST = 1 << 30  # bytes in one call: its length is a C int
+
+
+def tagger(key: bytes) -> Callable[[bytes, Iterable[Piece]], bytes]:
+    """``tag(nonce, pieces)``: sixteen bytes that no other content has, but with a probability of about its length over
+    2¹²⁸ for whoever does not know the key. It is GMAC (SP 800-38D) with AES-256, over all pieces one after the other.
+
+    A universal hash at ten gigabytes a second where the processor multiplies polynomials; where there is no libcrypto,
+    BLAKE2b with the key, at one.
+    """
+    library = _libcrypto()
+    if library is None or not hasattr(library, "EVP_aes_256_gcm"):
+        return _BlakeTagger(key)
+    return _LibraryTagger(library, key)
+
+
+class _BlakeTagger:
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    def __call__(self, nonce: bytes, pieces: Iterable[Piece]) -> bytes:
+        total = hashlib.blake2b(nonce, key=self.key, digest_size=16)
+        for address, size in pieces:
+            total.update((ctypes.c_char * size).from_address(address))
+        return total.digest()
+
+
+class _LibraryTagger:
+    def __init__(self, library: Any, key: bytes) -> None:
+        self.library = library
+        pointer, number = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)
+        library.EVP_aes_256_gcm.restype = pointer
+        library.EVP_EncryptFinal_ex.argtypes = [pointer, pointer, number]
+        library.EVP_CIPHER_CTX_ctrl.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
+        self.context = library.EVP_CIPHER_CTX_new()
+        self.length, self.out = ctypes.c_int(), ctypes.create_string_buffer(16)
+        self._must(library.EVP_EncryptInit_ex(self.context, library.EVP_aes_256_gcm(), None, key, None))
+
+    def __call__(self, nonce: bytes, pieces: Iterable[Piece]) -> bytes:
+        library, length = self.library, ctypes.byref(self.length)
+        self._must(library.EVP_EncryptInit_ex(self.context, None, None, None, nonce))
+        for address, size in pieces:
+            for start in range(0, size, _MOST):
+                where, part = ctypes.c_char_p(address + start), min(_MOST, size - start)
+                self._must(library.EVP_EncryptUpdate(self.context, None, length, where, part))
+        self._must(library.EVP_EncryptFinal_ex(self.context, self.out, length))
+        self._must(library.EVP_CIPHER_CTX_ctrl(self.context, _GET_TAG, 16, self.out))
+        return self.out.raw
+
+    def _must(self, done: int) -> None:
+        if done != 1:
+            raise RuntimeError("libcrypto could not compute a GMAC")
+
+    def __del__(self) -> None:
+        self.library.EVP_CIPHER_CTX_free(self.context)

@@ -7,7 +7,6 @@ come from the same fields, so they cannot disagree.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal, cast
 
-import numpy as np
 from torch import nn
 
 from hush import arithmetic, validate
+from hush.attempts import History, after, claims_of
 from hush.errors import Refused
 from hush.events import check_proof, event_of, own_adjacency
-from hush.named import Losses
+from hush.identity import NoIdentity, Scope, declared, describe, digest
+from hush.named import Losses, Named, trainable
 from hush.noise import Diagonal, Identity, Noise, sensitivity
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
@@ -35,6 +35,8 @@ from hush.sampling import PoissonSampled, Room, Sampler
 from hush.source import as_source
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
+BLINDLY = "nobody decided where to break off and what to change by looking at what had been released"
+NOTHING_AGAIN = History()
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,10 @@ class Plan:
         rest = math.sqrt(others / left) if others else 0.0
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
-    def event(self, steps: int | None = None) -> Any:
-        """The privacy event of the first ``steps`` steps (all by default); refused where there is no proof."""
-        for claim in self._claims(steps):
+    def event(self, steps: int | None = None, *, start: int = 0) -> Any:
+        """The privacy event of the first ``steps`` steps (all by default), or of those of them from ``start`` on;
+        refused where there is no proof."""
+        for claim in self._claims(steps, start=start):
             if claim.status == "proven":
                 return claim.event
         raise Refused(f"method '{self.method}' has no proven privacy event")
@@ -132,6 +135,15 @@ class Plan:
         if not self.private:
             return (self._no_privacy(),)
         return tuple(self._account(claim) for claim in self._claims(steps))
+
+    def claims_for(self, history: History) -> tuple[Guarantee, ...]:
+        """Every ε of the whole plan, where some steps were taken more than once with noise of their own."""
+        if not self.private or not history.again:
+            return self.claims()
+        attempts = history.reached(self.steps).attempts
+        said = dataclasses.replace(self, assumptions=(*self.assumptions, BLINDLY))
+        steps = sum(attempt.taken for attempt in attempts)
+        return tuple(said._account(claim, steps) for claim in claims_of(self, attempts))
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""
@@ -164,9 +176,9 @@ class Plan:
             return self
         return dataclasses.replace(self, assumptions=(*self.assumptions, text))
 
-    def card(self, *, steps_taken: int) -> dict[str, Any]:
+    def card(self, *, steps_taken: int, history: History = NOTHING_AGAIN) -> dict[str, Any]:
         """What is said publicly about a run of this plan: its guarantee, every claim, and the plan itself."""
-        claims = [guarantee.to_json() for guarantee in self.claims()]
+        claims = [guarantee.to_json() for guarantee in self.claims_for(history)]
         return {
             "format": "hush privacy card 1",
             "method": self.method,
@@ -189,9 +201,27 @@ class Plan:
         lost = {"overflow": room.overflow, "delta": self.steps * room.overflow}
         return {"mode": self.arithmetic, "places": room.places, "charge": self.charge, **lost}
 
-    def fingerprint(self) -> str:
-        """A digest of everything in the plan; a secret made from a seed is bound to it."""
-        return hashlib.blake2b(repr(describe(self)).encode(), digest_size=16).hexdigest()
+    def declared(self, scope: Scope) -> dict[str, Any]:
+        """Its fields, and under ``accounted`` all that its event is made of."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        accounted = {
+            "participation": self.sampler.participation,
+            "structure": self.noise.structure,
+            "channels": self.query.channels,
+            "stds": self.channel_stds(),
+            "adjacency": self.neighbours,
+        }
+        return {**fields, "accounted": accounted}
+
+    def identity(self, params: Named | None = None) -> dict[str, Any]:
+        """What tells this plan from any other (`hush.identity`); an optimizer given as a function needs the parameters
+        that it is built for. `NoIdentity` where there is no telling."""
+        found: dict[str, Any] = declared(self, Scope(self.steps, params))
+        return found
+
+    def fingerprint(self, params: Named | None = None) -> str:
+        """A digest of the plan's identity; a secret made from a seed is bound to it."""
+        return digest(self.identity(params))
 
     def start(
         self,
@@ -206,7 +236,7 @@ class Plan:
         """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed."""
         validate.whole(microbatch=microbatch)
         if isinstance(secret, int):
-            secret = Secret.from_seed(secret, self.fingerprint())
+            secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
         self.check_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
         return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
@@ -222,6 +252,15 @@ class Plan:
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
         if tail_delta(coordinates, self.steps, mu, rate=rate) > SHARE * self.delta:
             check_tails(self.delta, coordinates, self.steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
+
+    def _known_for_a_seed(self, model: nn.Module) -> str:
+        try:
+            return self.fingerprint(trainable(model))
+        except NoIdentity as error:
+            raise Refused(
+                f"this plan takes no secret seed, for another plan could get the same noise from it: {error}; "
+                "or leave the seed out"
+            ) from error
 
     def _check(self) -> None:
         if self.steps > self.sampler.participation.steps:
@@ -254,22 +293,30 @@ class Plan:
                 "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
             )
 
-    def _claims(self, steps: int | None, sigma: float | None = None) -> tuple[Claim, ...]:
+    def _claims(self, steps: int | None, sigma: float | None = None, *, start: int = 0) -> tuple[Claim, ...]:
         count = self.steps if steps is None else steps
         if not 1 <= count <= self.steps:
             raise Refused(f"the plan has {self.steps} steps, and the ε of its first {count} was asked for")
         participation = self.sampler.participation
         if hasattr(self.query, "claims"):
-            exact = {name: std / (1.0 + self.charge) for name, std in self.channel_stds(sigma).items()}
-            own = cast(OwnClaims, self.query).claims(participation, exact, count)
-            return tuple(sorted(map(self._restated, own), key=lambda claim: claim.status != "proven"))
+            return self.own_claims(count, sigma)
         scale = (self.sigma if sigma is None else sigma) * self.sensitivity
-        event = event_of(participation, self.noise.structure, scale, self.neighbours, count)
+        participation, structure = after(start, participation, self.noise.structure)
+        event = event_of(participation, structure, scale, self.neighbours, count - start)
         return (Claim(event, self.neighbours, "proven", ""),)
 
     def delta_left(self, steps: int | None = None) -> float:
         """δ without what batches with more examples than places cost, and the end of the noise's tails."""
-        return self.delta * (1.0 - SHARE) - (self.steps if steps is None else steps) * self.room.overflow
+        count = self.steps if steps is None else steps
+        times = max(1, -(-count // self.steps))  # more than once where steps were taken again
+        return self.delta * (1.0 - times * SHARE) - count * self.room.overflow
+
+    def own_claims(self, steps: int, sigma: float | None = None) -> tuple[Claim, ...]:
+        """What a query with claims of its own says about so many steps; the proven first. It is told the noise in units
+        of its exact bounds: what rounding adds to them is in the noise that is run."""
+        stds = {name: std / (1.0 + self.charge) for name, std in self.channel_stds(sigma).items()}
+        own = cast(OwnClaims, self.query).claims(self.sampler.participation, stds, steps)
+        return tuple(sorted(map(self._restated, own), key=lambda claim: claim.status != "proven"))
 
     def _restated(self, claim: Claim) -> Claim:
         """Add-remove claims hold under zero-out too: an example that adds zero to every sum may as well be absent."""
@@ -280,9 +327,11 @@ class Plan:
     def _accountant(self, event: Any) -> Accountant:
         return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant
 
-    def _account(self, claim: Claim) -> Guarantee:
+    def _account(self, claim: Claim, steps: int | None = None) -> Guarantee:
         accountant = self._accountant(claim.event)
-        epsilon = accounting.epsilon(claim.event, self.delta_left(), adjacency=claim.adjacency, accountant=accountant)
+        epsilon = accounting.epsilon(
+            claim.event, self.delta_left(steps), adjacency=claim.adjacency, accountant=accountant
+        )
         return Guarantee(
             epsilon=epsilon,
             delta=self.delta,
@@ -305,22 +354,3 @@ class Plan:
             accountant="none",
             reason="ordinary training: no clipping and no noise",
         )
-
-
-def describe(value: Any) -> Any:
-    """A frozen configuration as plain, readable data: what the privacy card shows and the fingerprint hashes."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [describe(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).hexdigest()
-        return {"kind": "array", "shape": list(value.shape), "digest": digest}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ from torch import Tensor
 from hush.errors import Refused
 from hush.normals import normal_of_key
 
+ORDER = "order"
+"""The stream of fixed batches and groups."""
+
 
 @dataclass(frozen=True, repr=False)
 class Secret:
@@ -28,6 +31,7 @@ class Secret:
 
     key: bytes
     origin: str = "system"  # "system", or "seed" where a person chose it: then the guarantee says so
+    root: bytes = b""  # the first secret's key, where this one took its place: of fixed batches and groups
 
     def __repr__(self) -> str:
         return f"Secret(origin={self.origin!r}, key hidden)"
@@ -46,7 +50,32 @@ class Secret:
     def derive(self, stream: str, step: int, size: int = 16) -> bytes:
         """The key of one stream at one step."""
         message = f"{stream}\0{step}".encode()
-        return hashlib.blake2b(message, key=self.key, digest_size=size).digest()
+        key = self.root if self.root and stream == ORDER else self.key
+        return hashlib.blake2b(message, key=key, digest_size=size).digest()
+
+    @property
+    def name(self) -> str:
+        """What tells this secret from any other, and says nothing about it."""
+        return self.derive("name", 0).hex()
+
+    def renewed(self) -> Secret:
+        """A fresh secret for all noise and coins to come. Fixed batches stay as they are: in another order somebody
+        could take part more often than planned."""
+        return Secret(secrets.token_bytes(32), self.origin, self.first.key)
+
+    @property
+    def first(self) -> Secret:
+        """The secret that the run began with."""
+        return Secret(self.root or self.key, self.origin)
+
+    def to_json(self) -> dict[str, str]:
+        """For a checkpoint, which is private."""
+        return {"key": self.key.hex(), "origin": self.origin, "root": self.root.hex()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, str]) -> Secret:
+        """Back from `to_json`."""
+        return Secret(bytes.fromhex(data["key"]), data["origin"], bytes.fromhex(data["root"]))
 
     def child(self, stream: str) -> Secret:
         """A secret of its own for a part of the run."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hush.arithmetic import Piece, Seats
 from hush.artefact import card_page, write_artefact
+from hush.attempts import History, drawing
 from hush.company import check_neighbours, shift_of_one_row_more
 from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
@@ -72,6 +73,19 @@ class Alone:
         return sums
 
 
+class Witness(Protocol):
+    """Sees to it that the noise of a step never meets two different sums (`hush.checkpoint`)."""
+
+    def meets(self, sums: Sums) -> bool:
+        """Called with the next step's channels before their noise is drawn. False where the run has a fresh secret
+        now, so that the sums are to be made anew."""
+        ...
+
+    def releasing(self) -> None:
+        """Called before weights are released."""
+        ...
+
+
 @dataclass(frozen=True)
 class Batch:
     """The examples of one step of one run. Which they are, and how many, is private."""
@@ -124,6 +138,8 @@ class Run:
         self._sizes: dict[str, int] = {}
         self._whole = True
         self._cover: Callable[[int], None] | None = None
+        self._witness: Witness | None = None
+        self.history = History()
         self._stds = plan.channel_stds()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._untouched = Untouched(model, self._params) if plan.private else None
@@ -140,24 +156,28 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        self._drawn = step, self.plan.sampler.indices(self._secret, step, len(self.source))
+        secret = drawing(self._secret, self.plan.sampler.participation)
+        self._drawn = step, self.plan.sampler.indices(secret, step, len(self.source))
         return Batch(step, self._drawn[1].clone(), self)  # a copy to look at: what the run uses stays its own
 
     @torch.no_grad()
     def step(self, batch: Batch) -> Record:
         """Sum, add noise, update."""
         self._check(batch)
-        if self._cover is not None:
-            self._cover(self.next + 1)
+        self.cover()
         sums = self._guarded(batch)
-        self._whole = False
-        channels, self._private = self.plan.query.finish(sums, self._public, self._private)
+        channels, private = self.plan.query.finish(sums, self._public, self._private)
+        while self._witness is not None and not self._witness.meets(channels):
+            sums = self._guarded(batch)
+            channels, private = self.plan.query.finish(sums, self._public, self._private)
+        self._whole, self._private = False, private
         release = self._noised(channels)
         update = self.plan.rule.step(self._params, release, self._rule)
         if self._untouched is not None:
             self._untouched.settled()
         self._public = self.plan.query.observe(release, update, self._public)
         self.next += 1
+        self.history = self.history.reached(self.next)
         self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
 
@@ -170,18 +190,40 @@ class Run:
         """Have ``cover(n)`` called before step n is taken (n from 1): a ledger writes it down, or raises."""
         self._cover = cover
 
+    def cover(self) -> None:
+        """See to it that the next step is covered."""
+        if self._cover is not None:
+            self._cover(self.next + 1)
+
+    def witnessed_by(self, witness: Witness) -> None:
+        """Have ``witness.meets(sums)`` called before noise is drawn, and ``witness.releasing()`` before a release."""
+        self._witness = witness if self.plan.private else None
+
+    def renew(self) -> None:
+        """Take the steps from here on with a fresh secret: fresh coins, fresh noise that starts anew, the same fixed
+        batches. What the attempts cost together is in `hush.attempts`."""
+        self._secret = self._secret.renewed()
+        self.history = self.history.renewed(self.next)
+        self._drawn = (-1, self._drawn[1])
+        self._noise, self._sizes = {}, {}
+
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the whole plan with what this run adds to its assumptions."""
-        return self._assuming().guarantee()
+        """The guarantee of the whole plan with what this run adds: to its assumptions, and by steps taken again."""
+        return self.claims()[0]
+
+    def claims(self) -> tuple[Guarantee, ...]:
+        """Every ε that is said about this run, the proven one first."""
+        return self._assuming().claims_for(self.history)
 
     def release(self, directory: str | Path) -> Path:
         """Write the released artefact: weights and privacy card, nothing private."""
         if self._untouched is not None:
             self._untouched.check_release()
-        plan = self._assuming()
-        card = plan.card(steps_taken=self.next)
-        return write_artefact(Path(directory), self.model, card, card_page(card, plan.guarantee().sentence()))
+        if self._witness is not None:
+            self._witness.releasing()
+        card = self._assuming().card(steps_taken=self.next, history=self.history)
+        return write_artefact(Path(directory), self.model, card, card_page(card, card["guarantee"]["sentence"]))
 
     def state(self) -> State:
         """Everything that a checkpoint needs, private parts and secret included; views, not copies."""
@@ -189,7 +231,8 @@ class Run:
             raise Refused(f"step {self.next} was broken off in the middle: go on from the last checkpoint instead")
         return {
             "step": self.next,
-            "secret": {"key": self._secret.key.hex(), "origin": self._secret.origin},
+            "secret": self._secret.to_json(),
+            "history": self.history.to_json(),
             "microbatch": self.microbatch,
             "world": self.ranks.world,
             "company": self._company,
@@ -203,14 +246,17 @@ class Run:
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits."""
+        """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
+
+        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and sees to it that no noise meets two sums.
+        """
         if state["world"] != self.ranks.world:
             raise BadInput(f"the run was shared by {state['world']} processes and now by {self.ranks.world}")
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             _copy_into(own, state[kind])
         self.next, self.microbatch, self._whole = state["step"], state["microbatch"], True
         self._company, self._threads = state["company"], torch.get_num_threads()
-        self._secret = Secret(bytes.fromhex(state["secret"]["key"]), state["secret"]["origin"])
+        self._secret, self.history = Secret.from_json(state["secret"]), History.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # drawn by the secret before
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
         self._sizes = {channel: entry["size"] for channel, entry in state["noise"].items()}

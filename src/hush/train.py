@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from dp_accounting import dp_event
 
+from hush.attempts import Attempt, claims_of
 from hush.checkpoint import Checkpoints
 from hush.errors import Refused
 from hush.plan import Plan
@@ -34,33 +35,104 @@ def train(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVER
     run.model.eval()
 
 
+class Charges:
+    """A run's entries in a ledger: one for each of its attempts, of which it has one unless sums have changed."""
+
+    def __init__(self, run: Run, ledger: Ledger, dataset: str, name: str, *, new_dataset: bool = False) -> None:
+        self.ledger, self._given = ledger, dataset
+        self._run, self._name, self._new = run, name, new_dataset
+        self._accounts: dict[int, Account] = {}
+        self._of(run.history.current)  # which refuses a secret that was used before
+
+    @property
+    def dataset(self) -> str:
+        """The data's name as the ledger knows it."""
+        return self._account.dataset
+
+    @property
+    def reserved(self) -> int:
+        """Up to which step the ledger covers the run's current attempt."""
+        return self._start + self._account.reserved
+
+    def cover(self, steps: int) -> None:
+        """See to it that the ledger covers the first ``steps`` steps; `BudgetSpent` where the budget has no room."""
+        self._account.cover(steps - self._start)
+
+    def check(self, steps: int) -> None:
+        """`BudgetSpent` where the budget has no room for the first ``steps`` steps; nothing is written."""
+        self._account.check(steps - self._start)
+
+    def enter(self, steps: int) -> None:
+        """Enter steps that were taken already, with all that was taken before them: a fact, whatever the budget."""
+        for number, attempt in enumerate(self._run.history.reached(steps).attempts):
+            if attempt.taken > attempt.start:
+                self._of(number).enter(attempt.taken - attempt.start)
+
+    def room(self) -> int:
+        """Up to which step the budget has room, next to what others have spent."""
+        return self._start + self._account.room()
+
+    @property
+    def _start(self) -> int:
+        return self._run.history.now.start
+
+    @property
+    def _account(self) -> Account:
+        return self._of(self._run.history.current)
+
+    def _of(self, number: int) -> Account:
+        """The account of one attempt: under the run's name, and for a later one that of its secret."""
+        if number not in self._accounts:
+            run = self._run
+            start, current = run.history.attempts[number].start, number == run.history.current
+            noise = run.secret.name if current else ""
+            name = f"{self._name}+{noise[:8] or number}" if number else self._name
+            _not_used_before(self.ledger, noise, name)
+            self._accounts[number] = Account(
+                self.ledger,
+                self._given,
+                run=name,
+                method=run.plan.method,
+                planned=run.plan.steps - start,
+                cost=cost_of(run.plan.with_secret(run.secret), start),
+                noise=noise,
+                new_dataset=self._new,
+            )
+        return self._accounts[number]
+
+
 def charge(
     run: Run, ledger: Ledger, dataset: str, checkpoints: Checkpoints | None = None, *, new_dataset: bool = False
-) -> Account:
+) -> Charges:
     """Enter the run in a ledger: from now on no step is taken that the ledger does not cover.
 
     Call it before ``checkpoints.begin`` or after ``checkpoints.restore``, so that every checkpoint names the ledger. A
-    resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused. In
-    a ledger that has a budget, data that it does not know need ``new_dataset=True``.
+    resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused. So
+    is a run whose secret another run has used: the same noise on other sums has no finite ε. In a ledger that has a
+    budget, data that it does not know need ``new_dataset=True``.
     """
     name = secrets.token_hex(8) if checkpoints is None else checkpoints.name
-    plan = run.plan.with_secret(run.secret)
-    account = Account(
-        ledger,
-        dataset,
-        run=name,
-        method=plan.method,
-        planned=plan.steps,
-        cost=cost_of(plan),
-        new_dataset=new_dataset,
-    )
+    charges = Charges(run, ledger, dataset, name, new_dataset=new_dataset)
     if checkpoints is not None:
-        _agree(run, account, checkpoints)
-    run.covered_by(account.cover)
-    return account
+        _agree(run, charges, checkpoints)
+    run.covered_by(charges.cover)
+    return charges
 
 
-def _agree(run: Run, account: Account, checkpoints: Checkpoints) -> None:
+def _not_used_before(ledger: Ledger, noise: str, name: str) -> None:
+    """Every secret is one run's: the ledger knows them by their names."""
+    with ledger.turn():
+        spends = [spend for dataset in ledger.datasets() for spend in ledger.spends(dataset).values()]
+    for spend in spends:
+        if noise and spend.noise == noise and spend.run != name:
+            raise Refused(
+                f"the secret behind this run's noise was used before, by run '{spend.run}' on dataset "
+                f"'{spend.dataset}' in the ledger '{ledger.path}': on other sums the difference of the two would be "
+                "free of noise; give another secret seed or none, or resume that run"
+            )
+
+
+def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
     """Every checkpoint names the ledger that covers it, and the ledger covers every checkpoint."""
     ledger, before = account.ledger, checkpoints.ledger
     checkpoints.ledger = {"name": ledger.name, "path": str(ledger.path.resolve()), "dataset": account.dataset}
@@ -80,8 +152,8 @@ def _agree(run: Run, account: Account, checkpoints: Checkpoints) -> None:
         )
 
 
-def cost_of(plan: Plan) -> Callable[[int], Cost]:
-    """What the first n steps of a plan cost, as a ledger writes it down."""
+def cost_of(plan: Plan, start: int = 0) -> Callable[[int], Cost]:
+    """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down."""
     whole = plan.guarantee()
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
@@ -91,11 +163,10 @@ def cost_of(plan: Plan) -> Callable[[int], Cost]:
         points = tuple((d, epsilon(whole.event, d * kept, adjacency=whole.adjacency)) for d in deltas)
         stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions)
         return lambda steps: stated
-    proven = whole.status == "proven"
 
     def cost(steps: int) -> Cost:
-        event = plan.event(steps) if proven else plan.guarantee(steps).event
+        claim = claims_of(plan, [Attempt(start, start + steps)])[0]
         lost = whole.delta - plan.delta_left(steps)
-        return Cost(whole.adjacency, whole.status, whole.delta, event, assumptions=whole.assumptions, lost=lost)
+        return Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions, lost=lost)
 
     return cost

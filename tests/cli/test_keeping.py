@@ -167,6 +167,74 @@ def test_a_run_keeps_the_matrix_behind_its_noise(capsys, tmp_path, monkeypatch) 
     assert again["test_loss"] == first["test_loss"]
 
 
+def rows(path: Path, moved: float = 0.0) -> Path:
+    """A small table; ``moved`` shifts one number of one row."""
+    lines = ["age,height,label"]
+    lines += [f"{20 + i % 50 + (moved if i == 7 else 0)},{150 + i % 40},{'ab'[i % 2]}" for i in range(60)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+OWN = ("train", "--target", "label", "--batch-size", 10, "--noise-multiplier", 2, "--steps", 6, "--public", "ranges")
+
+
+class TestTakenAgain:
+    def back(self, out: Path, step: int) -> None:
+        """The newest checkpoints go, by somebody's hand."""
+        for path in (out / "private").glob("checkpoint-*"):
+            if int(path.name[11:21]) > step:
+                path.unlink()
+
+    def test_other_sums_are_charged_and_said(self, capsys, tmp_path, ledger, monkeypatch) -> None:
+        train = (*TRAIN, "--steps", 20, "--checkpoint-every", 5, "--out", tmp_path / "run", "--ledger", ledger)
+        first = answer(capsys, *train)
+        assert first["taken_again"] == []
+        self.back(tmp_path / "run", 15)
+        same = answer(capsys, "train", "--out", tmp_path / "run", "--resume")
+        assert (same["epsilon"], same["resumed_from"], same["taken_again"]) == (first["epsilon"], 15, [])
+        assert same["ledger"]["epsilon"] == first["ledger"]["epsilon"]
+        self.back(tmp_path / "run", 15)
+
+        def changed(task, augment, views):
+            return lambda model, content: 0.9 * task.losses(model, content)
+
+        monkeypatch.setattr("hush.cli.task.with_views", changed)
+        code, out, err = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert "the sums of step 16 are not those that its noise has met before" in err
+        assert found["taken_again"] == [[16, 20]]
+        assert found["epsilon"] > first["epsilon"]
+        assert found["ledger"]["epsilon"] == pytest.approx(found["epsilon"])
+        card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+        assert card["guarantee"]["epsilon"] == found["epsilon"]
+        shown = answer(capsys, "ledger", "show", ledger)["datasets"][0]
+        assert [run["steps"] for run in shown["runs"]] == [20, 5]
+
+    def test_a_seed_on_changed_data(self, capsys, tmp_path, ledger) -> None:
+        data = rows(tmp_path / "rows.csv")
+        once = (*OWN, "--data", data, "--secret-seed", 5)
+        answer(capsys, *once, "--out", tmp_path / "run")
+        answer(capsys, *once, "--out", tmp_path / "other", "--ledger", ledger)
+        rows(data, moved=0.5)
+        code, out, err = call(capsys, *once, "--out", tmp_path / "run")
+        assert (code, out) == (2, "")
+        assert "this secret seed was used in this directory with the same plan on other data" in err
+        code, out, err = call(capsys, *once, "--out", tmp_path / "third", "--ledger", ledger)
+        assert (code, out) == (2, "")
+        assert "the secret behind this run's noise was used before" in err
+        assert len(answer(capsys, "ledger", "show", ledger)["datasets"][0]["runs"]) == 1
+
+    def test_changed_data_is_not_resumed(self, capsys, tmp_path) -> None:
+        data = rows(tmp_path / "rows.csv")
+        answer(capsys, *OWN, "--data", data, "--checkpoint-every", 2, "--out", tmp_path / "run")
+        self.back(tmp_path / "run", 4)
+        rows(data, moved=0.5)
+        code, _, err = call(capsys, "train", "--out", tmp_path / "run", "--resume")
+        assert code == 2
+        assert "made on other data" in err
+
+
 class TestLedger:
     def test_two_runs_compose_and_a_claim_is_labelled(self, capsys, tmp_path, ledger):
         first = answer(capsys, *TRAIN, "--epochs", 1, "--ledger", ledger, "--dataset", "tumours")

@@ -70,12 +70,14 @@ class Saved:
         run = start()
         found = self._checkpoints.newest()
         if found.saved is None:
+            self._checkpoints.begin(run)
             return run, Progress()
         try:
             self._checkpoints.restore(run, found.saved)
         except Refused:  # of another version of the data or of hush
+            run = start()
             self._checkpoints.begin(run)
-            return start(), Progress()
+            return run, Progress()
         progress = read_progress(self._directory).cut(found.saved.step)
         progress.resumed += 1
         return run, progress

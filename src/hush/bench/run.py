@@ -181,7 +181,7 @@ class _Trial:
 
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
-        epsilons = self.accounts.epsilons(self.plan, self.ends)
+        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.plan, self.ends)
         for line in self.progress.epochs:
             line["epsilon"] = epsilons.get(line["step"])
         if self.last is None:  # resumed after its last step
@@ -192,7 +192,7 @@ class _Trial:
     def _privacy(self) -> dict[str, Any]:
         plan = self.run.plan
         guarantee = self.run.guarantee
-        claims = [claim.to_json() for claim in plan.claims()]
+        claims = [claim.to_json() for claim in self.run.claims()]
         return {
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,

@@ -1,4 +1,4 @@
-"""The private directory of a run: its last two checkpoints, its log of steps, and a lock.
+"""The private directory of a run: its last two checkpoints, its log of steps, its record of sums, and a lock.
 
 A checkpoint is written beside, flushed to the disk and renamed (`hush.files.write_atomic`), under a name that holds its
 step; then those before the last two are removed. After a crash at any instant the newest file that is whole is the
@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,14 +20,17 @@ from typing import Any
 
 import torch
 
-from hush.checkpoint.digest import data_digest, frozen_digest
+from hush.checkpoint import witness
+from hush.checkpoint.digest import VARYING, Tell, data_digest, frozen_digest
 from hush.checkpoint.file import Saved, Unreadable, read, to_bytes
 from hush.checkpoint.tree import revive
 from hush.errors import BadInput, Refused
 from hush.files import PRIVATE, remove_parts, sync_directory, writable_directory, write_atomic
-from hush.plan import Plan, describe
+from hush.identity import NoIdentity, digest
+from hush.named import trainable
 from hush.randomness import Secret
 from hush.run import Record, Run
+from hush.source import Tensors
 
 KEEP = 2
 LOG = "steps.jsonl"
@@ -54,10 +58,19 @@ class Checkpoints:
         self._digests: dict[str, str] = {}
         self._fixed: dict[str, Any] = {}
         self._lines: list[str] = []
+        self._run: Run | None = None
+        self._witness: witness.Witness | None = None
+        self.tell: Tell = _say
 
     def close(self) -> None:
         """Let others use the directory."""
+        self._let_go()
         os.close(self._lock)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the plan of the run that is kept here can be told from others."""
+        return bool(self._fixed.get("fingerprint", True))
 
     def files(self) -> list[Path]:
         """The checkpoints that are there, newest first."""
@@ -74,9 +87,15 @@ class Checkpoints:
         return Found(None, tuple(damaged))
 
     def begin(self, run: Run) -> None:
-        """Start anew: whatever was here goes, and a checkpoint of step 0 keeps the secret from the start."""
+        """Start anew: whatever was here goes, and a checkpoint of step 0 keeps the secret from the start.
+
+        What stays is the record of sums, for a seed can bring a secret back.
+        """
+        self._attach(run)
         self.discard()
         self.save(run)
+        if not self.resumable:
+            self.tell(f"this run can be kept but not resumed: {self._fixed['why']}")
 
     def discard(self) -> None:
         """Remove every checkpoint, and the log."""
@@ -87,20 +106,19 @@ class Checkpoints:
     def restore(self, run: Run, saved: Saved) -> None:
         """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
         facts, state = saved.facts, saved.state
-        _same_plan(run.plan, facts)
-        secret = Secret(bytes.fromhex(state["secret"]["key"]), state["secret"]["origin"])
-        if run.secret.origin == "seed" and run.secret.key != secret.key:
+        _same_plan(run, facts)
+        secret = Secret.from_json(state["secret"])
+        if run.secret.origin == "seed" and run.secret.key != secret.first.key:
             raise Refused(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
             )
-        self._digests = _digests(run, secret)
-        for what, digest in self._digests.items():
-            if digest != facts["digests"][what]:
-                raise Refused(
-                    f"the checkpoint was made on other {what}: going on would add the same noise to other sums, whose "
-                    "difference is free of noise; give what it was made with, or start a new run"
-                )
+        self._digests = _same_content(run, secret.first, facts["digests"], self.tell)
         run.restore(revive(state, run.state(), run.device))
+        self._let_go()
+        self._run, self._fixed = run, {}
+        if run.plan.private and run.ranks.rank == 0:
+            self._witness = witness.resumed(run, self.directory, self._digests["data"], self.save, self.tell)
+            run.witnessed_by(self._witness)
         self.name, self.ledger, self.at = facts["run"], facts["ledger"], saved.step
         for path in self.files():
             if path > saved.path:  # damaged
@@ -108,16 +126,33 @@ class Checkpoints:
         self._cut_log(saved.step)
 
     def save(self, run: Run) -> None:
-        """A checkpoint of the run as it stands, and the log up to it."""
+        """A checkpoint of the run as it stands, and the log up to it; before it, the record of sums."""
         if run.ranks.rank != 0:
             return
-        self._digests = self._digests or _digests(run, run.secret)
+        if self._run is not run:
+            self._attach(run)
+        if self._witness is not None:
+            self._witness.flush()
         self._flush_log()
         path = self.directory / f"checkpoint-{run.next:010d}.safetensors"
         write_atomic(path, to_bytes(self._facts(run), run.state()), mode=PRIVATE)
         self.at = run.next
         for old in self.files()[KEEP:]:
             old.unlink()
+
+    def _attach(self, run: Run) -> None:
+        """Have the run's sums written down here from now on."""
+        self._let_go()
+        self._digests = _digests(run, run.secret.first, self.tell)
+        self._run, self._fixed = run, {}
+        if run.plan.private and run.ranks.rank == 0:
+            self._witness = witness.begun(run, self.directory, self._digests["data"], self.save, self.tell)
+            run.witnessed_by(self._witness)
+
+    def _let_go(self) -> None:
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
 
     def log(self, record: Record) -> None:
         """One private line on this step; it reaches the disk with the next checkpoint."""
@@ -127,8 +162,7 @@ class Checkpoints:
         if not self._fixed:
             self._fixed = {
                 "steps": run.plan.steps,
-                "fingerprint": run.plan.fingerprint(),
-                "plan": describe(run.plan),
+                **_identity(run),
                 "versions": {name: version(name) for name in ("hush", "torch")},
                 "threads": torch.get_num_threads(),
             }
@@ -161,22 +195,61 @@ class Checkpoints:
             os.truncate(path, sum(len(line) for line in lines[:step]))
 
 
-def _digests(run: Run, secret: Secret) -> dict[str, str]:
-    return {"data": data_digest(run.source, secret), "frozen weights": frozen_digest(run.model, secret)}
+def _digests(run: Run, secret: Secret, tell: Tell) -> dict[str, str]:
+    return {"data": data_digest(run.source, secret, tell), "frozen weights": frozen_digest(run.model, secret)}
 
 
-def _same_plan(plan: Plan, facts: dict[str, Any]) -> None:
-    if plan.fingerprint() == facts["fingerprint"]:
+def _same_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) -> dict[str, str]:
+    """The digests of data and frozen weights, which must be those of the checkpoint."""
+    now = _digests(run, secret, tell)
+    for what, found in now.items():
+        if found == before[what]:
+            continue
+        if what == "data" and _unsteady(run, secret, before[what], found, tell):
+            tell("the data differ from one reading to the next, so that only their sums can be compared")
+            continue
+        raise Refused(
+            f"the checkpoint was made on other {what}: going on would add the same noise to other sums, whose "
+            "difference is free of noise; give what it was made with, or start a new run"
+        )
+    return before
+
+
+def _unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
+    """Whether the data would not even be the same in two readings now; then a digest says nothing about them."""
+    if isinstance(run.source, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
+        return False
+    return data_digest(run.source, secret, tell) != now
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """What tells the plan from others; None and the reason where nothing does."""
+    try:
+        tree = run.plan.identity(trainable(run.model))
+    except NoIdentity as error:
+        return {"fingerprint": None, "plan": None, "why": str(error)}
+    return {"fingerprint": digest(tree), "plan": tree}
+
+
+def _same_plan(run: Run, facts: dict[str, Any]) -> None:
+    found = _identity(run)
+    for which, side in (("the checkpoint's plan", facts), ("this plan", found)):
+        if side["fingerprint"] is None:
+            raise Refused(f"{which} cannot be told from another, so its run cannot be resumed: {side['why']}")
+    if found["fingerprint"] == facts["fingerprint"]:
         return
-    differs = _differences(facts["plan"], json.loads(json.dumps(describe(plan))))
-    if differs and all(".digest was " in text for text in differs):
+    before, now = dict(facts["plan"]), json.loads(json.dumps(found["plan"]))
+    accounted = before.pop("accounted"), now.pop("accounted")
+    differs = _differences(before, now) or _differences(*accounted)
+    if all(".digest was " in text for text in differs):
         raise Refused(
             "the matrix behind the plan's noise was computed anew and is not the same in its last bits (the cache of "
             f"solved matrices is gone): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
         )
-    listed = "; ".join(differs[:3]) or "a function that has no readable difference"
     more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
-    raise Refused(f"the checkpoint belongs to another plan ({listed}{more}): give the plan that it was made with")
+    raise Refused(
+        f"the checkpoint belongs to another plan ({'; '.join(differs[:3])}{more}): give the plan that it was made with"
+    )
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:
@@ -196,6 +269,10 @@ def _lock(directory: Path) -> int:
             f"another process is training in '{directory.parent}': wait for it, or use another one"
         ) from error
     return descriptor
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _write(descriptor: int, content: bytes) -> None:

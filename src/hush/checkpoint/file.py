@@ -21,7 +21,7 @@ from hush.checkpoint.tree import flatten, unflatten
 from hush.errors import BadInput
 from hush.named import Named, State
 
-FORMAT = "hush checkpoint 2"
+FORMAT = "hush checkpoint 3"
 MOST_THREADS = 4096
 
 
@@ -62,7 +62,10 @@ def read(path: Path) -> Saved:
             raise Unreadable(f"'{path.name}' is damaged: its digest does not fit its content")
         facts = json.loads(text)
         if facts.pop("format") != FORMAT:
-            raise Unreadable(f"'{path.name}' is a checkpoint of another version of hush")
+            raise Unreadable(
+                f"'{path.name}' is a checkpoint of another version of hush, without a record of what its noise met: "
+                "finish the run with that version"
+            )
         state = unflatten(facts.pop("state"), tensors)
         _check_kinds(facts, state)
         return Saved(path, facts, state)

@@ -24,9 +24,9 @@ from hush.cli.recall import read_options
 from hush.errors import BadInput, HushError
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.matrices.cache import kept_in
-from hush.privacy.ledger import DATASET, Account, Ledger
+from hush.privacy.ledger import DATASET, Ledger
 from hush.run import Run
-from hush.train import charge
+from hush.train import Charges, charge
 
 OPTIONS = "options.json"
 RELEASED = ("release", WEIGHTS, CARD, PAGE)
@@ -41,7 +41,7 @@ class Kept:
     resume: bool
     checkpoints: Checkpoints | None = None
     found: Found | None = None
-    account: Account | None = None
+    account: Charges | None = None
     resumed_from: int | None = None
     begun: bool = False
 
@@ -110,6 +110,8 @@ class Kept:
             return "nothing was kept yet"
         if not self.checkpoints.files():
             return f"nothing is left of the run, as '{self.out}' was deleted or moved under it"
+        if not self.checkpoints.resumable:
+            return f"all is kept up to step {self.checkpoints.at}, but this run cannot be resumed"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
 
     def spent(self) -> dict[str, Any] | None:
@@ -141,6 +143,7 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
         _check_not_lost(out)
     writable_directory(out)
     checkpoints = Checkpoints(out / "private")
+    checkpoints.tell = say
     try:
         remove_parts(out)
         found = checkpoints.newest()

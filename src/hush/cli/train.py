@@ -175,6 +175,7 @@ def _trained(task: Problem, run: Run, keep: Kept, *, every: int, quiet: bool) ->
         "seconds": round(seconds, 3),
         "out": None if keep.out is None else str(keep.out),
         "resumed_from": keep.resumed_from,
+        "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
         "ledger": keep.spent(),
     }
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from hush import validate
+from hush.identity import Scope, per_step
 from hush.named import State
 from hush.noise.noise import Rows
 from hush.noise.schedules import Schedule
@@ -36,6 +38,11 @@ class Independent:
         if self.schedule is None:
             return Identity(self.steps)
         return Diagonal(tuple(self.schedule(step) for step in range(self.steps)))
+
+    def declared(self, scope: Scope) -> dict[str, Any]:
+        """The scales that were accounted, whatever function they came from."""
+        scales = self.structure.scales if isinstance(self.structure, Diagonal) else None
+        return {"steps": self.steps, "scales": None if scales is None else per_step(scales.__getitem__, self.steps)}
 
     def init(self, like: Tensor) -> State:
         """No state."""

@@ -45,6 +45,7 @@ class Spend:
     limit: int = 0
     whole: Cost | None = None
     blindly: bool = False
+    noise: str = ""  # the name of the secret behind its noise: a digest that says nothing about it
 
     @property
     def open(self) -> bool:
@@ -85,7 +86,7 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": _event(cost)}
     points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
     more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
-    more |= {"limit": spend.limit, "lost": cost.lost}
+    more |= {"limit": spend.limit, "lost": cost.lost, "noise": spend.noise}
     if spend.whole is not None:
         more["whole"] = _event(spend.whole)
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
@@ -103,8 +104,8 @@ def spend_of(entry: dict[str, Any]) -> Spend:
     try:
         cost = _cost(entry, entry["event"])
         texts = [entry[name] for name in ("run", "dataset", "method", "at")]
-        part_of, reason = entry.get("part_of", ""), entry.get("reason", "")
-        if not all(isinstance(text, str) for text in [*texts, part_of, reason]):
+        part_of, reason, noise = (entry.get(name, "") for name in ("part_of", "reason", "noise"))
+        if not all(isinstance(text, str) for text in [*texts, part_of, reason, noise]):
             raise TypeError("a name that is no text")
         steps, planned = int(entry["steps"]), int(entry["planned"])
         whole(steps=steps, planned=planned)
@@ -116,7 +117,7 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         ):  # an older line, which does not say what its plan costs
             limit, all_of_it = planned, Cost(cost.adjacency, _claimed(cost), cost.delta, cost.event)
         run, dataset, method, at = texts
-        return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it)
+        return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it, noise=noise)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
 

@@ -45,10 +45,11 @@ class Account:
         cost: Callable[[int], Cost],
         block: int = BLOCK,
         new_dataset: bool = False,
+        noise: str = "",
     ) -> None:
         whole(planned=planned, block=block)
         self.ledger, self.run = ledger, run
-        self._method, self._planned, self._cost = method, planned, cost
+        self._method, self._planned, self._cost, self._noise = method, planned, cost, noise
         self._at_once = cost(planned).event is None  # known for the whole plan only: entered as a whole
         self._block = planned if self._at_once else block
         self._known: tuple[object, int] | None = None
@@ -159,7 +160,7 @@ class Account:
         limit = max(steps, min(self._planned, self.room()))
         could = self._cost(limit) if limit > steps else None
         counted = (steps, self._planned, cost)
-        spend = Spend(self.run, self.dataset, self._method, *counted, limit=limit, whole=could)
+        spend = Spend(self.run, self.dataset, self._method, *counted, limit=limit, whole=could, noise=self._noise)
         self.ledger.spend(spend)
 
     def _no_room(self, steps: int) -> str:

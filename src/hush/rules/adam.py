@@ -5,12 +5,13 @@ m ← β₁m + (1−β₁)g̃;  v ← β₂v + (1−β₂)g̃²;  θ ← θ − 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hush import validate
+from hush.identity import PER_STEP
 from hush.named import Named, State
 from hush.release import Release
 from hush.rules.rule import Rate, check_rate, rate_at
@@ -20,7 +21,7 @@ from hush.rules.rule import Rate, check_rate, rate_at
 class Adam:
     """Adam with bias correction."""
 
-    lr: Rate = 1e-3
+    lr: Rate = field(default=1e-3, metadata=PER_STEP)
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8

@@ -7,11 +7,12 @@ is the same moving average of s² as v is of g̃². Only released gradients are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from hush import validate
+from hush.identity import PER_STEP
 from hush.named import Named, State
 from hush.release import Release
 from hush.rules.adam import applied, moments, zero_moments
@@ -22,7 +23,7 @@ from hush.rules.rule import Rate, check_rate, rate_at
 class AdamBC:
     """Adam with both biases corrected, of the start and of the noise. ``floor`` is ζ′."""
 
-    lr: Rate = 1e-4
+    lr: Rate = field(default=1e-4, metadata=PER_STEP)
     beta1: float = 0.9
     beta2: float = 0.999
     floor: float = 1e-8

@@ -5,11 +5,12 @@ m ← μm + (g̃ + wθ);  θ ← θ − ηm. With μ = 0 and w = 0 this is DP-SG
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from hush import validate
+from hush.identity import PER_STEP
 from hush.named import Named, State
 from hush.release import Release
 from hush.rules.rule import Rate, check_rate, rate_at
@@ -19,7 +20,7 @@ from hush.rules.rule import Rate, check_rate, rate_at
 class SGD:
     """Plain, or with heavy-ball momentum and (coupled) weight decay, as torch.optim.SGD does it."""
 
-    lr: Rate = 0.1
+    lr: Rate = field(default=0.1, metadata=PER_STEP)
     momentum: float = 0.0
     weight_decay: float = 0.0
 

@@ -6,13 +6,17 @@ closure that would compute gradients on the raw data again, are refused.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from hush.errors import BadInput, Refused
+from hush.errors import BadInput, HushError, Refused
+from hush.identity import NoIdentity, Scope, declared
 from hush.named import Named, State
 from hush.release import Release
 
@@ -27,6 +31,25 @@ class TorchOptim:
 
     optimizer: Callable[[Named], torch.optim.Optimizer]
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+
+    def declared(self, scope: Scope) -> dict[str, Any]:
+        """What the functions build for the model's parameters: class, settings and groups, and under a scheduler the
+        settings of every step."""
+        if scope.params is None:
+            raise NoIdentity("the rule builds its optimizer for a model's parameters: give them")
+        twins: Named = {name: nn.Parameter(torch.zeros_like(p)) for name, p in scope.params.items()}
+        try:
+            state = self.init(twins)
+            found = {"optimizer": type(state["optimizer"]), "defaults": dict(state["optimizer"].defaults)}
+            found["groups"] = _settings(state["optimizer"], twins)
+            if "scheduler" in state:
+                found |= {"scheduler": type(state["scheduler"]), "every step": _followed(state, scope)}
+        except (HushError, MemoryError):
+            raise
+        except Exception as error:  # somebody else's code on parameters without gradients
+            why = f"{type(error).__name__}: {error}"
+            raise NoIdentity(f"the rule's optimizer does not say what it does without training ({why})") from error
+        return found
 
     def init(self, params: Named) -> State:
         """The live optimizer and scheduler; a checkpoint keeps their ``state_dict``."""
@@ -54,6 +77,23 @@ class TorchOptim:
         for parameter in params.values():
             parameter.grad = None
         return {name: p.detach() - before[name] for name, p in params.items()}
+
+
+def _settings(optimizer: torch.optim.Optimizer, params: Named) -> list[dict[str, Any]]:
+    """Every group's settings, and which parameters are in it."""
+    names = {id(p): name for name, p in params.items()}
+    return [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+
+
+def _followed(state: State, scope: Scope) -> str:
+    """A digest of the settings at every step of the plan: what the scheduler makes of them."""
+    total = hashlib.blake2b(digest_size=16)
+    for _ in range(scope.steps):
+        state["optimizer"].step()  # without gradients it changes nothing
+        state["scheduler"].step()
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in state["optimizer"].param_groups]
+        total.update(json.dumps(declared(groups, scope)).encode())
+    return total.hexdigest()
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, params: Named) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hush import validate
 from hush.errors import BadInput
-from hush.randomness import Secret, generator
+from hush.randomness import ORDER, Secret, generator
 from hush.sampling.participation import (
     CyclicPoisson,
     OnePass,
@@ -229,7 +229,7 @@ def _coins(secret: Secret, step: int, members: np.ndarray, population: int, rate
 
 @lru_cache(maxsize=4)
 def _order(secret: Secret, epoch: int, population: int) -> np.ndarray:
-    return generator(secret, "order", epoch).permutation(population)
+    return generator(secret, ORDER, epoch).permutation(population)
 
 
 def _slice(sampler: Shuffled | Partitioned, order: np.ndarray, place: int, population: int) -> Tensor:

@@ -1,0 +1,167 @@
+"""The witness of a run: it stands where noise is added, and sees to it that no noise meets two different sums."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hush.attempts import Attempt, History
+from hush.checkpoint.digest import Tell, weights_digest
+from hush.checkpoint.sums import Lost, Record, new_record, record_path, remove_empty, tag_of
+from hush.errors import Refused
+from hush.files import PRIVATE
+from hush.named import Sums
+from hush.privacy.guarantee import rounded_up
+from hush.run import Run
+
+RELEASES = "releases.jsonl"
+
+
+class Witness:
+    """Of one run in one private directory; ``save`` writes a checkpoint of it."""
+
+    def __init__(self, run: Run, record: Record, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
+        self.run, self.record = run, record
+        self._save, self._tell, self._why = save, tell, why
+
+    def meets(self, sums: Sums) -> bool:
+        """Write down which sums the noise of the run's next step meets, before it is drawn.
+
+        False where this noise has met others: then the run has a fresh secret by now, charged and kept, and its sums
+        are to be made anew under it (another batch, for its coins are fresh too).
+        """
+        run, content = self.run, tag_of(self.run.secret, self.run.next, sums)
+        known = self.record.again.get((run.history.current, run.next))
+        if known is None and run.next >= run.history.now.taken:
+            self.record.append(run.history.current, run.next, content)
+            return True
+        if known == content:
+            return True
+        self._renew()
+        return False
+
+    def flush(self) -> None:
+        """Everything to the disk: before a checkpoint holds noise."""
+        self.record.flush()
+
+    def releasing(self) -> None:
+        """Before weights are released: tags to the disk, and a line that says what is released."""
+        self.record.flush()
+        run, path = self.run, self.record.path.with_name(RELEASES)
+        line = {
+            "noise": run.secret.first.name,
+            "attempt": run.history.current,
+            "step": run.next,
+            "weights": weights_digest(run.model, run.secret.first),
+        }
+        if line in read_releases(path):
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        try:
+            os.write(descriptor, (json.dumps(line) + "\n").encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.record.close()
+
+    def _renew(self) -> None:
+        run = self.run
+        if run.ranks.world != 1:
+            raise Refused(
+                f"step {run.next + 1} has other sums than its noise met before, and a run shared by {run.ranks.world} "
+                "processes cannot change its secret: start a new run"
+            )
+        before = run.guarantee.epsilon
+        what = self._why or (
+            f"the sums of step {run.next + 1} are not those that its noise has met before (other data, augmentation, "
+            "model code, loss, threads or libraries)"
+        )
+        run.renew()
+        self._why = ""
+        after = run.guarantee.epsilon
+        self._tell(
+            f"{what}: going on with fresh noise, and every taking is charged: ε = {rounded_up(after)} instead of "
+            f"{rounded_up(before)}"
+        )
+        run.cover()
+        self.record.open()
+        self._save(run)
+
+
+def begun(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> Witness:
+    """The witness of a run that starts here; where its secret was used in this directory before (a seed), the noise
+    has met sums already."""
+    path = record_path(directory, run.secret)
+    remove_empty(directory)
+    if not path.exists():
+        record = new_record(directory, run.secret, data)
+        record.open()
+        return Witness(run, record, save, tell)
+    try:
+        record = Record.read(path, run.next)
+    except Lost as lost:
+        return _without(run, directory, data, save, tell, str(lost))
+    if record.head["data"] != data:
+        raise Refused(
+            "this secret seed was used in this directory with the same plan on other data: the difference of the two "
+            "models would be free of noise; give another secret seed, or none"
+        )
+    run.history = run.history.joined(record.attempts)
+    return Witness(run, record, save, tell)
+
+
+def resumed(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> Witness:
+    """The witness of a run that goes on from a checkpoint."""
+    path = record_path(directory, run.secret)
+    try:
+        record = Record.read(path, run.next)
+        _check(run, record, path.with_name(RELEASES))
+    except Lost as lost:
+        return _without(run, directory, data, save, tell, str(lost))
+    run.history = run.history.joined(record.attempts)
+    return Witness(run, record, save, tell)
+
+
+def _check(run: Run, record: Record, releases: Path) -> None:
+    """A record reaches as far as every checkpoint and every release of its run; `Lost` where it does not."""
+    wanted = [(number, attempt.taken) for number, attempt in enumerate(run.history.attempts)]
+    wanted += [(line["attempt"], line["step"]) for line in read_releases(releases) if line["noise"] == _name(run)]
+    for number, taken in wanted:
+        known = record.attempts[number] if number < len(record.attempts) else Attempt()
+        begun_at = run.history.attempts[number].start if number < len(run.history.attempts) else 0
+        if known.taken < taken and taken > begun_at:
+            raise Lost("is shorter than it was")
+    if record.head["noise"] != _name(run):
+        raise Lost("belongs to another secret")
+
+
+def _without(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str) -> Witness:
+    """Nobody knows what the noise has met: all that was planned counts as taken, and no step of it is taken again."""
+    whole = [Attempt(a.start, run.plan.steps) for a in run.history.attempts]
+    run.history = History(tuple(whole), run.history.current)
+    record = new_record(directory, run.secret, data, whole)
+    why = f"the record of which sums the noise has met ('{record.path.name}') {how}"
+    return Witness(run, record, save, tell, why)
+
+
+def _name(run: Run) -> str:
+    return run.secret.first.name
+
+
+def read_releases(path: Path) -> list[dict[str, Any]]:
+    """The releases that were written down; half a line is none, for its weights were not written yet."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            found.append({"noise": "", "attempt": 0, "step": 0, **json.loads(line)})
+        except (ValueError, TypeError):
+            continue
+    return found

@@ -1,0 +1,155 @@
+"""What tells one plan from another: a digest of everything that decides what it does, made from declarations alone.
+
+A secret that comes from a seed is bound to it, and a checkpoint goes on only under the plan it was made with. Two plans
+that pass for one would share their noise, or report one's ε for the other's steps. So nothing is guessed:
+
+- numbers, text, arrays, tensors and containers of them are themselves;
+- a dataclass is its fields; a field marked `PER_STEP` may hold a function of the step, which is its values;
+- anything else declares itself (`Declares`), as an optimizer that is given as a function does by what it builds;
+- what does none of this has no identity. Its plan runs, but takes no seed and cannot be resumed.
+
+A class is known by the name under which it is imported. Its code is not digested: that is the business of the record of
+sums (`hush.checkpoint.sums`), which sees whatever changes what is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.errors import Refused
+from hush.named import Named
+
+PER_STEP = {"per step": True}
+"""Metadata of a dataclass field that holds a number or a function of the step: its values are its identity."""
+
+
+class NoIdentity(Refused):
+    """Something that cannot be told from something else."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a declaration may depend on: the plan's number of steps, and the parameters of the model that is trained."""
+
+    steps: int
+    params: Named | None = None
+
+
+@runtime_checkable
+class Declares(Protocol):
+    """An object that says itself what it is."""
+
+    def declared(self, scope: Scope) -> Any:
+        """Everything that decides what it does, as plain data; `NoIdentity` where that cannot be said."""
+        ...
+
+
+def declared(value: Any, scope: Scope, path: str = "") -> Any:
+    """``value`` as JSON that holds all that decides what it does; `NoIdentity` names the part that cannot be told."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array(np.asarray(value))
+    if isinstance(value, Tensor):
+        return {"device": value.device.type, **_array(value.detach().cpu().numpy())}
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): declared(item, scope, _joined(path, key)) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [declared(item, scope, _joined(path, place)) for place, item in enumerate(value)]
+    if isinstance(value, type):
+        return _class_name(value, path)
+    if isinstance(value, Declares):
+        return {"kind": _class_name(type(value), path), **declared(value.declared(scope), scope, path)}
+    if dataclasses.is_dataclass(value):
+        return {"kind": _class_name(type(value), path), **_fields(value, scope, path)}
+    raise NoIdentity(
+        f"{path or 'it'} is a {_shown(value)}, which cannot be told from another: use an object with declared fields "
+        "(a frozen dataclass), or give it a method `declared`"
+    )
+
+
+def digest(tree: Any) -> str:
+    """Thirty-two hexadecimal digits of what `declared` gave."""
+    text = json.dumps(tree, sort_keys=True, allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def per_step(function: Callable[[int], float], steps: int) -> dict[str, Any]:
+    """A function of the step as its values at every step of a plan."""
+    values = np.array([float(function(step)) for step in range(steps)])
+    return {"kind": "per step", "steps": steps, "first": values[:3].tolist(), "values": _hash(values)}
+
+
+def describe(value: Any) -> Any:
+    """A frozen configuration as plain, readable data, for the privacy card; never taken for an identity."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [describe(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array(np.asarray(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return _shown(value)
+
+
+def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        if callable(held) and field.metadata.get("per step"):
+            found[field.name] = per_step(held, scope.steps)
+        else:
+            found[field.name] = declared(held, scope, _joined(path, field.name))
+    return found
+
+
+def _array(value: np.ndarray) -> dict[str, Any]:
+    if value.dtype.hasobject:
+        raise NoIdentity("an array of Python objects cannot be told from another: use an array of numbers")
+    return {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape), "digest": _hash(value)}
+
+
+def _hash(value: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).hexdigest()
+
+
+def _class_name(kind: type, path: str) -> str:
+    """Where the class is imported from; one that is made inside a function has many twins of its name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not kind:
+        raise NoIdentity(
+            f"{path or 'it'} is of the class {kind.__qualname__}, which is defined inside a function and cannot be "
+            "told from another one of its name: define it at the top of a module"
+        )
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
