@@ -57,6 +57,7 @@ class Plan:
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
     arithmetic: arithmetic.Mode = "default"
+    tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
@@ -238,20 +239,24 @@ class Plan:
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
-        self.check_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
-        return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+        with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
+        return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
-    def check_tails(self, coordinates: int) -> None:
-        """Refuse a δ that noise with an end cannot deliver for so many coordinates (`hush.privacy.scale`)."""
+    def with_tails(self, coordinates: int) -> Plan:
+        """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`); refused where
+        that is too much."""
         if not self.private:
-            return
+            return self
         structure = self.noise.structure
         least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
         part = self.sampler.participation
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
-        if tail_delta(coordinates, self.steps, mu, rate=rate) > SHARE * self.delta:
-            check_tails(self.delta, coordinates, self.steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
+        taken = tail_delta(coordinates, self.steps, mu, rate=rate)
+        if taken > SHARE * self.delta:
+            known = self.guarantee().epsilon
+            taken = check_tails(self.delta, coordinates, self.steps, mu, rate=rate, epsilon=known)
+        return dataclasses.replace(self, tails=taken)
 
     def _known_for_a_seed(self, model: nn.Module) -> str:
         try:
@@ -309,7 +314,7 @@ class Plan:
         """δ without what batches with more examples than places cost, and the end of the noise's tails."""
         count = self.steps if steps is None else steps
         times = max(1, -(-count // self.steps))  # more than once where steps were taken again
-        return self.delta * (1.0 - times * SHARE) - count * self.room.overflow
+        return self.delta - times * self.tails - count * self.room.overflow
 
     def own_claims(self, steps: int, sigma: float | None = None) -> tuple[Claim, ...]:
         """What a query with claims of its own says about so many steps; the proven first. It is told the noise in units

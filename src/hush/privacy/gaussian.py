@@ -134,12 +134,14 @@ def private_mean(
     rows, base, moved = _clipped(np.asarray(values, dtype=np.float64), bound, lower, adjacency)
     count = _public_count(len(rows), adjacency, divisor)
     sensitivity = moved / count
-    std = CALIBRATIONS[calibration](epsilon, delta, sensitivity)
+    calibrated = CALIBRATIONS[calibration]
+    std, coordinates = calibrated(epsilon, delta, sensitivity), max(1, math.prod(rows.shape[1:]))
+    tails = check_tails(delta, coordinates, 1, sensitivity / std, epsilon=epsilon, reach=NUMPY_REACH)
+    std = calibrated(epsilon, delta - tails, sensitivity)  # more noise, whose tails take less
     check_std(std * count)
-    check_tails(delta, max(1, math.prod(rows.shape[1:])), 1, sensitivity / std, epsilon=epsilon, reach=NUMPY_REACH)
     noisy = _noisy_sum(rows, moved, std * count, rng)
     guarantee = Guarantee(
-        min(epsilon, gaussian_epsilon(delta, sensitivity / std)),
+        min(epsilon, gaussian_epsilon(delta - tails, sensitivity / std)),
         delta,
         adjacency,
         unit="value",
