@@ -34,7 +34,7 @@ def test_several_assumptions_are_all_in_the_sentence_and_numbered() -> None:
     assert end() == "."
     assert end("a") == "; assumes that a."
     assert end("a", "b and c") == "; assumes that (1) a and (2) b and c."
-    assert end("a", "b", "c") == "; assumes that (1) a, (2) b and (3) c."
+    assert end("a", "b", "c") == "; assumes that (1) a, (2) b, and (3) c."
 
 
 @pytest.mark.parametrize("status", ["claimed", "refuted", "none"])

@@ -174,7 +174,8 @@ def assuming(texts: Sequence[str]) -> str:
     if len(texts) < 2:
         return "".join(f"; assumes that {text}" for text in texts)
     numbered = [f"({number}) {text}" for number, text in enumerate(texts, 1)]
-    return f"; assumes that {', '.join(numbered[:-1])} and {numbered[-1]}"
+    last = " and " if len(texts) == 2 else ", and "
+    return f"; assumes that {', '.join(numbered[:-1])}{last}{numbered[-1]}"
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
