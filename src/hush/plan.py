@@ -204,7 +204,7 @@ class Plan:
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tails"}  # the model's
         accounted = {
             "participation": self.sampler.participation,
             "structure": self.noise.structure,
