@@ -1,12 +1,13 @@
 """For a fixed secret, one example more moves the sum of every shipped model by no more than what is charged for.
 
-``HUSH_SEARCH=300`` looks for worse neighbours that many times for each model and batch, with every kind of neighbours at
-the slow ones too, and prints the largest movement found: ``HUSH_SEARCH=300 pytest -s tests/test_one_example_more.py``.
+``HUSH_SEARCH=300 pytest -s tests/test_one_example_more.py`` looks for worse neighbours that many times for each model and
+batch, starts from every kind of neighbours at the slow ones too, and says the largest movement that it found.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -23,10 +24,9 @@ QUICK = ("alike", "powers", "bits")  # where 20 000 rows are computed
 def said(name: str, stage: Stage, moved: float) -> None:
     if SEARCH:
         clips = moved * (1 + stage.assumed) * (1 + stage.plan.charge)
-        print(
-            f"\n{name}, {stage.plan.room.places} places, {stage.plan.arithmetic}: {clips:.7f} clips of "
-            f"{1 + stage.plan.charge:.7f} charged, assumed {stage.assumed:.0e}"
-        )
+        where = f"{name}, {stage.plan.room.places} places, {stage.plan.arithmetic}"
+        limit = f"{1 + stage.plan.charge:.7f} charged and {stage.assumed:.0e} assumed"
+        sys.stdout.write(f"\n{where}: {clips:.7f} clips of {limit}\n")
 
 
 def cases() -> list[tuple[str, int]]:
