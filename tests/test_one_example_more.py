@@ -1,6 +1,6 @@
 """For a fixed secret, one example more moves the sum of every shipped model by no more than what is charged for.
 
-``HUSH_SEARCH=300 pytest -s tests/test_one_example_more.py`` looks for worse neighbours that many times for each model and
+``HUSH_SEARCH=300 pytest -s tests/test_one_example_more.py`` looks for worse neighbours so often for each model and
 batch, starts from every kind of neighbours at the slow ones too, and says the largest movement that it found.
 """
 
