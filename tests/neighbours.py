@@ -143,7 +143,9 @@ class Catching:
 class Stage:
     """One model in one arithmetic before its first step, whose data can be exchanged."""
 
-    def __init__(self, shipped: Shipped, batch: int, arithmetic: str, *, plan: Plan | None = None) -> None:
+    def __init__(
+        self, shipped: Shipped, batch: int, arithmetic: str, *, plan: Plan | None = None, seed: int = 0
+    ) -> None:
         self.shipped, self.examples = shipped, batch + batch // 8 + 4
         self.plan = plan or make_plan(
             "dp-sgd",
@@ -160,14 +162,14 @@ class Stage:
             model = shipped.make()
             self.rows = Rows(self.fresh(0))
         self.catching = Catching()
-        self.run = self.plan.start(model, shipped.losses, self.rows, secret=self._with_the_last())
+        self.run = self.plan.start(model, shipped.losses, self.rows, secret=self._with_the_last(seed))
         self.run.witnessed_by(self.catching)
 
-    def _with_the_last(self) -> Secret:
+    def _with_the_last(self, first: int) -> Secret:
         """A secret under which the last example takes part and leaves a place free."""
         sampler = self.plan.sampler
         assert isinstance(sampler, Poisson)
-        for seed in range(1000):
+        for seed in range(1000 * first, 1000 * first + 1000):
             secret = Secret.from_seed(seed, "one example more")
             chosen = sampler.indices(secret, 0, self.examples + 1).tolist()
             if self.examples in chosen and 1 < len(chosen) <= self.plan.room.places:

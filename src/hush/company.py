@@ -91,11 +91,13 @@ def _check_place(summed: Summed, example: Any, neighbours: Iterable[Any], rows: 
 
 def _neighbours(summed: Summed, source: Source, rows: int, device: torch.device) -> list[Any]:
     below = _integers(summed, source, rows, device)
-    scaled = made_up(source, rows, 2, device, below=below)
-    return [made_up(source, rows, 1, device, below=below)] + [
-        to_each(lambda t, factor=factor: t * factor if t.is_floating_point() else t, scaled)
-        for factor in (0.0, 1e4, math.nan)
-    ]
+    random, other = (made_up(source, rows, seed, device, below=below) for seed in (1, 2))
+    return [random] + [to_each(lambda t, f=factor: _times(t, f), other) for factor in (0.0, 1e4, math.nan)]
+
+
+def _times(t: Tensor, factor: float) -> Tensor:
+    """Integers stay what they may be: as they are, or zero."""
+    return (t * factor).to(t.dtype) if t.is_floating_point() or factor == 0 else t
 
 
 def _integers(summed: Summed, source: Source, rows: int, device: torch.device) -> int:
