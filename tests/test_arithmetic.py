@@ -119,7 +119,7 @@ class TestCharge:
     def test_at_most_a_hundredth_at_the_defaults(self) -> None:
         plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, noise_multiplier=1.0)
         assert 0.005 < plan.charge < 0.01
-        assert charge(10**6) == charge(BLOCK) < 0.006
+        assert charge(BLOCK) < charge(20_000) < charge(BLOCK) + 1e-6 < 0.006
 
     def test_it_never_falls_with_the_number_of_places(self) -> None:
         charges = [charge(n) for n in range(1, 600)]

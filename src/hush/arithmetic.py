@@ -27,7 +27,8 @@ MODES = ("default", "rigorous")
 BLOCK = 400  # places that are summed in the gradients' own type
 HALF = 200  # of them in one product; the two halves are added
 UNIT = 2.0**-24  # of float32: the largest relative error of one rounding
-BETWEEN = 1e-9  # for sums in float64, between blocks and until the noise: far more than they can err
+DOUBLE = 2.0**-53  # of float64
+FINISH = 1e-9  # for what is done once to the float64 sum of a step: a query's finish, and the noise's own addition
 SHARE = 1e-5  # of δ, for batches with more examples than places
 
 
@@ -37,9 +38,10 @@ def charge(places: int) -> float:
     A sum of h float32 products in any order of additions rounds addend j at most d_j times. The squares of these depths
     sum to at most h² + h(h + 1)(2h + 1)/6 (one addition after the other, and the products); where two such halves are
     added, every depth grows by one. By Cauchy and Schwarz, coordinate by coordinate, a sum over n addends of at most
-    one clip errs by at most u·√(n·Σd²) clips, and two neighbours' sums by twice that.
+    one clip errs by at most u·√(n·Σd²) clips, and two neighbours' sums by twice that. Between blocks, of which there
+    are as many as places at most, no addend of the float64 sum is rounded more often than there are places.
     """
-    return max(_rounding(min(places, most)) for most in (HALF, BLOCK)) + BETWEEN
+    return max(_rounding(min(places, most)) for most in (HALF, BLOCK)) + 4.0 * DOUBLE * places**2 + FINISH
 
 
 def _rounding(n: int) -> float:
@@ -93,6 +95,11 @@ class Seats:
     def sides(self, number: int) -> tuple[int, int]:
         """The first place of a piece, and the one after its last."""
         return self.places * number // self.pieces, self.places * (number + 1) // self.pieces
+
+    def rows(self) -> tuple[int, ...]:
+        """The numbers of places that pieces have: one, or two neighbouring ones; the smallest first."""
+        sizes = {high - low for low, high in map(self.sides, range(self.pieces))}
+        return tuple(sorted(sizes - {0}))
 
     def cut(self, taken: Tensor, rank: int = 0, world: int = 1) -> Iterator[Piece]:
         """The pieces of one process, with the examples that took their places."""

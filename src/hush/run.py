@@ -22,14 +22,14 @@ from hush.attempts import History, drawing
 from hush.company import check_neighbours, shift_of_one_row_more
 from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
-from hush.gradients import Untouched, Watch, check_model, placed
-from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
+from hush.gradients import GradientWarning, Untouched, Watch, check_model, placed
+from hush.named import Layout, Losses, Named, State, Sums, add_sums, in_double, trainable
 from hush.noise import Independent
 from hush.normals import BLOCK
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.randomness import Secret, normal
 from hush.release import Release, add_noise, grid
-from hush.source import Source, to_each
+from hush.source import Source, tensors_of, to_each
 
 if TYPE_CHECKING:
     from hush.plan import Plan
@@ -142,7 +142,8 @@ class Run:
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._untouched = Untouched(model, self._params) if plan.private else None
         self._fresh = True  # no forward of this run has been seen yet
-        self._company = ""
+        self._company, self._met = "", False
+        self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -269,22 +270,27 @@ class Run:
         return self.plan.with_secret(self._secret).assuming(self._company)
 
     def _meet_company(self) -> str:
-        """What is assumed about the rows beside an example: nothing in rigorous arithmetic, where it is checked."""
+        """What is assumed about the rows beside an example: nothing in rigorous arithmetic, where it is checked.
+
+        It comes before the first step, whoever is in its batch: the engine that is picked here is picked by public
+        inputs, and nobody's presence decides how everybody else's gradient is computed."""
         nobody = Secret.from_seed(0, "company")
 
         def summed(piece: Piece, content: Any) -> Sums:
             sums = self._piece(nobody, 0, piece, self.losses, content, self._public)
             return {name: sums[name] for name in self.plan.query.channels}
 
-        low, high = self._seats().sides(0)
+        rows = self._seats().rows()
         if self.plan.arithmetic == "rigorous":
-            check_neighbours(summed, self.source, high - low, self.device)
+            check_neighbours(summed, self.source, rows, self.device)
             return ""
         bounds = {name: channel.bound for name, channel in self.plan.channels.items()}
         try:
-            moved = shift_of_one_row_more(summed, self.source, -(-2 * (high - low) // 3), bounds, self.device)
-        except Exception:  # whatever a model says to made-up inputs: it took the data
-            return COMPANY.format("it could not be measured on random inputs")
+            moved = shift_of_one_row_more(summed, self.source, -(-2 * rows[-1] // 3), bounds, self.device)
+        except GradientWarning:
+            raise
+        except Exception:  # whatever a model says to made-up inputs: it may take the data
+            return COMPANY.format("it could not be measured on random inputs, and the data picked the engine")
         size = rounded_up(moved, 1)
         return COMPANY.format(f"one row more moved a sum of random inputs by {size} of an example's bound")
 
@@ -314,10 +320,11 @@ class Run:
             return self._sum(batch)
         check_model(self.model)  # again: a layer may be in another mode by now
         with self._untouched.during_forward(complete=self._fresh):
+            if not self._met:
+                found = self._meet_company()  # after a resume too: it picks this process's engine
+                self._company, self._met = self._company or found, True
             sums = self._sum(batch)
-        if self._fresh and len(self._drawn[1]):
-            self._fresh = False
-            self._company = self._company or self._meet_company()
+        self._fresh = self._fresh and not len(self._drawn[1])
         return sums
 
     def _sum(self, batch: Batch) -> Sums:
@@ -330,7 +337,7 @@ class Run:
             sums = self._piece(self._secret, batch.step, piece, losses, self._content(piece), self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
-        return self.ranks.total(total)
+        return self.ranks.total(total if self.ranks.world == 1 else in_double(total))
 
     def _seated(self, step: int) -> Iterator[Piece]:
         """This process's pieces of a step, with the examples on their places."""
@@ -345,11 +352,29 @@ class Run:
     def _content(self, piece: Piece) -> Any:
         """A piece's rows; empty places are rows of zeros."""
         rows = self.source.take(self._drawn[1][piece.chosen])
+        if piece.empty is not None:
+            self._same_shape(rows)
         return to_each(lambda t: piece.filled(t.to(self.device)), rows)
 
+    def _same_shape(self, rows: Any) -> None:
+        """Rigorous arithmetic has rows of one public shape: padded to their batch, they would tell who is in it."""
+        shapes = [t.shape[1:] for t in tensors_of(rows)]
+        self._shapes = shapes if self._shapes is None else self._shapes
+        if shapes != self._shapes:
+            raise Refused(
+                "rigorous arithmetic needs rows of one shape, and that of these data changes with the batch: pad every "
+                "example to the same length, or use the default arithmetic"
+            )
+
     def _piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
-        with model_randomness(secret, step, piece.places, self.device), torch.enable_grad(), placed(piece):
-            return self.plan.query.piece(self.model, losses, content, public)
+        with model_randomness(secret, step, piece.places, self.device), torch.enable_grad(), placed(piece) as seen:
+            sums = self.plan.query.piece(self.model, losses, content, public)
+        if piece.empty is not None and len(piece.empty) and not seen.recorded:
+            raise Refused(
+                f"{type(self.plan.query).__name__} does not take its gradients from hush.gradients.record, so it would "
+                "count empty places as examples: use the default arithmetic"
+            )
+        return sums
 
     def _watched(self, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""

@@ -223,3 +223,10 @@ class TestRefusals:
     def test_options_that_have_no_proof_with_it(self):
         with pytest.raises(BadInput, match="no option 'clip_quantile'"):
             plan(clip_quantile=0.5)
+
+
+def test_a_feedback_that_is_smaller_than_rounding_is_refused() -> None:
+    """A step without the example is charged for 2·C₂ alone, which must exceed the rounding of Σ clip + clip(e)."""
+    with pytest.raises(BadInput, match="clip_feedback 1e-08 is less than"):
+        ErrorFeedback(1.0, 1e-8)
+    ErrorFeedback(1.0, 1e-6)

@@ -132,7 +132,6 @@ def _compare(case: Case, verdict: Verdict) -> None:
     """Decide the engine on a few examples, by themselves and in their batch."""
     which = torch.linspace(0, case.n - 1, min(case.n, PROBED)).long()
     few, book = case.some(which), partial(_booked, case.model, case.losses, verdict)
-    verdict.checked = True
     if is_compiled(case.model):
         _say("torch.compile has no effect on per-example gradients: the model runs as it was written")
     with unnoticed() as drawn:
@@ -140,6 +139,7 @@ def _compare(case: Case, verdict: Verdict) -> None:
             found = in_float64(few, lambda c: _few(c, book, drawn), lambda: _few(few, book, drawn, last=True))
         if not found.why and case.n > len(which):
             found = _whole(case, which, book, found, drawn)
+    verdict.checked = True  # only now: where a comparison stops with an error, the next recording compares
     if found.why:
         _slow(verdict, found.engine, found.why)
 

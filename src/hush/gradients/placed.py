@@ -18,25 +18,36 @@ from hush.arithmetic import Piece
 from hush.gradients.tape import Tape
 from hush.named import Named
 
-_PIECE: ContextVar[Piece | None] = ContextVar("piece", default=None)
+
+@dataclass(eq=False)
+class Seen:
+    """The piece that is being computed, and whether anything was recorded of it."""
+
+    piece: Piece
+    recorded: bool = False
+
+
+_SEEN: ContextVar[Seen | None] = ContextVar("piece", default=None)
 
 
 @contextmanager
-def placed(piece: Piece) -> Iterator[None]:
+def placed(piece: Piece) -> Iterator[Seen]:
     """Within it, recordings are of this piece."""
-    token = _PIECE.set(piece)
+    seen = Seen(piece)
+    token = _SEEN.set(seen)
     try:
-        yield
+        yield seen
     finally:
-        _PIECE.reset(token)
+        _SEEN.reset(token)
 
 
 def as_placed(tape: Tape) -> Tape:
     """The tape as the run's present piece wants it."""
-    piece = _PIECE.get()
-    if piece is None:
+    seen = _SEEN.get()
+    if seen is None:
         return tape
-    return PlacedTape(tape, piece)
+    seen.recorded = True
+    return PlacedTape(tape, seen.piece)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from hush.sampling import Participation, PoissonSampled
 
 Array = NDArray[np.float64]
 LARGEST_ERROR = 1e18  # the norm at which the error stops growing: far beyond use, far from overflow
+SMALLEST_SHARE = 1e-6  # of the clip that a feedback can be: the rounding of a sum is far below its charge then
 LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
 
 PROVEN = (
@@ -60,6 +61,11 @@ class ErrorFeedback:
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip, clip_feedback=self.feedback)
+        if self.feedback < SMALLEST_SHARE * self.clip:
+            raise BadInput(
+                f"clip_feedback {self.feedback:g} is less than {SMALLEST_SHARE:g} of the clip, where rounding is more "
+                "than what is fed back: use dp-sgd, or feed back more"
+            )
         if self.mode == "automatic":
             raise BadInput("automatic clipping cuts nothing off that could be fed back: use 'plain' or 'normalised'")
         assert self.clipping  # its checks
