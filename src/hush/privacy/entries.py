@@ -88,7 +88,7 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
     more |= {"limit": spend.limit, "lost": cost.lost, "noise": spend.noise}
     if spend.whole is not None:
-        more["whole"] = _event(spend.whole)
+        more |= {"whole": _event(spend.whole), "whole_lost": spend.whole.lost}
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
 
 
@@ -111,7 +111,7 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         whole(steps=steps, planned=planned)
         limit, all_of_it = int(entry.get("limit", steps)), None
         if "whole" in entry:
-            all_of_it = _cost(entry, entry["whole"])
+            all_of_it = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
         elif (
             "limit" not in entry and steps < planned and cost.event is not None
         ):  # an older line, which does not say what its plan costs
@@ -120,6 +120,14 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it, noise=noise)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
+
+
+def _whole_lost(entry: dict[str, Any], lost: float, steps: int, limit: int) -> float:
+    """δ that all steps up to the limit lose; where the line does not say it, at most in proportion to the steps."""
+    found = float(entry.get("whole_lost", lost * max(1.0, limit / steps)))
+    if not 0 <= found:
+        raise ValueError("a part of δ that is none")
+    return max(found, lost)
 
 
 def _claimed(cost: Cost) -> Any:
