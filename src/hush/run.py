@@ -216,6 +216,13 @@ class Run:
         """Every ε that is said about this run, the proven one first."""
         return self._assuming().claims_for(self.history)
 
+    @property
+    def company(self) -> str:
+        """What is assumed about the rows beside an example, for those who must say it before its size is measured."""
+        if not self.plan.private or self.plan.arithmetic == "rigorous":
+            return ""
+        return COMPANY.format("how much it does is on the run's card")
+
     def release(self, directory: str | Path) -> Path:
         """Write the released artefact: weights and privacy card, nothing private."""
         if self._untouched is not None:
