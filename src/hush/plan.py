@@ -101,6 +101,14 @@ class Plan:
     @cached_property
     def channels(self) -> Mapping[str, Channel]:
         """The query's channels with bounds that hold in floating point: clip · (1 + charge)."""
+        return self._bounded()
+
+    @property
+    def as_accounted(self) -> bool:
+        """Whether the query still says what it said when the plan was made."""
+        return self._bounded() == self.channels
+
+    def _bounded(self) -> dict[str, Channel]:
         return {
             name: c if c.exact else dataclasses.replace(c, bound=c.bound * (1.0 + self.charge))
             for name, c in self.query.channels.items()

@@ -311,6 +311,8 @@ class Run:
             )
         if self.next >= self.plan.steps:
             raise Refused(f"the plan covers {self.plan.steps} steps and all are taken: make a plan with more steps")
+        if self.plan.private and not self.plan.as_accounted:
+            raise Refused("the query's bounds are not those that were accounted: make a new plan for other bounds")
         if self.plan.arithmetic == "rigorous" and self._threads != torch.get_num_threads():
             raise Refused(
                 f"rigorous arithmetic needs the same number of threads throughout: the run began with {self._threads}"
