@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from torch.nn import functional
 
 from hush.attempts import Attempt
 from hush.checkpoint import Checkpoints
-from hush.errors import Refused
+from hush.errors import BadInput, Refused
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
 from hush.privacy.ledger import Ledger
+from hush.privacy.scale import SHARE, tail_delta
 from hush.run import Run
 from hush.train import charge, cost_of, train
 
@@ -94,7 +96,8 @@ def test_points_of_an_event_that_cannot_be_written_pay_all_that_is_lost() -> Non
     p = plan("dp-dice", noise_multiplier=2.0)
     cost = cost_of(p)(STEPS)
     lost = p.delta - p.delta_left()
-    assert cost.event is None and len(cost.points) > 8
+    assert cost.event is None
+    assert len(cost.points) > 8
     event = p.guarantee().event
     for delta, stated in (cost.points[0], cost.points[-1]):
         assert stated >= epsilon(event, delta - lost, adjacency=p.neighbours) * (1 - 1e-12)
@@ -185,3 +188,27 @@ def test_a_run_set_back_by_hand_does_not_use_its_noise_twice(tmp_path) -> None:
     go(run, kept, STEPS)
     kept.close()
     assert run.history.attempts == (Attempt(0, 6), Attempt(3, STEPS))
+
+
+@pytest.mark.parametrize("ledger", [["x"], {}, {"name": 1, "path": "l", "dataset": "d"}, "l.jsonl"])
+def test_a_checkpoint_whose_ledger_is_none_is_said_to_be_crafted(ledger, tmp_path) -> None:
+    begun(plan(), tmp_path, 2)
+    run, kept = start(plan()), Checkpoints(tmp_path)
+    saved = kept.newest().saved
+    try:
+        with pytest.raises(BadInput, match="holds a checkpoint that this hush did not write"):
+            kept.restore(run, replace(saved, facts={**saved.facts, "ledger": ledger}))
+    finally:
+        kept.close()
+
+
+def test_tails_are_those_of_all_channels() -> None:
+    """An adaptive clip releases a noisy count beside the sum: its coordinate has tails too."""
+    beside, count = plan(clip_quantile=0.5), 10**8
+    assert len(beside.channels) == 2
+    mu = 1 / beside.sigma
+    one, two = (tail_delta(n * count, STEPS, mu, rate=0.25) / SHARE for n in (1, 2))
+    assert two > 1.5 * one
+    with pytest.raises(Refused, match="cannot deliver δ"):
+        replace(beside, delta=1.2 * one).check_tails(count)
+    replace(beside, delta=1.2 * two).check_tails(count)

@@ -4,7 +4,8 @@ A secret that comes from a seed is bound to it, and a checkpoint goes on only un
 that pass for one would share their noise, or report one's ε for the other's steps. So nothing is guessed:
 
 - numbers, text, arrays, tensors and containers of them are themselves, and a subclass of one is of another kind;
-- a dataclass is its fields, and whatever else an object of it holds; a field marked `PER_STEP` may hold a function of the step, which is its values;
+- a dataclass is its fields, and whatever else an object of it holds; a field marked `PER_STEP` may hold a function of
+  the step, which is its values;
 - anything else declares itself (`Declares`), as an optimizer that is given as a function does by what it builds;
 - what does none of this has no identity. Its plan runs, but takes no seed and cannot be resumed.
 

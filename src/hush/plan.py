@@ -250,9 +250,11 @@ class Plan:
         return Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
     def check_tails(self, coordinates: int) -> None:
-        """Refuse a δ that noise with an end cannot deliver for so many coordinates (`hush.privacy.scale`)."""
+        """Refuse a δ that noise with an end cannot deliver for so many coordinates (`hush.privacy.scale`) in each of
+        the channels, of which none has more."""
         if not self.private:
             return
+        coordinates *= len(self.query.channels)
         structure = self.noise.structure
         least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)

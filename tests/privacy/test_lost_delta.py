@@ -14,6 +14,7 @@ from dp_accounting import dp_event
 
 from hush.privacy.accounting import epsilon
 from hush.privacy.chain import entry_hash
+from hush.privacy.entries import OLDER
 from hush.privacy.gaussian import gaussian_delta, private_mean
 from hush.privacy.ledger import Account, Ledger
 from hush.privacy.scale import SHARE
@@ -47,10 +48,10 @@ class TestARunThatMayGoOn:
         assert Ledger(path).total("d", 1e-5).epsilon >= total([losing(400)], 1e-5).epsilon
 
 
-def without(path: Path, name: str) -> None:
-    """Take a field out of the last line, as a version that did not write it would have left it."""
+def without(path: Path, *names: str) -> None:
+    """Take fields out of the last line, as a version that did not write them would have left it."""
     lines = path.read_text().splitlines()
-    entry: dict[str, Any] = {k: v for k, v in json.loads(lines[-1]).items() if k not in (name, "hash")}
+    entry: dict[str, Any] = {k: v for k, v in json.loads(lines[-1]).items() if k not in (*names, "hash")}
     entry["hash"] = entry_hash(entry)
     path.write_text("\n".join([*lines[:-1], json.dumps(entry, ensure_ascii=False)]) + "\n")
     head = path.with_name(path.name + ".head")
@@ -80,18 +81,21 @@ class TestFilter:
         first = losing(10)
         few = filtered(first, [replace(first, lost=0.0)], 3.0, 1e-5)
         many = filtered(first, [replace(first, lost=9e-8)], 3.0, 1e-5)
-        assert few is not None and many is not None
+        assert few is not None
+        assert many is not None
         assert (few.order, few.allowed) == (many.order, many.allowed)
 
     def test_it_does_not_hold_where_more_was_lost_than_was_set_aside(self):
         first = losing(10)
         found = filtered(first, [replace(first, lost=5e-6)], 3.0, 1e-5)
-        assert found is not None and not found.holds
+        assert found is not None
+        assert not found.holds
 
     def test_it_states_no_more_than_is_proven_at_the_delta_that_is_left(self):
         first = replace(losing(10), lost=9e-8)
         found = filtered(first, [first], 3.0, 1e-5)
-        assert found is not None and found.holds
+        assert found is not None
+        assert found.holds
         left = 1e-5 - 9e-8
         order = found.order
         converted = 3.0 + (math.log(left * (order - 1)) - order * math.log1p(-1 / order)) / (order - 1)
@@ -115,3 +119,32 @@ def test_a_private_mean_leaves_delta_for_its_tails(calibration):
     found = private_mean([0.5, 0.25], 1.0, 0.5, 1e-6, np.random.default_rng(0), calibration=calibration)
     own = gaussian_delta(found.guarantee.epsilon, found.sensitivity / found.noise_std)
     assert own + SHARE * 1e-6 <= 1e-6 * (1 + 1e-12)
+
+
+class TestOlderLines:
+    """A run that a version began which said neither how far a run can go nor what rounding costs."""
+
+    def older(self, path: Path, planned: int) -> None:
+        account = Account(Ledger(path), "d", run="a", method="dp-sgd", planned=planned, cost=losing, block=100)
+        account.cover(1)
+        without(path, "limit", "whole", "whole_lost", "lost")
+
+    def test_they_say_what_they_assume(self, path):
+        self.older(path, 100)
+        found = Ledger(path).total("d", 1e-5)
+        assert (found.status, found.assumptions) == ("proven", (OLDER,))
+        assert "rounding moved no sum" in found.sentence()
+
+    def test_a_spend_by_hand_assumes_nothing_of_the_kind(self, path):
+        Ledger(path).add("d", 1.0, 1e-5, run="census")
+        assert Ledger(path).total("d", 1e-5).assumptions == ()
+
+    def test_going_on_within_a_budget_never_counts_less_than_what_was_taken(self, path):
+        self.older(path, 400)
+        budget = total([losing(250)], 1e-5).epsilon
+        Ledger(path).set_budget("d", budget, 1e-5)
+        Account(Ledger(path), "d", run="a", method="dp-sgd", planned=400, cost=losing, block=100).cover(101)
+        ledger = Ledger(path)
+        assert ledger.spends("d")["a"].steps == 200
+        assert ledger.total("d").status == "claimed"
+        assert ledger.total("d").epsilon >= ledger.so_far("d").epsilon

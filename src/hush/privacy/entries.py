@@ -14,6 +14,12 @@ from hush.privacy.guarantee import STATUSES
 from hush.privacy.total import Cost
 from hush.validate import not_negative, one_of, positive, probability, whole
 
+BY_HAND = "by hand"
+OLDER = (
+    "rounding moved no sum of the runs that were entered before it was charged for, and how many examples they had is "
+    "public"
+)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -112,20 +118,25 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         limit, all_of_it = int(entry.get("limit", steps)), None
         if "whole" in entry:
             all_of_it = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
-        elif (
-            "limit" not in entry and steps < planned and cost.event is not None
-        ):  # an older line, which does not say what its plan costs
-            limit, all_of_it = planned, Cost(cost.adjacency, _claimed(cost), cost.delta, cost.event)
+        elif _older(entry):
+            cost = replace(cost, assumptions=(*cost.assumptions, OLDER))
+            if steps < planned and cost.event is not None:  # it does not say what its plan costs
+                limit, all_of_it = planned, replace(cost, status=_claimed(cost))
         run, dataset, method, at = texts
         return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it, noise=noise)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
 
 
+def _older(entry: dict[str, Any]) -> bool:
+    """Whether a run's line was written before lines said how far a run can go, and before rounding was charged for."""
+    return "limit" not in entry and entry["method"] != BY_HAND and not entry.get("part_of")
+
+
 def _whole_lost(entry: dict[str, Any], lost: float, steps: int, limit: int) -> float:
     """δ that all steps up to the limit lose; where the line does not say it, at most in proportion to the steps."""
     found = float(entry.get("whole_lost", lost * max(1.0, limit / steps)))
-    if not 0 <= found:
+    if not found >= 0:
         raise ValueError("a part of δ that is none")
     return max(found, lost)
 

@@ -20,7 +20,6 @@ from hush.identity import NoIdentity, Scope, declared
 from hush.named import Named, State
 from hush.release import Release
 
-
 SCHEDULED = ("step", "_opt_called", "_step_count")  # what a scheduler leaves in its optimizer
 
 
