@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from dp_accounting import dp_event
 from torch import nn
 from torch.nn import functional
 
-from hush.attempts import Attempt
+from hush.attempts import Attempt, History
 from hush.checkpoint import Checkpoints
 from hush.errors import BadInput, Refused
 from hush.methods import make_plan
@@ -212,3 +213,35 @@ def test_tails_are_those_of_all_channels() -> None:
     with pytest.raises(Refused, match="cannot deliver δ"):
         replace(beside, delta=1.2 * one).check_tails(count)
     replace(beside, delta=1.2 * two).check_tails(count)
+
+
+def with_short_tails() -> tuple[Plan, float]:
+    """A plan whose δ has room for its tails by its own ε only, and what they cost by themselves."""
+    p = plan(noise_multiplier=0.4, batch_size=1)
+    adds_up = tail_delta(start(p).coordinates, STEPS, 2.5, rate=0.025)
+    return replace(p, delta=adds_up / 3 / SHARE), adds_up
+
+
+def test_tails_that_one_run_can_afford_are_counted_whole_where_several_are_composed(tmp_path) -> None:
+    """β ≤ e^ε·t is a bound for one ε; for the ε of several runs only what adds up counts, the tails' probability."""
+    (p, adds_up), ledger = with_short_tails(), tmp_path / "l.jsonl"
+    alone = tail_delta(start(p).coordinates, STEPS, 2.5, rate=0.025, epsilon=p.guarantee().epsilon)
+    assert alone < SHARE * p.delta < adds_up  # one such run is let through
+    for name in ("one", "two"):
+        begun(p, tmp_path / name, STEPS, ledger)
+        spends = Ledger(ledger).spends("d").values()
+        lost = sum(spend.cost.lost for spend in spends)
+        if name == "one":
+            assert Ledger(ledger).total("d", p.delta).epsilon == pytest.approx(p.guarantee().epsilon, rel=1e-9)
+    event = dp_event.ComposedDpEvent([spend.cost.event for spend in spends])
+    overflow = lost - 2 * SHARE * p.delta
+    exact = epsilon(event, p.delta - overflow - 2 * adds_up, adjacency=p.neighbours)
+    assert Ledger(ledger).total("d", p.delta).epsilon == pytest.approx(exact, rel=1e-9)
+
+
+def test_a_run_with_steps_taken_again_counts_its_tails_whole() -> None:
+    p, adds_up = with_short_tails()
+    run = start(p)
+    run.history = History((Attempt(0, 4), Attempt(3, 6)), 1)
+    event, left = run.guarantee.event, p.delta - 2 * adds_up
+    assert run.guarantee.epsilon >= epsilon(event, left, adjacency=p.neighbours) * (1 - 1e-9)

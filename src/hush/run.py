@@ -214,7 +214,12 @@ class Run:
 
     def claims(self) -> tuple[Guarantee, ...]:
         """Every ε that is said about this run, the proven one first."""
-        return self._assuming().claims_for(self.history)
+        return self._assuming().claims_for(self.history, self.coordinates)
+
+    @property
+    def coordinates(self) -> int:
+        """How many numbers are trained."""
+        return max(1, sum(p.numel() for p in self._params.values()))
 
     @property
     def company(self) -> str:
@@ -229,7 +234,7 @@ class Run:
             self._untouched.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        card = self._assuming().card(steps_taken=self.next, history=self.history)
+        card = self._assuming().card(steps_taken=self.next, history=self.history, coordinates=self.coordinates)
         return write_artefact(Path(directory), self.model, card, card_page(card, card["guarantee"]["sentence"]))
 
     def state(self) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from dp_accounting import dp_event
 
@@ -99,7 +100,7 @@ class Charges:
                 run=name,
                 method=run.plan.method,
                 planned=run.plan.steps - start,
-                cost=cost_of(run.plan.with_secret(run.secret).assuming(run.company), start),
+                cost=cost_of(run.plan.with_secret(run.secret).assuming(run.company), start, run.coordinates),
                 noise=noise,
                 new_dataset=self._new,
             )
@@ -157,21 +158,22 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
         )
 
 
-def cost_of(plan: Plan, start: int = 0) -> Callable[[int], Cost]:
+def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int], Cost]:
     """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down."""
-    whole = plan.guarantee()
+    whole, beside = plan.guarantee(), plan.tails_beside(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if event_json.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
         lost = whole.delta - plan.delta_left()  # of every δ the same
         points = tuple((d, epsilon(whole.event, d - lost, adjacency=whole.adjacency)) for d in deltas if d > 2 * lost)
-        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions)
+        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, beside=beside)
         return lambda steps: stated
 
     def cost(steps: int) -> Cost:
         claim = claims_of(plan, [Attempt(start, start + steps)])[0]
         lost = whole.delta - plan.delta_left(steps)
-        return Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions, lost=lost)
+        own = Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions)
+        return replace(own, lost=lost, beside=beside)
 
     return cost

@@ -92,7 +92,7 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": _event(cost)}
     points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
     more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
-    more |= {"limit": spend.limit, "lost": cost.lost, "noise": spend.noise}
+    more |= {"limit": spend.limit, "lost": cost.lost, "beside": cost.beside, "noise": spend.noise}
     if spend.whole is not None:
         more |= {"whole": _event(spend.whole), "whole_lost": spend.whole.lost}
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
@@ -158,10 +158,10 @@ def _cost(entry: dict[str, Any], event: Any) -> Cost:
     if built is None and not points:
         raise ValueError("neither an event nor a point (δ, ε)")
     assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
-    lost = float(entry.get("lost", 0.0))
-    if not 0 <= lost < 1:
+    lost, beside = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
+    if not 0 <= lost < 1 or not 0 <= beside <= 1:
         raise ValueError("a part of δ that is none")
-    return Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost)
+    return Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, beside)
 
 
 def budget_of(entry: dict[str, Any]) -> Budget:

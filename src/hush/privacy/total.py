@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dp_accounting import dp_event
@@ -53,6 +53,7 @@ class Cost:
     points: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
     lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
+    beside: float = 0.0  # δ that it loses in addition where it is composed with others
 
     def epsilon(self, delta: float) -> float:
         """ε of the event at this δ, by the tightest accountant that can prove it."""
@@ -90,6 +91,7 @@ class Total:
 
 def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     """The total of these costs at ``delta``; by default at the smallest δ that is natural for them."""
+    costs = together(costs) if len(costs) > 1 else costs
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs})
@@ -101,6 +103,14 @@ def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     parts = list(_parts(costs))
     spent = _added(parts, delta, adjacency)
     return Total(spent, delta, adjacency, status, _how(len(costs), parts), len(costs), _assumed(costs))
+
+
+def together(costs: Sequence[Cost]) -> list[Cost]:
+    """These costs with what they lose where they stand beside others."""
+    return [
+        replace(cost, lost=cost.lost + cost.beside, points=tuple((d + cost.beside, e) for d, e in cost.points))
+        for cost in costs
+    ]
 
 
 def _assumed(costs: Sequence[Cost]) -> tuple[str, ...]:
@@ -141,7 +151,7 @@ def filtered(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -
         allowed = {order: epsilon + _conversion(order, delta * (1 - SET_ASIDE)) for order in each}
         order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
         joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
-        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in costs)
+        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in together(costs))
         return Filtered(order, spent, max(allowed[order], 0.0), lost, SET_ASIDE * delta)
     except HushError:
         return None
