@@ -215,6 +215,17 @@ def test_tails_are_those_of_all_channels() -> None:
     replace(beside, delta=1.2 * two).check_tails(count)
 
 
+def test_a_run_that_was_closed_does_not_go_on_with_fresh_noise_either(tmp_path) -> None:
+    p, ledger = plan(steps=250), tmp_path / "l.jsonl"
+    begun(p, tmp_path / "run", 3, ledger)
+    (name,) = Ledger(ledger).spends("d")
+    Ledger(ledger).close("d", name)
+    next((tmp_path / "run").glob("sums-*")).unlink()
+    with pytest.raises(Refused, match="was closed in the ledger .* as stopped for good"):
+        resumed(p, tmp_path / "run", 6, ledger)
+    assert list(Ledger(ledger).spends("d")) == [name]
+
+
 def with_short_tails() -> tuple[Plan, float]:
     """A plan whose δ has room for its tails by its own ε only, and what they cost by themselves."""
     p = plan(noise_multiplier=0.4, batch_size=1)

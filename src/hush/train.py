@@ -62,6 +62,8 @@ class Charges:
         if self._new_run and self._run.history != History():  # a seed that was used in the run's directory before
             self.enter(self._run.next)
         self._new_run = False
+        if steps - self._start > self._account.reserved:
+            self._check_open()
         self._account.cover(steps - self._start)
 
     def check(self, steps: int) -> None:
@@ -77,6 +79,16 @@ class Charges:
     def room(self) -> int:
         """Up to which step the budget has room, next to what others have spent."""
         return self._start + self._account.room()
+
+    def _check_open(self) -> None:
+        """A run that was declared to be stopped for good takes no step, not with fresh noise either."""
+        with self.ledger.turn():
+            spends = self.ledger.spends(self.dataset)
+        if any(spend.blindly and run.partition("+")[0] == self._name for run, spend in spends.items()):
+            raise Refused(
+                f"this run was closed in the ledger '{self.ledger.path}' as stopped for good, and its guarantee counts "
+                "on that: start another run"
+            )
 
     @property
     def _start(self) -> int:
