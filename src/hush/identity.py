@@ -3,8 +3,9 @@
 A secret that comes from a seed is bound to it, and a checkpoint goes on only under the plan it was made with. Two plans
 that pass for one would share their noise, or report one's ε for the other's steps. So nothing is guessed:
 
-- numbers, text, arrays, tensors and containers of them are themselves;
-- a dataclass is its fields; a field marked `PER_STEP` may hold a function of the step, which is its values;
+- numbers, text, arrays, tensors and containers of them are themselves, and a subclass of one is of another kind;
+- a dataclass is its fields, and whatever else an object of it holds; a field marked `PER_STEP` may hold a function of
+  the step, which is its values;
 - anything else declares itself (`Declares`), as an optimizer that is given as a function does by what it builds;
 - what does none of this has no identity. Its plan runs, but takes no seed and cannot be resumed.
 
@@ -19,8 +20,11 @@ import hashlib
 import json
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -32,6 +36,10 @@ from hush.named import Named
 
 PER_STEP = {"per step": True}
 """Metadata of a dataclass field that holds a number or a function of the step: its values are its identity."""
+
+
+PLAIN = (dict, OrderedDict, MappingProxyType, tuple, list)
+PARENTS = (str, int, float, Mapping, tuple, list)
 
 
 class NoIdentity(Refused):
@@ -57,26 +65,28 @@ class Declares(Protocol):
 
 def declared(value: Any, scope: Scope, path: str = "") -> Any:
     """``value`` as JSON that holds all that decides what it does; `NoIdentity` names the part that cannot be told."""
-    if value is None or isinstance(value, (str, bool, int)):
+    if value is None or type(value) in (str, bool, int):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+    if type(value) in (float, np.float64):
+        return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return _array(np.asarray(value))
     if isinstance(value, Tensor):
         return {"device": value.device.type, **_array(value.detach().cpu().numpy())}
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and type(value) in PLAIN:
         return {str(key): declared(item, scope, _joined(path, key)) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
+    if type(value) in PLAIN:
         return [declared(item, scope, _joined(path, place)) for place, item in enumerate(value)]
     if isinstance(value, type):
         return _class_name(value, path)
     if isinstance(value, Declares):
         return {"kind": _class_name(type(value), path), **declared(value.declared(scope), scope, path)}
     if dataclasses.is_dataclass(value):
-        return {"kind": _class_name(type(value), path), **_fields(value, scope, path)}
+        return {"kind": _class_name(type(value), path), **_fields(value, scope, path), **_beside(value, scope, path)}
+    if isinstance(value, PARENTS):
+        return {"kind": _class_name(type(value), path), **_inherited(value, scope, path), **_beside(value, scope, path)}
     raise NoIdentity(
         f"{path or 'it'} is a {_shown(value)}, which cannot be told from another: use an object with declared fields "
         "(a frozen dataclass), or give it a method `declared`"
@@ -122,6 +132,31 @@ def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
         else:
             found[field.name] = declared(held, scope, _joined(path, field.name))
     return found
+
+
+def _beside(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    """What an object holds that is no field, as a subclass may add it; what a property computed once is left out."""
+    kinds = type(value).__mro__
+    computed = {name for kind in kinds for name, held in vars(kind).items() if isinstance(held, cached_property)}
+    slots = {name for kind in kinds for name in _slots(kind)} & set(dir(value))
+    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    names = sorted((set(getattr(value, "__dict__", ())) | slots) - computed - fields)
+    held = {name: declared(getattr(value, name), scope, _joined(path, name)) for name in names}
+    return {"beside": held} if held else {}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return tuple(n for n in ((found,) if isinstance(found, str) else found) if n not in ("__dict__", "__weakref__"))
+
+
+def _inherited(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    """What a subclass of a number, a text or a container has from its parent."""
+    for parent in (str, int, float):
+        if isinstance(value, parent):
+            return {"value": parent.__repr__(value)}
+    items = dict(value) if isinstance(value, Mapping) else list(value)
+    return {"items": declared(items, scope, path)}
 
 
 def _array(value: np.ndarray) -> dict[str, Any]:

@@ -102,6 +102,14 @@ class Plan:
     @cached_property
     def channels(self) -> Mapping[str, Channel]:
         """The query's channels with bounds that hold in floating point: clip · (1 + charge)."""
+        return self._bounded()
+
+    @property
+    def as_accounted(self) -> bool:
+        """Whether the query still says what it said when the plan was made."""
+        return self._bounded() == self.channels
+
+    def _bounded(self) -> dict[str, Channel]:
         return {
             name: c if c.exact else dataclasses.replace(c, bound=c.bound * (1.0 + self.charge))
             for name, c in self.query.channels.items()
@@ -137,14 +145,16 @@ class Plan:
             return (self._no_privacy(),)
         return tuple(self._account(claim) for claim in self._claims(steps))
 
-    def claims_for(self, history: History) -> tuple[Guarantee, ...]:
-        """Every ε of the whole plan, where some steps were taken more than once with noise of their own."""
+    def claims_for(self, history: History, coordinates: int = 1) -> tuple[Guarantee, ...]:
+        """Every ε of the whole plan, where some steps were taken more than once with noise of their own, of so many
+        coordinates."""
         if not self.private or not history.again:
             return self.claims()
         attempts = history.reached(self.steps).attempts
         said = dataclasses.replace(self, assumptions=(*self.assumptions, BLINDLY))
         steps = sum(attempt.taken for attempt in attempts)
-        return tuple(said._account(claim, steps) for claim in claims_of(self, attempts))
+        lost = len(attempts) * self.tails_beside(coordinates)
+        return tuple(said._account(claim, steps, lost) for claim in claims_of(self, attempts))
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""
@@ -177,9 +187,9 @@ class Plan:
             return self
         return dataclasses.replace(self, assumptions=(*self.assumptions, text))
 
-    def card(self, *, steps_taken: int, history: History = NOTHING_AGAIN) -> dict[str, Any]:
+    def card(self, *, steps_taken: int, history: History = NOTHING_AGAIN, coordinates: int = 1) -> dict[str, Any]:
         """What is said publicly about a run of this plan: its guarantee, every claim, and the plan itself."""
-        claims = [guarantee.to_json() for guarantee in self.claims_for(history)]
+        claims = [guarantee.to_json() for guarantee in self.claims_for(history, coordinates)]
         return {
             "format": "hush privacy card 1",
             "method": self.method,
@@ -239,24 +249,36 @@ class Plan:
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
-        with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
-        return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+        run = Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+        run.plan = self.with_tails(run.coordinates)
+        return run
 
     def with_tails(self, coordinates: int) -> Plan:
-        """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`); refused where
-        that is too much."""
+        """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the
+        channels, of which none has more; refused where that is too much."""
         if not self.private:
             return self
-        structure = self.noise.structure
+        count = coordinates * len(self.query.channels)
+        steps, mu, rate = self._tails()
+        taken = tail_delta(count, steps, mu, rate=rate)
+        if taken > SHARE * self.delta:
+            taken = check_tails(self.delta, count, steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
+        return dataclasses.replace(self, tails=taken)
+
+    def tails_beside(self, coordinates: int) -> float:
+        """δ that the tails cost beyond :attr:`tails` where a run is composed with others: that they cost no more than
+        e^ε times what lies beyond them is of use for one ε alone, and does not add up."""
+        if not self.private:
+            return 0.0
+        steps, mu, rate = self._tails()
+        return max(0.0, tail_delta(coordinates * len(self.query.channels), steps, mu, rate=rate) - self.tails)
+
+    def _tails(self) -> tuple[int, float, float]:
+        """Steps, how far one example moves a step's release in standard deviations, and the rate."""
+        structure, part = self.noise.structure, self.sampler.participation
         least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
-        part = self.sampler.participation
-        rate = part.rate if isinstance(part, PoissonSampled) else 1.0
-        taken = tail_delta(coordinates, self.steps, mu, rate=rate)
-        if taken > SHARE * self.delta:
-            known = self.guarantee().epsilon
-            taken = check_tails(self.delta, coordinates, self.steps, mu, rate=rate, epsilon=known)
-        return dataclasses.replace(self, tails=taken)
+        return self.steps, mu, part.rate if isinstance(part, PoissonSampled) else 1.0
 
     def _known_for_a_seed(self, model: nn.Module) -> str:
         try:
@@ -332,11 +354,11 @@ class Plan:
     def _accountant(self, event: Any) -> Accountant:
         return accounting.default_accountant(event, self.neighbours) if self.accountant == "auto" else self.accountant
 
-    def _account(self, claim: Claim, steps: int | None = None) -> Guarantee:
-        accountant = self._accountant(claim.event)
-        epsilon = accounting.epsilon(
-            claim.event, self.delta_left(steps), adjacency=claim.adjacency, accountant=accountant
-        )
+    def _account(self, claim: Claim, steps: int | None = None, lost: float = 0.0) -> Guarantee:
+        accountant, epsilon = self._accountant(claim.event), math.inf
+        left = self.delta_left(steps) - lost
+        if left > 0:
+            epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
         return Guarantee(
             epsilon=epsilon,
             delta=self.delta,

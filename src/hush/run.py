@@ -213,7 +213,12 @@ class Run:
 
     def claims(self) -> tuple[Guarantee, ...]:
         """Every ε that is said about this run, the proven one first."""
-        return self._assuming().claims_for(self.history)
+        return self._assuming().claims_for(self.history, self.coordinates)
+
+    @property
+    def coordinates(self) -> int:
+        """How many numbers are trained."""
+        return max(1, sum(p.numel() for p in self._params.values()))
 
     def release(self, directory: str | Path) -> Path:
         """Write the released artefact: weights and privacy card, nothing private."""
@@ -221,7 +226,7 @@ class Run:
             self._untouched.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        card = self._assuming().card(steps_taken=self.next, history=self.history)
+        card = self._assuming().card(steps_taken=self.next, history=self.history, coordinates=self.coordinates)
         return write_artefact(Path(directory), self.model, card, card_page(card, card["guarantee"]["sentence"]))
 
     def state(self) -> State:
@@ -309,6 +314,8 @@ class Run:
             )
         if self.next >= self.plan.steps:
             raise Refused(f"the plan covers {self.plan.steps} steps and all are taken: make a plan with more steps")
+        if self.plan.private and not self.plan.as_accounted:
+            raise Refused("the query's bounds are not those that were accounted: make a new plan for other bounds")
         if self.plan.arithmetic == "rigorous" and self._threads != torch.get_num_threads():
             raise Refused(
                 f"rigorous arithmetic needs the same number of threads throughout: the run began with {self._threads}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from dp_accounting import dp_event
 
-from hush.attempts import Attempt, claims_of
+from hush.attempts import Attempt, History, claims_of
 from hush.checkpoint import Checkpoints
 from hush.errors import Refused
 from hush.plan import Plan
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
+from hush.privacy.entries import folded
 from hush.privacy.ledger import Account, Ledger
 from hush.privacy.total import Cost
 from hush.run import ROUNDING, Record, Run
@@ -42,6 +44,7 @@ class Charges:
         self.ledger, self._given = ledger, dataset
         self._run, self._name, self._new = run, name, new_dataset
         self._accounts: dict[int, Account] = {}
+        self._new_run = run.history == History()
         self._of(run.history.current)  # which refuses a secret that was used before
 
     @property
@@ -56,6 +59,11 @@ class Charges:
 
     def cover(self, steps: int) -> None:
         """See to it that the ledger covers the first ``steps`` steps; `BudgetSpent` where the budget has no room."""
+        if self._new_run and self._run.history != History():  # a seed that was used in the run's directory before
+            self.enter(self._run.next)
+        self._new_run = False
+        if steps - self._start > self._account.reserved:
+            self._check_open()
         self._account.cover(steps - self._start)
 
     def check(self, steps: int) -> None:
@@ -72,6 +80,16 @@ class Charges:
         """Up to which step the budget has room, next to what others have spent."""
         return self._start + self._account.room()
 
+    def _check_open(self) -> None:
+        """A run that was declared to be stopped for good takes no step, not with fresh noise either."""
+        with self.ledger.turn():
+            spends = self.ledger.spends(self.dataset)
+        if any(spend.blindly and run.partition("+")[0] == self._name for run, spend in spends.items()):
+            raise Refused(
+                f"this run was closed in the ledger '{self.ledger.path}' as stopped for good, and its guarantee counts "
+                "on that: start another run"
+            )
+
     @property
     def _start(self) -> int:
         return self._run.history.now.start
@@ -85,7 +103,7 @@ class Charges:
         if number not in self._accounts:
             run = self._run
             start, current = run.history.attempts[number].start, number == run.history.current
-            noise = run.secret.name if current else ""
+            noise = run.secret.name if current else "" if number else run.secret.first.name
             name = f"{self._name}+{noise[:8] or number}" if number else self._name
             _not_used_before(self.ledger, noise, name)
             self._accounts[number] = Account(
@@ -94,7 +112,7 @@ class Charges:
                 run=name,
                 method=run.plan.method,
                 planned=run.plan.steps - start,
-                cost=cost_of(_assuming(run), start),
+                cost=cost_of(_assuming(run), start, run.coordinates),
                 noise=noise,
                 new_dataset=self._new,
             )
@@ -147,7 +165,7 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
         if checkpoints.at is not None:  # begun without a ledger: what was taken is entered now
             account.enter(run.next)
             checkpoints.save(run)
-    elif (before["name"], before["dataset"]) != (ledger.name, account.dataset):
+    elif (before["name"], folded(before["dataset"])) != (ledger.name, folded(account.dataset)):
         raise Refused(
             f"this run is entered for dataset '{before['dataset']}' in the ledger '{before['path']}', and not in "
             f"'{ledger.path}' for '{account.dataset}': give that ledger and dataset"
@@ -159,21 +177,22 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
         )
 
 
-def cost_of(plan: Plan, start: int = 0) -> Callable[[int], Cost]:
+def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int], Cost]:
     """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down."""
-    whole = plan.guarantee()
+    whole, beside = plan.guarantee(), plan.tails_beside(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if event_json.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
-        kept = plan.delta_left() / plan.delta
-        points = tuple((d, epsilon(whole.event, d * kept, adjacency=whole.adjacency)) for d in deltas)
-        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions)
+        lost = whole.delta - plan.delta_left()  # of every δ the same
+        points = tuple((d, epsilon(whole.event, d - lost, adjacency=whole.adjacency)) for d in deltas if d > 2 * lost)
+        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, beside=beside)
         return lambda steps: stated
 
     def cost(steps: int) -> Cost:
         claim = claims_of(plan, [Attempt(start, start + steps)])[0]
         lost = whole.delta - plan.delta_left(steps)
-        return Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions, lost=lost)
+        own = Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions)
+        return replace(own, lost=lost, beside=beside)
 
     return cost

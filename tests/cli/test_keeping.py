@@ -225,6 +225,16 @@ class TestTakenAgain:
         assert "the secret behind this run's noise was used before" in err
         assert len(answer(capsys, "ledger", "show", ledger)["datasets"][0]["runs"]) == 1
 
+    def test_a_refused_run_changes_nothing_of_the_one_before(self, capsys, tmp_path) -> None:
+        data, out = rows(tmp_path / "rows.csv"), tmp_path / "run"
+        answer(capsys, *OWN, "--data", data, "--secret-seed", 5, "--out", out)
+        before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+        rows(data, moved=0.5)
+        code, _, err = call(capsys, *OWN, "--data", data, "--secret-seed", 5, "--out", out, "--checkpoint-every", 3)
+        assert code == 2
+        assert "this secret seed was used in this directory" in err
+        assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
+
     def test_changed_data_is_not_resumed(self, capsys, tmp_path) -> None:
         data = rows(tmp_path / "rows.csv")
         answer(capsys, *OWN, "--data", data, "--checkpoint-every", 2, "--out", tmp_path / "run")

@@ -91,7 +91,8 @@ class Checkpoints:
 
         What stays is the record of sums, for a seed can bring a secret back.
         """
-        self._attach(run)
+        if self._run is not run:
+            self.attach(run)
         self.discard()
         self.save(run)
         if not self.resumable:
@@ -106,6 +107,7 @@ class Checkpoints:
     def restore(self, run: Run, saved: Saved) -> None:
         """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
         facts, state = saved.facts, saved.state
+        _check_names(saved)
         _same_plan(run, facts)
         secret = Secret.from_json(state["secret"])
         if run.secret.origin == "seed" and run.secret.key != secret.first.key:
@@ -130,7 +132,7 @@ class Checkpoints:
         if run.ranks.rank != 0:
             return
         if self._run is not run:
-            self._attach(run)
+            self.attach(run)
         if self._witness is not None:
             self._witness.flush()
         self._flush_log()
@@ -140,8 +142,8 @@ class Checkpoints:
         for old in self.files()[KEEP:]:
             old.unlink()
 
-    def _attach(self, run: Run) -> None:
-        """Have the run's sums written down here from now on."""
+    def attach(self, run: Run) -> None:
+        """Have the run's sums written down here from now on; refused where its secret met other data here."""
         self._let_go()
         self._digests = _digests(run, run.secret.first, self.tell)
         self._run, self._fixed = run, {}
@@ -229,6 +231,14 @@ def _identity(run: Run) -> dict[str, Any]:
     except NoIdentity as error:
         return {"fingerprint": None, "plan": None, "why": str(error)}
     return {"fingerprint": digest(tree), "plan": tree}
+
+
+def _check_names(saved: Saved) -> None:
+    """The run's name and its ledger's are what `Checkpoints._facts` writes."""
+    ledger = saved.facts["ledger"]
+    of_a_ledger = isinstance(ledger, dict) and all(isinstance(ledger.get(n), str) for n in ("name", "path", "dataset"))
+    if not isinstance(saved.facts["run"], str) or not (ledger is None or of_a_ledger):
+        raise BadInput(f"'{saved.path}' holds a checkpoint that this hush did not write: start anew elsewhere")
 
 
 def _same_plan(run: Run, facts: dict[str, Any]) -> None:

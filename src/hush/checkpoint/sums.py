@@ -97,6 +97,8 @@ class Record:
             os.lseek(self.descriptor, -written, os.SEEK_CUR)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self.rows += 1
+        self.attempts += [Attempt(step, step)] * (attempt + 1 - len(self.attempts))
+        self.attempts[attempt] = replace(self.attempts[attempt], taken=step + 1)
 
     def flush(self) -> None:
         """To the disk."""

@@ -34,6 +34,7 @@ class Witness:
         are to be made anew under it (another batch, for its coins are fresh too).
         """
         run, content = self.run, tag_of(self.run.secret, self.run.next, sums)
+        run.history = run.history.joined(self.record.attempts)  # more than the run knows where it was set back
         known = self.record.again.get((run.history.current, run.next))
         if known is None and run.next >= run.history.now.taken:
             self.record.append(run.history.current, run.next, content)
@@ -143,7 +144,10 @@ def _check(run: Run, record: Record, releases: Path) -> None:
 
 def _without(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str) -> Witness:
     """Nobody knows what the noise has met: all that was planned counts as taken, and no step of it is taken again."""
-    whole = [Attempt(a.start, run.plan.steps) for a in run.history.attempts]
+    seen = [r["attempt"] for r in read_releases(directory / RELEASES) if r["noise"] == _name(run)]
+    unknown = max(seen, default=0) + 1 - len(run.history.attempts)  # by a list of releases that knows more of them
+    starts = [*(a.start for a in run.history.attempts), *([0] * unknown)]
+    whole = [Attempt(first, run.plan.steps) for first in starts]
     run.history = History(tuple(whole), run.history.current)
     record = new_record(directory, run.secret, data, whole)
     why = f"the record of which sums the noise has met ('{record.path.name}') {how}"

@@ -56,6 +56,7 @@ class Kept:
             say(f"nothing to resume in '{self.out}': starting from the beginning")
         self._enter(run, ledger, dataset, new_dataset=bool(options.get("new_dataset")))
         if self.checkpoints is not None and self.resumed_from is None:
+            self.checkpoints.attach(run)  # before anything of the run that was here is replaced: this may refuse
             write_atomic(self.checkpoints.directory / OPTIONS, _to_json(options), mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True

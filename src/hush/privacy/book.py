@@ -23,6 +23,7 @@ from hush.errors import BadInput, Refused
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.chain import Chain, Entry
 from hush.privacy.entries import (
+    BY_HAND,
     Budget,
     Spend,
     budget_of,
@@ -184,7 +185,7 @@ class Ledger:
             dataset = self.check_known(dataset, new=new_dataset)
             if (folded(dataset), run) in self._spends:
                 raise BadInput(f"the ledger already has a spend '{run}' on dataset '{dataset}': choose another name")
-            self.spend(Spend(run, dataset, "by hand", 1, 1, cost))
+            self.spend(Spend(run, dataset, BY_HAND, 1, 1, cost))
 
     def spend(self, spend: Spend) -> None:
         """Write one spend down; only within `turn`."""
@@ -221,7 +222,7 @@ class Ledger:
         before = self._spends.get(key)
         if before is None or before.steps <= spend.steps:
             if before is not None and before.limit > max(spend.limit, spend.steps):  # it could have gone farther then
-                spend = replace(spend, limit=before.limit, whole=before.whole)
+                spend = replace(spend, limit=before.limit, whole=_no_less(before, spend))
             self._spends[key] = spend
 
     def _note_close(self, entry: Entry) -> None:
@@ -230,6 +231,13 @@ class Ledger:
         if spend is None or entry.get("steps") != spend.steps:
             raise BadInput(f"line {entry['line']} of '{self.path}' closes a run that it does not have")
         self._spends[key] = replace(spend, blindly=entry.get("blindly") is True)
+
+
+def _no_less(before: Spend, spend: Spend) -> Cost | None:
+    """What a run could have cost by an earlier line; one that knew only what it had taken knows less than a later."""
+    if before.whole is None or before.whole.event is not before.cost.event:
+        return before.whole
+    return replace(spend.cost, status=before.whole.status)
 
 
 def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: str) -> None:

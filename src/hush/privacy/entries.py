@@ -14,6 +14,12 @@ from hush.privacy.guarantee import STATUSES
 from hush.privacy.total import Cost
 from hush.validate import not_negative, one_of, positive, probability, whole
 
+BY_HAND = "by hand"
+OLDER = (
+    "rounding moved no sum of the runs that were entered before it was charged for, and how many examples they had is "
+    "public"
+)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -86,9 +92,9 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": _event(cost)}
     points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
     more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
-    more |= {"limit": spend.limit, "lost": cost.lost, "noise": spend.noise}
+    more |= {"limit": spend.limit, "lost": cost.lost, "beside": cost.beside, "noise": spend.noise}
     if spend.whole is not None:
-        more["whole"] = _event(spend.whole)
+        more |= {"whole": _event(spend.whole), "whole_lost": spend.whole.lost}
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
 
 
@@ -111,15 +117,28 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         whole(steps=steps, planned=planned)
         limit, all_of_it = int(entry.get("limit", steps)), None
         if "whole" in entry:
-            all_of_it = _cost(entry, entry["whole"])
-        elif (
-            "limit" not in entry and steps < planned and cost.event is not None
-        ):  # an older line, which does not say what its plan costs
-            limit, all_of_it = planned, Cost(cost.adjacency, _claimed(cost), cost.delta, cost.event)
+            all_of_it = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
+        elif _older(entry):
+            cost = replace(cost, assumptions=(*cost.assumptions, OLDER))
+            if steps < planned and cost.event is not None:  # it does not say what its plan costs
+                limit, all_of_it = planned, replace(cost, status=_claimed(cost))
         run, dataset, method, at = texts
         return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it, noise=noise)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
+
+
+def _older(entry: dict[str, Any]) -> bool:
+    """Whether a run's line was written before lines said how far a run can go, and before rounding was charged for."""
+    return "limit" not in entry and entry["method"] != BY_HAND and not entry.get("part_of")
+
+
+def _whole_lost(entry: dict[str, Any], lost: float, steps: int, limit: int) -> float:
+    """δ that all steps up to the limit lose; where the line does not say it, at most in proportion to the steps."""
+    found = float(entry.get("whole_lost", lost * max(1.0, limit / steps)))
+    if not found >= 0:
+        raise ValueError("a part of δ that is none")
+    return max(found, lost)
 
 
 def _claimed(cost: Cost) -> Any:
@@ -139,10 +158,10 @@ def _cost(entry: dict[str, Any], event: Any) -> Cost:
     if built is None and not points:
         raise ValueError("neither an event nor a point (δ, ε)")
     assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
-    lost = float(entry.get("lost", 0.0))
-    if not 0 <= lost < 1:
+    lost, beside = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
+    if not 0 <= lost < 1 or not 0 <= beside <= 1:
         raise ValueError("a part of δ that is none")
-    return Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost)
+    return Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, beside)
 
 
 def budget_of(entry: dict[str, Any]) -> Budget:

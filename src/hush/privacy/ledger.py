@@ -10,6 +10,7 @@ The file itself is `hush.privacy.book`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hush.errors import Refused
@@ -89,7 +90,7 @@ class Account:
         fresh secret: with independent noise the event of those s − t steps, with correlated noise or fixed batches the
         event of the first s steps (and the plan's own entry goes on to its T in either case). A second release that
         nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as `hush.train.cost_of` makes
-        it, else it has the plan's adjacency, status and δ.
+        it, else it has the plan's adjacency, status, assumptions and δ, and loses as much of it as the plan does.
 
         It is an entry of its own, named after the run, and no later entry replaces it: what was charged is never
         lowered. Call it before the release. `BudgetSpent` where the budget has no room, and then nothing is written;
@@ -98,8 +99,8 @@ class Account:
         killed run comes by; without it every call charges.
         """
         whole_plan = self._cost(self._planned)
-        own = (whole_plan.adjacency, whole_plan.status, whole_plan.delta)
-        cost = event if isinstance(event, Cost) else Cost(*own, event)
+        own = replace(whole_plan, points=(), event=event)
+        cost = event if isinstance(event, Cost) else own
         with self.ledger.turn():
             entry = f"{self.run}+{name or len(self.additions()) + 1}"
             if entry in self.ledger.spends(self.dataset):

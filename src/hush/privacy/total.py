@@ -20,17 +20,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dp_accounting import dp_event
 
 from hush.errors import HushError
-from hush.privacy.accounting import Adjacency, default_accountant, epsilon
+from hush.privacy.accounting import SMALLEST_DELTA, Adjacency, default_accountant, epsilon
 from hush.privacy.guarantee import Status, assuming, rounded_up
 from hush.privacy.renyi import divergences
 
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proven")
+SET_ASIDE = 0.01  # of a filter's δ, for what runs lose of theirs: each about a ten-thousandth
 NOTHING = "nothing to compose"
 FIXED = "nobody chose the noise, the steps or the budget of a later run by looking at what an earlier one released"
 LABEL = {
@@ -52,6 +53,7 @@ class Cost:
     points: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
     lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
+    beside: float = 0.0  # δ that it loses in addition where it is composed with others
 
     def epsilon(self, delta: float) -> float:
         """ε of the event at this δ, by the tightest accountant that can prove it."""
@@ -89,6 +91,7 @@ class Total:
 
 def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     """The total of these costs at ``delta``; by default at the smallest δ that is natural for them."""
+    costs = together(costs) if len(costs) > 1 else costs
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs})
@@ -98,8 +101,16 @@ def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     if status == "none":
         return Total(math.inf, delta, adjacency, status, NOTHING, len(costs))
     parts = list(_parts(costs))
-    spent = _added(parts, delta - sum(cost.lost for cost in costs), adjacency)
+    spent = _added(parts, delta, adjacency)
     return Total(spent, delta, adjacency, status, _how(len(costs), parts), len(costs), _assumed(costs))
+
+
+def together(costs: Sequence[Cost]) -> list[Cost]:
+    """These costs with what they lose where they stand beside others."""
+    return [
+        replace(cost, lost=cost.lost + cost.beside, points=tuple((d + cost.beside, e) for d, e in cost.points))
+        for cost in costs
+    ]
 
 
 def _assumed(costs: Sequence[Cost]) -> tuple[str, ...]:
@@ -110,34 +121,38 @@ def _assumed(costs: Sequence[Cost]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Filtered:
-    """How much of a Rényi filter is used: ``spent`` of ``allowed``, both divergences of order ``order``."""
+    """How much of a Rényi filter is used: ``spent`` of ``allowed``, both divergences of order ``order``, and of the δ
+    that was set aside for what no divergence knows ``lost`` of ``set_aside``."""
 
     order: float
     spent: float
     allowed: float
+    lost: float = 0.0
+    set_aside: float = 0.0
 
     @property
     def holds(self) -> bool:
         """Whether all spends so far stay within it."""
-        return self.spent <= self.allowed
+        return self.spent <= self.allowed and self.lost <= self.set_aside
 
 
 def filtered(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -> Filtered | None:
     """The filter that belongs to (ε, δ), and what these costs take of it; None where a divergence is not known.
 
-    Order α allows B(α) = ε + [ln(δ(α − 1)) − α ln(1 − 1/α)]/(α − 1). The order must not depend on anything released: it
-    is the one at which ``first``, the plan of the first run, would fit in most often.
+    Order α allows B(α) = ε + [ln(δ'(α − 1)) − α ln(1 − 1/α)]/(α − 1), where δ' is δ without what is set aside for the
+    δ that runs lose. Nothing of it may depend on anything released: the order is the one at which ``first``, the plan
+    of the first run, would fit in most often.
     """
     if any(cost.event is None or cost.adjacency == "replace" or cost.status != "proven" for cost in (first, *costs)):
         return None
     adjacency = _common({cost.adjacency for cost in costs})
     try:
         each = divergences(first.event, adjacency)
-        left = delta - sum(cost.lost for cost in costs)
-        allowed = {order: epsilon + _conversion(order, left) for order in each}
+        allowed = {order: epsilon + _conversion(order, delta * (1 - SET_ASIDE)) for order in each}
         order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
         joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
-        return Filtered(order, divergences(joint, adjacency, (order,))[order], max(allowed[order], 0.0))
+        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in together(costs))
+        return Filtered(order, spent, max(allowed[order], 0.0), lost, SET_ASIDE * delta)
     except HushError:
         return None
 
@@ -169,7 +184,8 @@ def _parts(costs: Sequence[Cost]) -> Iterator[Cost]:
             yield from members
             continue
         event = dp_event.ComposedDpEvent([cost.event for cost in members])
-        joint = Cost(_common({cost.adjacency for cost in members}), "proven", members[0].delta, event)
+        lost = sum(cost.lost for cost in members)
+        joint = Cost(_common({cost.adjacency for cost in members}), "proven", members[0].delta, event, lost=lost)
         yield from [joint] if _accountable(joint) else members
 
 
@@ -185,7 +201,7 @@ def _added(parts: Sequence[Cost], delta: float, adjacency: Adjacency) -> float:
     """Σ ε, where those that are known at few δ take theirs and the others share what is left."""
     stated = [_stated(part, delta / len(parts), adjacency) for part in parts if part.event is None]
     events = [part for part in parts if part.event is not None]
-    left = delta - sum(d for d, _ in stated)
+    left = delta - sum(d for d, _ in stated) - sum(part.lost for part in events)
     if left < -1e-12 * delta or (events and left <= 0):
         return math.inf
     spent = sum(e for _, e in stated)
@@ -206,17 +222,18 @@ def _doubled(delta: float, epsilon: float) -> tuple[float, float]:
 
 
 def _event_epsilon(cost: Cost, delta: float, adjacency: Adjacency) -> float:
+    """ε of an event that has ``delta`` beside what it loses; as one removal and one addition where it must be."""
     if adjacency != "replace" or cost.adjacency == "replace":
         return cost.epsilon(delta)
-    inner = delta / 2
-    for _ in range(60):
+    share, inner = delta + cost.lost, delta / 2
+    while inner >= SMALLEST_DELTA:
         found = cost.epsilon(inner)
-        if not found < 200:
-            return math.inf
-        needed, twice = _doubled(inner, found)
-        if needed <= delta:
+        if not found < 200 or _doubled(cost.lost, found)[0] > share:
+            break
+        needed, twice = _doubled(inner + cost.lost, found)
+        if needed <= share:
             return twice
-        inner *= 0.5 * delta / needed
+        inner = min(0.5 * inner, 0.5 * inner * share / needed)
     return math.inf
 
 

@@ -20,6 +20,8 @@ from hush.identity import NoIdentity, Scope, declared
 from hush.named import Named, State
 from hush.release import Release
 
+SCHEDULED = ("step", "_opt_called", "_step_count")  # what a scheduler leaves in its optimizer
+
 
 @dataclass(frozen=True)
 class TorchOptim:
@@ -42,6 +44,7 @@ class TorchOptim:
             state = self.init(twins)
             found = {"optimizer": type(state["optimizer"]), "defaults": dict(state["optimizer"].defaults)}
             found["groups"] = _settings(state["optimizer"], twins)
+            found["beside"] = _beside(state["optimizer"])
             if "scheduler" in state:
                 found |= {"scheduler": type(state["scheduler"]), "every step": _followed(state, scope)}
         except (HushError, MemoryError):
@@ -83,6 +86,17 @@ def _settings(optimizer: torch.optim.Optimizer, params: Named) -> list[dict[str,
     """Every group's settings, and which parameters are in it."""
     names = {id(p): name for name, p in params.items()}
     return [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+
+
+def _beside(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer of somebody's own holds beside its settings; hooks can do anything and have no identity."""
+    held = vars(optimizer)
+    if any(content for name, content in held.items() if name.endswith("_hooks")):
+        raise NoIdentity("the rule's optimizer has hooks, which cannot be told from others: leave them out")
+    if type(optimizer).__module__.startswith("torch."):
+        return {}
+    usual = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)).keys()
+    return {name: content for name, content in held.items() if name not in usual and name not in SCHEDULED}
 
 
 def _followed(state: State, scope: Scope) -> str:

@@ -1,0 +1,258 @@
+"""Runs and ledgers together: what a run did before its ledger came, and what its guarantee rests on, stands in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from dp_accounting import dp_event
+from torch import nn
+from torch.nn import functional
+
+from hush.attempts import Attempt, History
+from hush.checkpoint import Checkpoints
+from hush.errors import BadInput, Refused
+from hush.methods import make_plan
+from hush.plan import Plan
+from hush.privacy.accounting import epsilon
+from hush.privacy.ledger import Ledger
+from hush.privacy.scale import SHARE, tail_delta
+from hush.run import Run
+from hush.train import charge, cost_of, train
+
+N, STEPS, BATCH = 40, 8, 10
+
+
+def losses(model: nn.Module, content) -> torch.Tensor:
+    return functional.cross_entropy(model(content[0]), content[1], reduction="none")
+
+
+def other_losses(model: nn.Module, content) -> torch.Tensor:
+    return functional.cross_entropy(model(content[0]), content[1], reduction="none", label_smoothing=0.1)
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(N, 6, generator=generator), torch.randint(0, 3, (N,), generator=generator)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def plan(method: str = "dp-sgd", **changes) -> Plan:
+    how = {"examples": N, "batch_size": BATCH, "steps": STEPS, "noise_multiplier": 0.9, "accept_claimed": True}
+    return make_plan(method, **{**how, **changes})
+
+
+def start(p: Plan, told=losses, **how) -> Run:
+    return p.start(net(), told, data(), **how)
+
+
+def go(run: Run, kept: Checkpoints, until: int) -> Run:
+    for _ in train(run, checkpoints=kept, every=1):
+        if run.next == until:
+            break
+    return run
+
+
+def begun(p: Plan, directory: Path, until: int = STEPS, ledger: Path | None = None, told=losses, **how) -> Run:
+    run, kept = start(p, told, **how), Checkpoints(directory)
+    try:
+        if ledger is not None:
+            charge(run, Ledger(ledger), "d", kept)
+        kept.begin(run)
+        return go(run, kept, until)
+    finally:
+        kept.close()
+
+
+def resumed(
+    p: Plan, directory: Path, until: int = STEPS, ledger: Path | None = None, told=losses, dataset="d", **how
+) -> Run:
+    run, kept = start(p, told, **how), Checkpoints(directory)
+    try:
+        kept.restore(run, kept.newest().saved)
+        if ledger is not None:
+            charge(run, Ledger(ledger), dataset, kept)
+        return go(run, kept, until)
+    finally:
+        kept.close()
+
+
+def renewed(p: Plan, directory: Path, **how) -> Run:
+    """Four steps, the last of them taken again with another loss, and so with another secret."""
+    begun(p, directory, 4, **how)
+    (directory / "checkpoint-0000000004.safetensors").unlink()
+    run = resumed(p, directory, 6, told=other_losses, **how)
+    assert run.history.attempts == (Attempt(0, 4), Attempt(3, 6))
+    return run
+
+
+def test_points_of_an_event_that_cannot_be_written_pay_all_that_is_lost() -> None:
+    p = plan("dp-dice", noise_multiplier=2.0)
+    cost = cost_of(p)(STEPS)
+    lost = p.delta - p.delta_left()
+    assert cost.event is None
+    assert len(cost.points) > 8
+    event = p.guarantee().event
+    for delta, stated in (cost.points[0], cost.points[-1]):
+        assert stated >= epsilon(event, delta - lost, adjacency=p.neighbours) * (1 - 1e-12)
+
+
+def test_the_first_secret_of_a_renewed_run_is_known_to_a_ledger_that_comes_later(tmp_path) -> None:
+    p, ledger = plan(), tmp_path / "l.jsonl"
+    renewed(p, tmp_path / "one", secret=7)
+    resumed(p, tmp_path / "one", STEPS, ledger, told=other_losses, secret=7)
+    with pytest.raises(Refused, match="the secret behind this run's noise was used before"):
+        begun(p, tmp_path / "two", 2, ledger, secret=7)
+
+
+def test_what_a_seed_did_in_the_same_directory_before_is_entered_too(tmp_path) -> None:
+    """Steps of a second secret stand in the record of sums, and the card counts them: so does a ledger that is new."""
+    p, ledger = plan(), tmp_path / "l.jsonl"
+    begun(p, tmp_path / "run", STEPS, secret=7)
+    next((tmp_path / "run").glob(f"checkpoint-*{STEPS}.safetensors")).unlink()
+    resumed(p, tmp_path / "run", STEPS, told=other_losses, secret=7)
+    run = begun(p, tmp_path / "run", STEPS, ledger, told=other_losses, secret=7)
+    assert len(run.history.attempts) == 3
+    assert Ledger(ledger).total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
+
+
+def test_a_ledger_says_what_default_arithmetic_assumes(tmp_path) -> None:
+    for mode, said in (("default", True), ("rigorous", False)):
+        run = start(plan(arithmetic=mode))
+        charge(run, Ledger(tmp_path / f"{mode}.jsonl"), "d")
+        for _ in train(run):
+            pass
+        assert any("share a batch" in text for text in run.guarantee.assumptions) == said
+        found = Ledger(tmp_path / f"{mode}.jsonl").total("d")
+        assert any("share a batch" in text for text in found.assumptions) == said
+
+
+def test_a_name_typed_otherwise_goes_on_with_its_own_entry(tmp_path) -> None:
+    p, ledger = plan(), tmp_path / "l.jsonl"
+    begun(p, tmp_path / "run", 4, ledger)
+    facts = next((tmp_path / "run").glob("checkpoint-*4.safetensors"))
+    assert facts.exists()
+    resumed(p, tmp_path / "run", 6, ledger, dataset=" D")
+    assert list(Ledger(ledger).datasets()) == ["d"]
+
+
+def test_two_runs_that_name_new_data_differently_both_go_on(tmp_path) -> None:
+    p, ledger = plan(), tmp_path / "l.jsonl"
+    run, kept = start(p), Checkpoints(tmp_path / "run")
+    charge(run, Ledger(ledger), "Patients", kept)
+    begun_first = start(p)
+    charge(begun_first, Ledger(ledger), "patients")
+    next(iter(train(begun_first)))
+    kept.begin(run)
+    go(run, kept, 3)
+    kept.close()
+    assert resumed(p, tmp_path / "run", 5, ledger, dataset="Patients").next == 5
+
+
+def test_attempts_that_only_a_release_knows_of_are_counted(tmp_path) -> None:
+    """An old checkpoint, no record of sums, and a list of releases that knows a second secret."""
+    p = plan()
+    begun(p, tmp_path, 3)
+    old = {path.name: path.read_bytes() for path in tmp_path.glob("checkpoint-*")}
+    (tmp_path / "checkpoint-0000000003.safetensors").unlink()
+    run, kept = start(p, other_losses), Checkpoints(tmp_path)
+    kept.restore(run, kept.newest().saved)
+    go(run, kept, STEPS)
+    run.release(tmp_path / "out")
+    kept.close()
+    assert json.loads((tmp_path / "releases.jsonl").read_text())["attempt"] == 1
+    for path in (*tmp_path.glob("checkpoint-*"), *tmp_path.glob("sums-*")):
+        path.unlink()
+    for name, content in old.items():
+        (tmp_path / name).write_bytes(content)
+    again = resumed(p, tmp_path)
+    assert len(again.history.attempts) == 3
+    assert [a.taken for a in again.history.attempts] == [STEPS] * 3
+
+
+def test_a_run_set_back_by_hand_does_not_use_its_noise_twice(tmp_path) -> None:
+    """`Run.restore` compares nothing; the record that the run writes to does."""
+    run, kept = start(plan()), Checkpoints(tmp_path)
+    kept.begin(run)
+    go(run, kept, 3)
+    before = {**run.state(), "params": {n: p.clone() for n, p in run.state()["params"].items()}}
+    go(run, kept, 6)
+    run.restore(before)
+    run.losses = other_losses
+    go(run, kept, STEPS)
+    kept.close()
+    assert run.history.attempts == (Attempt(0, 6), Attempt(3, STEPS))
+
+
+@pytest.mark.parametrize("ledger", [["x"], {}, {"name": 1, "path": "l", "dataset": "d"}, "l.jsonl"])
+def test_a_checkpoint_whose_ledger_is_none_is_said_to_be_crafted(ledger, tmp_path) -> None:
+    begun(plan(), tmp_path, 2)
+    run, kept = start(plan()), Checkpoints(tmp_path)
+    saved = kept.newest().saved
+    try:
+        with pytest.raises(BadInput, match="holds a checkpoint that this hush did not write"):
+            kept.restore(run, replace(saved, facts={**saved.facts, "ledger": ledger}))
+    finally:
+        kept.close()
+
+
+def test_tails_are_those_of_all_channels() -> None:
+    """An adaptive clip releases a noisy count beside the sum: its coordinate has tails too."""
+    beside, count = plan(clip_quantile=0.5), 10**8
+    assert len(beside.channels) == 2
+    mu = 1 / beside.sigma
+    one, two = (tail_delta(n * count, STEPS, mu, rate=0.25) / SHARE for n in (1, 2))
+    assert two > 1.5 * one
+    with pytest.raises(Refused, match="cannot deliver δ"):
+        replace(beside, delta=1.2 * one).with_tails(count)
+    replace(beside, delta=1.2 * two).with_tails(count)
+
+
+def test_a_run_that_was_closed_does_not_go_on_with_fresh_noise_either(tmp_path) -> None:
+    p, ledger = plan(steps=250), tmp_path / "l.jsonl"
+    begun(p, tmp_path / "run", 3, ledger)
+    (name,) = Ledger(ledger).spends("d")
+    Ledger(ledger).close("d", name)
+    next((tmp_path / "run").glob("sums-*")).unlink()
+    with pytest.raises(Refused, match="was closed in the ledger .* as stopped for good"):
+        resumed(p, tmp_path / "run", 6, ledger)
+    assert list(Ledger(ledger).spends("d")) == [name]
+
+
+def with_short_tails() -> tuple[Plan, float]:
+    """A plan whose δ has room for its tails by its own ε only, and what they cost by themselves."""
+    p = plan(noise_multiplier=0.4, batch_size=1)
+    adds_up = tail_delta(start(p).coordinates, STEPS, 2.5, rate=0.025)
+    return replace(p, delta=adds_up / 3 / SHARE), adds_up
+
+
+def test_tails_that_one_run_can_afford_are_counted_whole_where_several_are_composed(tmp_path) -> None:
+    """β ≤ e^ε·t is a bound for one ε; for the ε of several runs only what adds up counts, the tails' probability."""
+    (p, adds_up), ledger = with_short_tails(), tmp_path / "l.jsonl"
+    alone = tail_delta(start(p).coordinates, STEPS, 2.5, rate=0.025, epsilon=p.guarantee().epsilon)
+    assert alone < SHARE * p.delta < adds_up  # one such run is let through
+    for name in ("one", "two"):
+        begun(p, tmp_path / name, STEPS, ledger)
+        spends = Ledger(ledger).spends("d").values()
+        lost = sum(spend.cost.lost for spend in spends)
+        if name == "one":
+            assert Ledger(ledger).total("d", p.delta).epsilon == pytest.approx(start(p).guarantee.epsilon, rel=1e-9)
+    event = dp_event.ComposedDpEvent([spend.cost.event for spend in spends])
+    overflow = lost - 2 * alone
+    exact = epsilon(event, p.delta - overflow - 2 * adds_up, adjacency=p.neighbours)
+    assert Ledger(ledger).total("d", p.delta).epsilon == pytest.approx(exact, rel=1e-9)
+
+
+def test_a_run_with_steps_taken_again_counts_its_tails_whole() -> None:
+    p, adds_up = with_short_tails()
+    run = start(p)
+    run.history = History((Attempt(0, 4), Attempt(3, 6)), 1)
+    event, left = run.guarantee.event, p.delta - 2 * adds_up
+    assert run.guarantee.epsilon >= epsilon(event, left, adjacency=p.neighbours) * (1 - 1e-9)
