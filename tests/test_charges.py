@@ -129,9 +129,9 @@ def test_a_ledger_says_what_default_arithmetic_assumes(tmp_path) -> None:
         charge(run, Ledger(tmp_path / f"{mode}.jsonl"), "d")
         for _ in train(run):
             pass
-        assert any("share a batch" in text for text in run.guarantee.assumptions) == said
+        assert any("size of a batch" in text for text in run.guarantee.assumptions) == said
         found = Ledger(tmp_path / f"{mode}.jsonl").total("d")
-        assert any("share a batch" in text for text in found.assumptions) == said
+        assert any("size of a batch" in text for text in found.assumptions) == said
 
 
 def test_a_name_typed_otherwise_goes_on_with_its_own_entry(tmp_path) -> None:
