@@ -1,4 +1,5 @@
-"""The pages whose examples can be run as they stand: their code blocks are taken from the page and run."""
+"""The pages: code blocks that can be run as they stand are taken from the page and run, links lead somewhere, and
+methods and functions that are named exist."""
 
 from __future__ import annotations
 
@@ -10,9 +11,14 @@ from pathlib import Path
 import pytest
 
 import hush
+from hush import matrices
 from hush.cli import main
+from hush.methods import correlated
+from hush.methods.catalogue import catalogue
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -62,3 +68,66 @@ def test_readme(here: Path, capsys) -> None:
     assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example (one example's contribution becoming")
     assert "assumes that (1) the number of examples is public and (2) rounding" in said
     assert (here / "out" / "privacy.json").is_file()
+
+
+def prose(page: Path) -> str:
+    """The page without code: blocks between fences, and what stands in backticks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", lambda code: code[0].strip("`") if "](" not in code[0] else "", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: small letters, hyphens for spaces, no punctuation."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The relative links in ``text`` that lead from ``page`` to no file, or to no heading of it."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page, prose(page)) == []
+
+
+def test_a_broken_link_is_seen() -> None:
+    page = DOCS / "index.md"
+    text = "[a](speed.md) [b](spede.md) [c](speed.md#memory) [d](speed.md#memories) [e](#hush) [f](#shush) [g](https://x.y)"
+    assert broken(page, text) == ["spede.md", "speed.md#memories", "#shush"]
+
+
+def test_every_page_is_on_the_map() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)", (DOCS / "index.md").read_text()))
+    assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= linked
+    beside = set(re.findall(r"\]\(([^)#\s]+)", (DOCS / "results" / "README.md").read_text()))
+    assert {path.name for path in (DOCS / "results").iterdir()} - {"README.md"} <= beside
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_methods_that_are_named_exist(page: Path) -> None:
+    named = set(re.findall(r"`(dp-[a-z-]+)[`, ]", page.read_text())) - {"dp-accounting"}
+    assert named <= set(catalogue())
+
+
+def test_the_readme_of_matrices_has_every_correlated_method_and_only_functions_that_exist() -> None:
+    text = (ROOT / "src" / "hush" / "matrices" / "README.md").read_text()
+    correlated_ones = {name for name, method in catalogue().items() if method.__module__ == correlated.__name__}
+    rows = set(re.findall(r"^\| `(dp-[a-z-]+)`", text, re.MULTILINE))
+    assert rows == correlated_ones
+    functions = set(re.findall(r"`([A-Za-z_]+)\(", text))
+    assert len(functions) > 10
+    assert {name for name in functions if not hasattr(matrices, name)} <= {"first", "step"}  # methods of a structure
+    for name in re.findall(r"`\.([a-z_]+)\(", text):
+        assert any(hasattr(kind, name) for kind in (matrices.Structure, matrices.Tree, matrices.Workload)), name
+    files = set(re.findall(r"`([a-z_]+\.py)`", text))
+    assert files <= {path.name for path in (ROOT / "src" / "hush" / "matrices").glob("*.py")}

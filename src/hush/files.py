@@ -59,10 +59,10 @@ def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time in here, by the kernel's lock on a file, which dies with its holder.
+    """One process at a time in here, by the kernel's lock on a file, which ends with its holder.
 
-    Some network disks refuse locks and some grant every one of them: the first is told, the second is noticed because a
-    second lock on the same file is granted too."""
+    Some network disks refuse locks and some grant every one of them: the first raises an error, the second is noticed
+    because a second lock on the same file is granted too."""
     held = os.open(path, os.O_RDWR | os.O_CREAT, PUBLIC)
     try:
         _lock(held, path, fcntl.LOCK_EX)

@@ -38,7 +38,7 @@ from hush.randomness import public_seeds
 TOP = {"name", "summary", "seed", "secret_seed", "validation", "evaluate_every", "weights"}
 TABLES = {"defaults", "methods", "problems", "grid"}
 OVERRIDES = ("methods", "problems")
-MOST = 1_000_000  # trials; more is a slip of the pen
+MOST = 1_000_000  # trials; more is taken for a mistake in the spec
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Checkpoints:
 
     @property
     def resumable(self) -> bool:
-        """Whether the plan of the run that is kept here can be told from others."""
+        """Whether the plan of the run that is kept here can be identified."""
         return bool(self._fixed.get("fingerprint", True))
 
     def files(self) -> list[Path]:

@@ -106,7 +106,7 @@ class Record:
             os.fsync(self.descriptor)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None

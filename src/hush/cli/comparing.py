@@ -1,4 +1,4 @@
-"""`--method auto` in the shell: the candidates compared, what is computed told on stderr once it takes long."""
+"""`--method auto` in the shell: the candidates compared, with progress on stderr once it takes long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Patience:
 
 @contextmanager
 def patient(doing: str) -> Iterator[Tell]:
-    """Hands out a function that hears what is being done; it reaches stderr only if the whole takes long."""
+    """Gives a function to report progress to; the reports reach stderr only if the whole takes long."""
     patience = Patience(doing)
     timer = threading.Timer(PATIENCE, patience.remind)
     timer.daemon = True

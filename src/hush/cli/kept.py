@@ -190,7 +190,7 @@ def _check(found: Found, out: Path, resume: bool) -> None:
 
 
 def _same_machinery(facts: dict[str, Any]) -> None:
-    """What decides the last bits of a sum: the number of threads, which is set, and torch's version, which is told."""
+    """What decides the last bits of a sum: the number of threads (set), and the version of torch (reported)."""
     if facts["threads"] != torch.get_num_threads():
         torch.set_num_threads(facts["threads"])
         say(f"using {facts['threads']} threads, as the run did, so that it goes on to the same bits")

@@ -13,7 +13,7 @@ from hush.errors import BadInput
 
 
 def read_options(path: Path, command: Any) -> dict[str, Any]:
-    """The kept options, each of a type that the command takes; a damaged file is told by its name."""
+    """The kept options, each of a type that the command takes; an error names a damaged file."""
     kinds = typing.get_type_hints(inspect.unwrap(command))
     try:
         found = {name: _from_json(value) for name, value in json.loads(path.read_bytes()).items()}

@@ -94,7 +94,7 @@ def checked(content: bytes, name: str, file: File) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The unpacked stream of a file that is raw, gzip or xz, told by its first bytes."""
+    """The unpacked stream of a file that is raw, gzip or xz, recognised by its first bytes."""
     with path.open("rb") as head:
         start = head.read(6)
     if start.startswith(b"\x1f\x8b"):

@@ -91,7 +91,7 @@ def _encoded(piece: Piece, schema: Schema, done: int, path: Path) -> np.ndarray[
         values = numbers(cells)
         if values is None:
             raise BadInput(f"column '{column.name}' of '{path}' is said to be a number and holds text")
-        with np.errstate(over="ignore"):  # too large for 32 bits: told below
+        with np.errstate(over="ignore"):  # too large for 32 bits: reported below
             out[:, place] = _filled(values, column.fill)
         bad = np.flatnonzero(~np.isfinite(out[:, place]))
         if len(bad):
@@ -153,7 +153,7 @@ def _csv(path: Path) -> Iterator[Piece]:
 
 def _next(reader: Iterator[list[str]]) -> list[list[str]]:
     """The next rows. Python's cycle collector would look at every new row again and again, for four times the price
-    of reading it, and rows of text hold no cycles: it rests meanwhile."""
+    of reading it, and rows of text hold no cycles: it is switched off while they are read."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -65,7 +65,7 @@ class Draws:
         self.counter.check()
 
     def _mind_checkpoints(self) -> None:
-        """Inside activation checkpointing the backward pass draws again: who does not expect it is told."""
+        """Inside activation checkpointing the backward pass draws again: an error unless that is expected."""
         if not saved_tensors_are_hooked():
             return
         if not self.again:

@@ -35,7 +35,7 @@ class Untouched:
         self._why = ""
 
     def settled(self) -> None:
-        """The rule has written the trained parameters; whoever else changes them from now on is noticed."""
+        """The rule has written the trained parameters; any other change from now on is noticed."""
         self._left = _Bits.of(self._params)
 
     def _others(self) -> Named:

@@ -5,7 +5,7 @@ unless somebody declares that it was stopped without looking at anything (`Ledge
 
 A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Names are compared without
 case and outer spaces, and where a ledger has a budget, a name that is not in it yet must be declared to be new: else a
-slip of the pen would spend outside the budget. Lines are readable JSON in a hash chain (`hush.privacy.chain`), events
+mistyped name would spend outside the budget. Lines are readable JSON in a hash chain (`hush.privacy.chain`), events
 are written so that they can be rebuilt (`hush.privacy.event_json`).
 """
 

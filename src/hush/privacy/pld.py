@@ -4,8 +4,8 @@ Losses of composed releases add, so their distribution is a convolution; it is t
 exact where it matters:
 
 - The FFT works on the *tilted* masses p(x)·exp(λx)/M(λ), with λ the Chernoff (saddle) point of the question asked, and
-  tilts back afterwards. Its rounding errors are then relative to the tail that is read, not to 1: without the tilt, a
-  million steps at δ = 1e-10 come out 1 % too low.
+  tilts back afterwards. Its rounding errors are then relative to the tail that is read, not to 1, where they would be
+  larger than a small δ (figures: docs/accounting.md).
 - The grid's step h is chosen from the question: splitting a cell raises ln M by at most λ(λ+1)h²/8 a step, hence ε by
   about T(λ+1)h²/8, which is kept below a small fraction of ε.
 
