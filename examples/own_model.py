@@ -18,7 +18,7 @@ def losses(model, batch):  # one loss per example
 
 public = ("the number of examples is public",)
 plan = hush.make_plan(
-    "dp-sgd", examples=len(x), batch_size=256, epochs=20, epsilon=3.0, delta=1e-5, lr=1.0, clip=1.0, assumptions=public
+    "dp-sgd", examples=len(x), counted=True, batch_size=256, epochs=20, epsilon=3, lr=1.0, clip=1.0, assumptions=public
 )
 run = plan.start(model, losses, (x, y))
 for batch in run.batches():

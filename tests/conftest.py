@@ -1,4 +1,4 @@
-"""What all tests share: one thread, and where real data lies."""
+"""What all tests share: one thread (or HUSH_TEST_THREADS), and where real data lies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("HUSH_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -18,8 +19,11 @@ from torch.nn.functional import cross_entropy
 from hush.arithmetic import BLOCK, HALF, UNIT, Seats, charge
 from hush.errors import BadInput, Refused
 from hush.methods import make_plan
+from hush.privacy.ledger import Ledger
 from hush.randomness import Secret
+from hush.run import ROUNDING
 from hush.sampling import Cyclic, FixedSize, Partitioned, Poisson, Room, Shuffled
+from hush.train import charge as charge_run
 from replay import recorded, sensitivities
 
 SECRET = Secret.from_seed(3, "arithmetic")
@@ -265,7 +269,16 @@ class TestRigorous:
             said[mode] = [a for a in run.guarantee.assumptions if "rounding" in a]
         assert said["rigorous"] == []
         assert len(said["default"]) == 1
-        assert "of its bound" in said["default"][0]
+        size = r"\(one row more moved a sum of random inputs by (0|[1-9](\.0)?e-\d+) of an example's bound; "
+        assert re.fullmatch(f"{ROUNDING} {size}rigorous arithmetic rules it out\\)", said["default"][0])
+
+    def test_a_ledger_carries_the_default_s_assumption_along(self, tmp_path) -> None:
+        for mode, said in (("default", (ROUNDING,)), ("rigorous", ())):
+            run = plan(500, 60, mode).start(mlp(), losses, data(500))
+            ledger = Ledger(tmp_path / mode)
+            charge_run(run, ledger, "mine")
+            run.step(next(run.batches()))
+            assert ledger.total("mine").assumptions == said
 
     def test_a_model_whose_rows_depend_on_each_other_is_refused(self) -> None:
         class Shifted(nn.Module):

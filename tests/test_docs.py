@@ -53,3 +53,12 @@ def test_own_data(here: Path, capsys) -> None:
     shown = (DOCS / "own-data.md").read_text()
     assert all(line in shown for line in said.err.splitlines())
     assert (here / "patients" / "privacy.json").is_file()
+
+
+def test_readme(here: Path, capsys) -> None:
+    (snippet,) = blocks("../README.md", "python")
+    exec(snippet, {})
+    said = capsys.readouterr().out
+    assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example (one example's contribution becoming")
+    assert "assumes that (1) the number of examples is public and (2) rounding" in said
+    assert (here / "out" / "privacy.json").is_file()

@@ -42,7 +42,8 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
     guarantee = card["guarantee"]
     lines = ["# Privacy card", "", _plain(sentence), ""]
     if guarantee["assumptions"]:
-        lines += ["It assumes that:", "", *(f"- {_plain(text)}" for text in guarantee["assumptions"]), ""]
+        numbered = (f"{number}. {_plain(text)}" for number, text in enumerate(guarantee["assumptions"], 1))
+        lines += ["It assumes that:", "", *numbered, ""]
     if len(card["claims"]) > 1:
         lines += ["## Every ε that is said about this method", "", "| ε | status | reason |", "|---|---|---|"]
         lines += [f"| {c['epsilon']} | {c['status']} | {markdown_cell(c['reason'])} |" for c in card["claims"]] + [""]

@@ -57,6 +57,7 @@ class Plan:
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
     arithmetic: arithmetic.Mode = "default"
+    tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
@@ -213,7 +214,7 @@ class Plan:
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tails"}  # the model's
         accounted = {
             "participation": self.sampler.participation,
             "structure": self.noise.structure,
@@ -248,30 +249,31 @@ class Plan:
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
-        run = Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
-        self.check_tails(run.coordinates)
-        return run
+        with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
+        return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
-    def check_tails(self, coordinates: int) -> None:
-        """Refuse a δ that noise with an end cannot deliver for so many coordinates (`hush.privacy.scale`) in each of
-        the channels, of which none has more."""
+    def with_tails(self, coordinates: int) -> Plan:
+        """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the
+        channels, of which none has more; refused where that is too much."""
         if not self.private:
-            return
+            return self
         coordinates *= len(self.query.channels)
-        steps, mu, rate = self._tails()
-        if tail_delta(coordinates, steps, mu, rate=rate) > SHARE * self.delta:
-            check_tails(self.delta, coordinates, steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
+        steps, mu, rate = self._tail_terms()
+        taken = tail_delta(coordinates, steps, mu, rate=rate)
+        if taken > SHARE * self.delta:
+            known = self.guarantee().epsilon
+            taken = check_tails(self.delta, coordinates, steps, mu, rate=rate, epsilon=known)
+        return dataclasses.replace(self, tails=taken)
 
     def tails_beside(self, coordinates: int) -> float:
-        """δ that the tails cost beyond their share where a run is composed with others: that they cost no more than
-        e^ε times what lies beyond them is of use for one ε alone, and does not add up."""
+        """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
+        times what lies beyond them is of use for one ε alone, and does not add up."""
         if not self.private:
             return 0.0
-        steps, mu, rate = self._tails()
-        found = tail_delta(coordinates * len(self.query.channels), steps, mu, rate=rate)
-        return max(0.0, found - SHARE * self.delta)
+        steps, mu, rate = self._tail_terms()
+        return max(0.0, tail_delta(coordinates * len(self.query.channels), steps, mu, rate=rate) - self.tails)
 
-    def _tails(self) -> tuple[int, float, float]:
+    def _tail_terms(self) -> tuple[int, float, float]:
         """Steps, how far one example moves a step's release in standard deviations, and the rate."""
         structure, part = self.noise.structure, self.sampler.participation
         least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
@@ -334,7 +336,7 @@ class Plan:
         """δ without what batches with more examples than places cost, and the end of the noise's tails."""
         count = self.steps if steps is None else steps
         times = max(1, -(-count // self.steps))  # more than once where steps were taken again
-        return self.delta * (1.0 - times * SHARE) - count * self.room.overflow
+        return self.delta - times * self.tails - count * self.room.overflow
 
     def own_claims(self, steps: int, sigma: float | None = None) -> tuple[Claim, ...]:
         """What a query with claims of its own says about so many steps; the proven first. It is told the noise in units

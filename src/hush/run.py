@@ -26,19 +26,17 @@ from hush.gradients import Untouched, Watch, check_model, placed
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable
 from hush.noise import Independent
 from hush.normals import BLOCK
+from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.randomness import Secret, normal
 from hush.release import Release, add_noise, grid
 from hush.source import Source, to_each
 
 if TYPE_CHECKING:
     from hush.plan import Plan
-    from hush.privacy.guarantee import Guarantee
 
 
-COMPANY = (
-    "rounding inside the model does not tell how many examples share a batch ({}; rigorous arithmetic does without "
-    "this assumption)"
-)
+ROUNDING = "rounding that varies with the size of a batch gives nothing away"
+COMPANY = ROUNDING + " ({}; rigorous arithmetic rules it out)"
 PIECE = 4 * BLOCK  # coordinates of independent noise that a thread makes at a time
 MICROBATCH = 400  # places of a piece, a third of them empty at batch 256: more activations fall out of the cache
 
@@ -221,13 +219,6 @@ class Run:
         """How many numbers are trained."""
         return max(1, sum(p.numel() for p in self._params.values()))
 
-    @property
-    def company(self) -> str:
-        """What is assumed about the rows beside an example, for those who must say it before its size is measured."""
-        if not self.plan.private or self.plan.arithmetic == "rigorous":
-            return ""
-        return COMPANY.format("how much it does is on the run's card")
-
     def release(self, directory: str | Path) -> Path:
         """Write the released artefact: weights and privacy card, nothing private."""
         if self._untouched is not None:
@@ -298,8 +289,9 @@ class Run:
         try:
             moved = shift_of_one_row_more(summed, self.source, -(-2 * (high - low) // 3), bounds, self.device)
         except Exception:  # whatever a model says to made-up inputs: it took the data
-            return COMPANY.format("its size could not be measured on made-up inputs")
-        return COMPANY.format(f"on made-up inputs one row more moved a sum by {moved:.0e} of its bound")
+            return COMPANY.format("it could not be measured on random inputs")
+        size = rounded_up(moved, 1)
+        return COMPANY.format(f"one row more moved a sum of random inputs by {size} of an example's bound")
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:

@@ -112,12 +112,12 @@ def linear(model: nn.Module, content: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("sampling", ["poisson", "same-order"])
 def test_every_step_has_the_noise_that_is_accounted(sampling) -> None:
-    p = make_plan("dp-sgd", **HOW, noise_end=0.1, noise_stages=4, clip=0.5, lr=1e-9, sampling=sampling)
+    p = make_plan("dp-sgd", **HOW, noise_end=0.4, noise_stages=4, clip=0.5, lr=1e-9, sampling=sampling)
     _, releases = recorded(p, nn.Linear(400, 1, bias=False), linear, torch.full((1000, 400), 1e-6))  # noise alone
     scale = 2.0 * 0.5 * (1 + p.charge) * p.sensitivity
     assert p.sensitivity == (1.0 if sampling == "poisson" else pytest.approx(p.noise.structure.same_order(20)))
     for stage in range(4):
-        std = scale * 0.1 ** (stage / 3)
+        std = scale * 0.4 ** (stage / 3)
         rows = torch.cat([releases[t].gradient["weight"].flatten() * 50 for t in range(10 * stage, 10 * stage + 10)])
         assert releases[10 * stage].noise_std * 50 == pytest.approx(std)
         assert stats.kstest(rows.numpy() / std, "norm").pvalue > 1e-4

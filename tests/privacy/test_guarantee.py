@@ -27,6 +27,16 @@ def test_the_sentence_of_a_proven_guarantee() -> None:
     assert stated.private
 
 
+def test_several_assumptions_are_all_in_the_sentence_and_numbered() -> None:
+    def end(*texts: str) -> str:
+        return Guarantee(1.0, 1e-5, assumptions=texts).sentence().partition("accounting")[2]
+
+    assert end() == "."
+    assert end("a") == "; assumes that a."
+    assert end("a", "b and c") == "; assumes that (1) a and (2) b and c."
+    assert end("a", "b", "c") == "; assumes that (1) a, (2) b, and (3) c."
+
+
 @pytest.mark.parametrize("status", ["claimed", "refuted", "none"])
 def test_only_a_proven_epsilon_reads_as_a_guarantee(status: str) -> None:
     stated = Guarantee(1.0, 1e-5, status=status, reason="the feedback is not bounded")
@@ -124,7 +134,7 @@ def test_the_card_lists_mechanism_and_assumptions() -> None:
     card = Guarantee(1.23456, 1e-5, event=EVENT, assumptions=("one", "two")).to_markdown()
     assert "| ε | 1.24 |" in card
     assert "| mechanism | 1000 × Poisson(rate 0.01, Gaussian(σ 1)) |" in card
-    assert "- one\n- two\n" in card
+    assert "1. one\n2. two\n" in card
 
 
 def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from dp_accounting import dp_event
 from hush.privacy.accounting import epsilon
 from hush.privacy.chain import entry_hash
 from hush.privacy.entries import OLDER
-from hush.privacy.gaussian import gaussian_delta, private_mean
+from hush.privacy.gaussian import NUMPY_REACH, gaussian_delta, private_mean
 from hush.privacy.ledger import Account, Ledger
-from hush.privacy.scale import SHARE
+from hush.privacy.scale import tail_delta
 from hush.privacy.total import Cost, filtered, total
 
 POISSON = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
@@ -115,10 +115,11 @@ def test_what_is_charged_in_addition_loses_and_assumes_no_less_than_the_plan(pat
 
 @pytest.mark.parametrize("calibration", ["classic", "any-epsilon", "pei", "analytic"])
 def test_a_private_mean_leaves_delta_for_its_tails(calibration):
-    """δ of the Gaussian and the share that `check_tails` allows for the end of its tails are at most δ together."""
+    """δ of the Gaussian and the end of its tails are at most δ together."""
     found = private_mean([0.5, 0.25], 1.0, 0.5, 1e-6, np.random.default_rng(0), calibration=calibration)
     own = gaussian_delta(found.guarantee.epsilon, found.sensitivity / found.noise_std)
-    assert own + SHARE * 1e-6 <= 1e-6 * (1 + 1e-12)
+    tails = tail_delta(1, 1, found.sensitivity / found.noise_std, epsilon=0.5, reach=NUMPY_REACH)
+    assert own + tails <= 1e-6 * (1 + 1e-9)
 
 
 class TestOlderLines:

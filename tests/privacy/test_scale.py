@@ -73,7 +73,7 @@ def test_it_grows_with_coordinates_steps_and_shift(coordinates, steps, mu, epsil
 
 def test_what_the_sampler_cannot_deliver_is_refused_with_the_limit() -> None:
     assert check_tails(1e-5, 10**6, 5000) <= SHARE * 1e-5
-    with pytest.raises(Refused, match=r"cannot deliver δ = 1e-15 for 1 coordinates .* the smallest is 1\.9e-13"):
+    with pytest.raises(Refused, match=r"cannot deliver δ = 1e-15 for 1 coordinates .* the smallest is 1\.9e-14"):
         check_tails(1e-15, 1, 1)
     with pytest.raises(Refused, match="cannot deliver δ = 1e-10 for 100000 coordinates and 1000 steps"):
         check_tails(1e-10, 100_000, 1000)

@@ -26,7 +26,9 @@ def bench(
     ] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the runs and estimate the time.")] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what has failed before.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Go on with failed runs, from their checkpoints if they have any.")
+    ] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Run every run of a spec that the store does not hold yet. Interrupt it at any time, and start it again.

@@ -22,7 +22,7 @@ app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_a
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file.", metavar="LEDGER")]
 NewDataset = Annotated[
-    bool, typer.Option("--new-dataset", help="These are data that the ledger, which has a budget, does not know yet.")
+    bool, typer.Option("--new-dataset", help="Needed where the ledger has a budget and does not know the name yet.")
 ]
 Dataset = Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")]
 
@@ -60,7 +60,9 @@ def show_ledger(
 @app.command("budget")
 def budget(
     ledger: LedgerPath,
-    epsilon: Annotated[float | None, typer.Option(help="The most that all runs together may spend.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The most that all runs together may spend; without it the budget is shown.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="δ at which the total is compared.")] = 1e-5,
     dataset: Dataset = None,
     as_json: o.AsJson = False,
@@ -89,7 +91,7 @@ def budget(
 @app.command("add")
 def add(
     ledger: LedgerPath,
-    run: Annotated[str, typer.Argument(help="A name for the spend, such as what it was.")],
+    run: Annotated[str, typer.Argument(help="A name for the spend, such as what it was.", metavar="RUN")],
     epsilon: Annotated[float, typer.Option(help="Its ε.")],
     delta: Annotated[float, typer.Option(help="Its δ.")],
     adjacency: Annotated[str, typer.Option(help="add-remove, replace or zero-out.")] = "add-remove",
@@ -110,11 +112,12 @@ def add(
 @app.command("close")
 def close(
     ledger: LedgerPath,
-    run: Annotated[str, typer.Argument(help="The run, as `hush ledger show` names it.")],
+    run: Annotated[str, typer.Argument(help="The run, as `hush ledger show` names it.", metavar="RUN")],
     stopped_blindly: Annotated[
         bool,
         typer.Option(
-            "--stopped-blindly", help="Nobody had looked at anything that it, or a run before it, had released."
+            "--stopped-blindly",
+            help="To be said: nobody had looked at anything that it, or a run before it, had released.",
         ),
     ] = False,
     dataset: Dataset = None,

@@ -12,13 +12,13 @@ from hush.errors import BadInput, nearest
 from hush.methods import find, options
 
 MethodName = Annotated[
-    str, typer.Option("--method", help="One of `hush methods`, `auto`, or your own as `package.module:factory`.")
+    str, typer.Option("--method", help="One of `hush methods`, `auto`, or your own as `module:factory`.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Expected number of examples a step.")]
 Epochs = Annotated[
     float | None,
     typer.Option(
-        help="Passes over the data, ⌈N/L⌉ steps each; 30 by default, 1 for dp-matrix-se and dp-matrix-se-lambda."
+        help="Passes over the data, ⌈N/L⌉ steps each; 30 by default, 1 for methods that take one (dp-matrix-se)."
     ),
 ]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee; keep it below 1/N.")]
@@ -43,7 +43,10 @@ Settings = Annotated[
 ]
 Arithmetic = Annotated[
     str,
-    typer.Option(help="default, or rigorous: fixed rows a step, so nothing is assumed about rounding; some slower."),
+    typer.Option(
+        help="default, or rigorous: the same number of rows at every step, so that nothing is assumed about rounding; "
+        "slower."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 

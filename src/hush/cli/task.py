@@ -20,7 +20,7 @@ from hush.source import as_source
 
 ProblemName = Annotated[
     str | None,
-    typer.Option("--problem", help="One of `hush problems`, or `package.module:factory`; digits by default."),
+    typer.Option("--problem", help="One of `hush problems`, or your own as `module:factory`; digits by default."),
 ]
 DataPath = Annotated[
     Path | None,
@@ -28,7 +28,7 @@ DataPath = Annotated[
 ]
 Target = Annotated[str | None, typer.Option(help="Your own data: the column or array that holds the labels.")]
 Model = Annotated[
-    str | None, typer.Option(help="Your own data: mlp, logistic, lenet, cnn, or `package.module:factory`.")
+    str | None, typer.Option(help="Your own data: mlp, logistic, lenet, cnn, or your own as `module:factory`.")
 ]
 SchemaPath = Annotated[
     Path | None,
@@ -40,7 +40,9 @@ TestData = Annotated[
 ]
 Public = Annotated[
     str | None,
-    typer.Option(help="Your own data: read ranges, categories or ranges+categories off the rows, as they are public."),
+    typer.Option(
+        help="Your own data: what may be read off the rows, as it is public: ranges, categories or ranges+categories."
+    ),
 ]
 Augment = Annotated[
     str | None, typer.Option(help="Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.")

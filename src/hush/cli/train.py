@@ -61,7 +61,10 @@ def train(
     sampling: o.Sampling = None,
     sample_rate: o.SampleRate = None,
     accountant: o.Accountant = "auto",
-    adjacency: o.Adjacent = None,
+    adjacency: Annotated[
+        str | None,
+        typer.Option(help="zero-out or replace; the sampler's own by default. Not add-remove: examples are counted."),
+    ] = None,
     accept_claimed: o.AcceptClaimed = False,
     arithmetic: o.Arithmetic = "default",
     settings: o.Settings = None,
@@ -84,7 +87,7 @@ def train(
     ledger: Annotated[Path | None, typer.Option(help="File in which the spend on the data is entered.")] = None,
     dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")] = None,
     new_dataset: Annotated[
-        bool, typer.Option("--new-dataset", help="The ledger has a budget and does not know these data yet.")
+        bool, typer.Option("--new-dataset", help="Needed where the ledger has a budget and does not know the name yet.")
     ] = False,
     as_json: o.AsJson = False,
 ) -> None:

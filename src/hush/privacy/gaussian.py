@@ -29,7 +29,7 @@ from hush.errors import BadInput, Refused
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.profile import gaussian_delta, gaussian_epsilon, gaussian_mu
-from hush.privacy.scale import SHARE, check_std, check_tails, grid
+from hush.privacy.scale import check_std, check_tails, grid
 from hush.validate import one_of, positive, probability
 
 __all__ = [
@@ -134,13 +134,14 @@ def private_mean(
     rows, base, moved = _clipped(np.asarray(values, dtype=np.float64), bound, lower, adjacency)
     count = _public_count(len(rows), adjacency, divisor)
     sensitivity = moved / count
-    left = delta * (1.0 - SHARE)  # the rest is for the end of the noise's tails
-    std = CALIBRATIONS[calibration](epsilon, left, sensitivity)
+    calibrated = CALIBRATIONS[calibration]
+    std, coordinates = calibrated(epsilon, delta, sensitivity), max(1, math.prod(rows.shape[1:]))
+    tails = check_tails(delta, coordinates, 1, sensitivity / std, epsilon=epsilon, reach=NUMPY_REACH)
+    std = calibrated(epsilon, delta - tails, sensitivity)  # more noise, whose tails take less
     check_std(std * count)
-    check_tails(delta, max(1, math.prod(rows.shape[1:])), 1, sensitivity / std, epsilon=epsilon, reach=NUMPY_REACH)
     noisy = _noisy_sum(rows, moved, std * count, rng)
     guarantee = Guarantee(
-        min(epsilon, gaussian_epsilon(left, sensitivity / std)),
+        min(epsilon, gaussian_epsilon(delta - tails, sensitivity / std)),
         delta,
         adjacency,
         unit="value",

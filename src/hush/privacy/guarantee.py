@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
@@ -104,10 +104,10 @@ class Guarantee:
         if self.status == "claimed":
             return (
                 f"Not a guarantee: a published formula claims {pair}-differential privacy {scope}, and no proof of it "
-                f"is known here{_because(self.reason)}{self._assumes()}."
+                f"is known here{_because(self.reason)}{assuming(self.assumptions)}."
             )
         proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
-        return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{self._assumes()}."
+        return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{assuming(self.assumptions)}."
 
     def __str__(self) -> str:
         return self.sentence()
@@ -164,11 +164,18 @@ class Guarantee:
         if self.reason:
             lines += ["", f"Reason: {self.reason}"]
         if self.assumptions:
-            lines += ["", "It assumes that:", "", *(f"- {text}" for text in self.assumptions)]
+            numbered = (f"{number}. {text}" for number, text in enumerate(self.assumptions, 1))
+            lines += ["", "It assumes that:", "", *numbered]
         return "\n".join(lines) + "\n"
 
-    def _assumes(self) -> str:
-        return f"; assumes that {' and that '.join(self.assumptions)}" if self.assumptions else ""
+
+def assuming(texts: Sequence[str]) -> str:
+    """The end of a sentence that rests on these assumptions: all of them, numbered where there are several."""
+    if len(texts) < 2:
+        return "".join(f"; assumes that {text}" for text in texts)
+    numbered = [f"({number}) {text}" for number, text in enumerate(texts, 1)]
+    last = " and " if len(texts) == 2 else ", and "
+    return f"; assumes that {', '.join(numbered[:-1])}{last}{numbered[-1]}"
 
 
 def rounded_up(value: float, digits: int = 3) -> str:

@@ -26,7 +26,7 @@ is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the 
     β ≤ max{ min(q·T·b, e^ε·t), min(T·b, e^ε·q·t) }.
 
 With μ = d = T = q = 1 and a large ε it is 1.9e-17. `tail_delta` is this with the factor c^(−dT), which is
-1 + 5e-21·dT. That share of δ is set apart for it, and a guarantee given only where it is enough (`check_tails`).
+1 + 5e-21·dT. A guarantee is given only where that is at most a thousandth of δ (`check_tails`), at what it leaves of δ.
 
 This treats the noise as a truncated Gaussian. The draws themselves are discrete: beyond x standard deviations there are
 about 2^63·e^(−x²/2) different radii, so the twelfth digit of a grid point's probability holds to about 5.7 standard
@@ -44,7 +44,7 @@ from hush.validate import whole
 
 FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
 REACH = math.sqrt(64 * math.log(4.0))  # of a draw, in standard deviations
-SHARE = 1e-4  # of δ, set apart for the tails
+SHARE = 1e-3  # of δ, at most, for the tails
 SMALLEST_STD, LARGEST_STD = 2.0**-96, 2.0**96
 
 

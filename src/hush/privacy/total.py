@@ -27,7 +27,7 @@ from dp_accounting import dp_event
 
 from hush.errors import HushError
 from hush.privacy.accounting import SMALLEST_DELTA, Adjacency, default_accountant, epsilon
-from hush.privacy.guarantee import Status, rounded_up
+from hush.privacy.guarantee import Status, assuming, rounded_up
 from hush.privacy.renyi import divergences
 
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proven")
@@ -85,8 +85,8 @@ class Total:
         pair = f"ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}"
         if self.status == "none" and self.composition != NOTHING:
             return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({self.adjacency}) over {runs}"
-        assumed = f"; assumes that {' and that '.join(self.assumptions)}" if self.assumptions else ""
-        return f"at most {pair} ({self.adjacency}) over {runs}, {self.composition}; {LABEL[self.status]}{assumed}"
+        said = f"{self.composition}; {LABEL[self.status]}{assuming(self.assumptions)}"
+        return f"at most {pair} ({self.adjacency}) over {runs}, {said}"
 
 
 def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
