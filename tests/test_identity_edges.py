@@ -142,16 +142,13 @@ class Loose(ClippedSum):
 BOUND = [1.0]
 
 
-@pytest.mark.parametrize("taken", [0, 1])
-def test_a_bound_that_changed_after_the_plan_was_made_is_refused(taken: int) -> None:
+def test_a_bound_that_changed_after_the_run_was_started_is_refused() -> None:
     found = plan(query=Loose(1.0))
     x = torch.randn(40, 3)
     try:
-        BOUND[0] = 1.0 if taken else 100.0
         run = found.start(nn.Linear(3, 1), lambda model, content: model(content[0]).sum(1), (x,))
         batches = run.batches()
-        for _ in range(taken):
-            run.step(next(batches))
+        run.step(next(batches))
         BOUND[0] = 100.0
         with pytest.raises(Refused, match="the query's bounds are not those that were accounted"):
             run.step(next(batches))

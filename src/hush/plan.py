@@ -249,31 +249,31 @@ class Plan:
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
-        run = Run(self, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
-        run.plan = self.with_tails(run.coordinates)
-        return run
+        with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
+        return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
     def with_tails(self, coordinates: int) -> Plan:
         """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the
         channels, of which none has more; refused where that is too much."""
         if not self.private:
             return self
-        count = coordinates * len(self.query.channels)
-        steps, mu, rate = self._tails()
-        taken = tail_delta(count, steps, mu, rate=rate)
+        coordinates *= len(self.query.channels)
+        steps, mu, rate = self._tail_terms()
+        taken = tail_delta(coordinates, steps, mu, rate=rate)
         if taken > SHARE * self.delta:
-            taken = check_tails(self.delta, count, steps, mu, rate=rate, epsilon=self.guarantee().epsilon)
+            known = self.guarantee().epsilon
+            taken = check_tails(self.delta, coordinates, steps, mu, rate=rate, epsilon=known)
         return dataclasses.replace(self, tails=taken)
 
     def tails_beside(self, coordinates: int) -> float:
-        """δ that the tails cost beyond :attr:`tails` where a run is composed with others: that they cost no more than
-        e^ε times what lies beyond them is of use for one ε alone, and does not add up."""
+        """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
+        times what lies beyond them is of use for one ε alone, and does not add up."""
         if not self.private:
             return 0.0
-        steps, mu, rate = self._tails()
+        steps, mu, rate = self._tail_terms()
         return max(0.0, tail_delta(coordinates * len(self.query.channels), steps, mu, rate=rate) - self.tails)
 
-    def _tails(self) -> tuple[int, float, float]:
+    def _tail_terms(self) -> tuple[int, float, float]:
         """Steps, how far one example moves a step's release in standard deviations, and the rate."""
         structure, part = self.noise.structure, self.sampler.participation
         least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0

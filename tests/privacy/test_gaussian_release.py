@@ -38,7 +38,7 @@ def test_golden_salaries() -> None:
     assert classic_sigma(0.5, 1e-6, 100.0) == pytest.approx(1059.8, abs=5e-2)
     released = private_mean(np.zeros(10_000), 1e6, 0.5, 1e-6, np.random.default_rng(0), lower=0.0)
     assert released.sensitivity == 100.0
-    assert released.noise_std == pytest.approx(805.76, rel=2e-5)  # a ten-thousandth of δ is kept for the tails
+    assert released.noise_std == pytest.approx(805.76, abs=5e-3)
 
 
 @given(epsilons, deltas)
@@ -73,7 +73,7 @@ def test_private_mean_clips_and_adds_the_declared_noise() -> None:
     assert draws[0].sensitivity == pytest.approx(2 / 5)
     noise = np.array([draw.value for draw in draws]) - (-1 + 0.5 + 1 + 0 + 0) / 5
     std = draws[0].noise_std
-    assert std == pytest.approx(analytic_sigma(1.0, 1e-5, 2 / 5), rel=1e-9)
+    assert std == analytic_sigma(1.0, 1e-5, 2 / 5)
     assert stats.kstest(noise / std, "norm").pvalue > 1e-3
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(noise / (std * wrong), "norm").pvalue < 1e-6
