@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hush import problems
+from hush.data import embedded, scattering
+from hush.data.splits import Split
 from hush.errors import BadInput
-from hush.problems.known import _breast_cancer, _scattering
 from hush.problems.problem import Problem
 from hush.randomness import seeded
 
@@ -97,13 +98,13 @@ def test_validation_is_deterministic_and_the_test_rows_do_not_move() -> None:
 
 def test_scaling_does_not_depend_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     full = problems.load("breast-cancer-mlp").train
-    load = _breast_cancer.embedded.breast_cancer
+    read = embedded.read_breast_cancer
 
     def without_the_first() -> object:
-        split, names = load()
-        return _breast_cancer.Split(tuple(part[1:] for part in split.train), split.test), names
+        split, names = read()
+        return Split(tuple(part[1:] for part in split.train), split.test), names
 
-    monkeypatch.setattr(_breast_cancer.embedded, "breast_cancer", without_the_first)
+    monkeypatch.setattr(embedded, "read_breast_cancer", without_the_first)
     assert torch.equal(problems.load("breast-cancer-mlp").train[0], full[0][1:])
 
 
@@ -125,11 +126,11 @@ def test_scattering_is_computed_per_example() -> None:
     pytest.importorskip("kymatio")
     with seeded(0):
         images = torch.randint(0, 256, (4, 1, 28, 28), dtype=torch.uint8)
-    features = _scattering.features(images)
+    features = scattering.find_features(images)
     assert features.shape == (4, 81, 7, 7)
     assert features.dtype == torch.float16
-    assert torch.equal(features, _scattering.features(images))  # now from the cache
-    alone = _scattering.compute(images[2:3])
+    assert torch.equal(features, scattering.find_features(images))  # now from the cache
+    alone = scattering.compute_features(images[2:3])
     assert torch.allclose(alone[0].float(), features[2].float(), atol=2e-3)
     assert features[0].float().reshape(3, -1).mean(1).abs().max() < 1e-3  # each group has mean 0 within the example
 
@@ -138,10 +139,10 @@ def test_a_spoilt_cache_of_features_is_computed_again(own_cache: Path) -> None:
     pytest.importorskip("kymatio")
     images = torch.full((2, 1, 28, 28), 9, dtype=torch.uint8)
     images[:, :, 3:9] = 200
-    first = _scattering.features(images)
+    first = scattering.find_features(images)
     (kept,) = (own_cache / "scattering").iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
-    assert torch.equal(_scattering.features(images), first)
+    assert torch.equal(scattering.find_features(images), first)
 
 
 def test_unknown_problems_get_a_hint() -> None:

@@ -41,7 +41,7 @@ class _Seen:
             self.values.update(texts(cells))
 
 
-def infer(path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = ()) -> Schema:
+def infer_schema(path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = ()) -> Schema:
     """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
     may be read off the rows because they are public anyway: "ranges", "categories"."""
     for fact in public:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.data.infer import infer, ranged
+from hush.data.infer import infer_schema, ranged
 from hush.data.pictures import arrays, image_folder
 from hush.data.schema import Column, Schema, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
 from hush.errors import BadInput, nearest
-from hush.problems.factory import called_with, factory
+from hush.problems.factories import call_with, find_factory
 from hush.problems.models import Encoder, lenet5, logistic, mlp, small_cnn
 from hush.problems.problem import Problem, classification
 from hush.randomness import seeded
@@ -87,7 +87,7 @@ def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Col
     if place.suffix == ".npz":
         return _npz(place, target, given)
     if place.suffix in TABLES:
-        schema = infer(place, target, given, public)
+        schema = infer_schema(place, target, given, public)
         return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
@@ -173,8 +173,8 @@ def _network(model: str | None, features: Tensor, schema: Schema | None, classes
 def _chosen(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     flat = math.prod(shape)
     if ":" in model:
-        build_own = factory(model)
-        return lambda: _module(called_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model)
+        build_own = find_factory(model)
+        return lambda: _module(call_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model)
     if model == "mlp":
         return lambda: mlp([flat, 128, 64, classes])
     if model == "logistic":
