@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hush import problems
 from hush.data import embedded, scattering
 from hush.data.splits import Split
 from hush.errors import BadInput
+from hush.problems import table
 from hush.problems.problem import Problem
 from hush.randomness import seeded
 
@@ -53,6 +55,38 @@ def test_every_problem_has_a_name_and_a_summary() -> None:
     assert set(names) == set(EMBEDDED) | set(REAL) | OTHERS
     assert names["mnist-lenet"] == "MNIST, LeNet-5"
     assert problems.load().name == "digits-mlp"
+
+
+def test_the_table_has_each_name_once() -> None:
+    assert len(table.PROBLEMS) == len(table._ROWS)
+
+
+def test_the_datasets_are_those_that_the_problems_read() -> None:
+    assert list(table.list_datasets_read()) == [
+        "digits",
+        "breast-cancer",
+        "mnist5k",
+        "mnist",
+        "fashion-mnist",
+        "cifar-10",
+        "adult",
+    ]
+    assert all(bool(each.files) != bool(each.package) for each in table.list_datasets_read().values())
+
+
+def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:
+    program = (
+        "import sys\n"
+        "from hush import problems\n"
+        "assert 'hush.problems.table' not in sys.modules\n"
+        "assert 'pooch' not in sys.modules\n"
+        "assert len(problems.names()) == 20\n"
+        "print({'sklearn', 'mlxtend', 'kymatio'} & set(sys.modules))\n"
+        "problems.load('digits-mlp')\n"
+        "print({'sklearn', 'mlxtend', 'kymatio'} & set(sys.modules))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["set()", "{'sklearn'}"]
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

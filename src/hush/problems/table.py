@@ -85,7 +85,7 @@ class Row:
         )
 
 
-def list_known_datasets() -> dict[str, Dataset]:
+def list_datasets_read() -> dict[str, Dataset]:
     """Every dataset that some problem reads, by its name, in the order of the table."""
     return {dataset.name: dataset for row in PROBLEMS.values() for dataset in row.data.datasets}
 
