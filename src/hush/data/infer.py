@@ -54,12 +54,12 @@ def infer_schema(path: Path, target: str | None, given: Mapping[str, Any], publi
     for name in columns:
         if name not in seen:
             raise no_column(name, seen, path)
-    found = tuple(ranged(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
+    found = tuple(with_range(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
     classes = tuple(str(c) for c in given["classes"]) if "classes" in given else _classes(seen[target], target, path)
     return Schema(found, target, classes, _assumed(given, columns, found, public))
 
 
-def ranged(column: Column, given: Mapping[str, Any]) -> Column:
+def with_range(column: Column, given: Mapping[str, Any]) -> Column:
     """The column with the schema's ``range = [low, high]`` for all numbers that have none of their own."""
     limits = given.get("range")
     if limits is None or column.kind != "number" or column.low is not None:

@@ -153,7 +153,7 @@ def _csv(path: Path) -> Iterator[Piece]:
 
 def _next(reader: Iterator[list[str]]) -> list[list[str]]:
     """The next rows. Python's cycle collector would look at every new row again and again, for four times the price
-    of reading it, and rows of text hold no cycles: it rests meanwhile."""
+    of reading it, and rows of text hold no cycles: it is switched off while they are read."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.data.infer import infer_schema, ranged
-from hush.data.pictures import arrays, image_folder
+from hush.data.infer import infer_schema, with_range
+from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
@@ -96,10 +96,10 @@ def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
     """``root``/class/image, or ``root``/train/class/image with ``root``/test/class/image."""
     inside = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     own_test = inside == ["test", "train"]
-    (images, labels), names = image_folder(root / "train" if own_test else root)
+    (images, labels), names = read_images(root / "train" if own_test else root)
     test: Arrays | None = None
     if own_test:
-        (test_images, test_labels), test_names = image_folder(root / "test")
+        (test_images, test_labels), test_names = read_images(root / "test")
         if test_names != names or test_images.shape[1:] != images.shape[1:]:
             raise BadInput(f"'{root}/train' and '{root}/test' differ in their classes or in the size of their images")
         test = (_centred(test_images, given), test_labels)
@@ -108,7 +108,7 @@ def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
 
 
 def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
-    found, classes = arrays(path, target)
+    found, classes = read_arrays(path, target)
     names = tuple(map(str, given.get("classes", range(classes))))
     if len(names) < classes:
         raise BadInput(f"'{path}' holds a label that is none of the schema's {len(names)} classes")
@@ -117,7 +117,7 @@ def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
     if rows[0].dim() > 2:
         images = {part: (_centred(x, given), y) for part, (x, y) in found.items()}
         return _Own(images["train"], images.get("test"), None, names, said)
-    columns = tuple(ranged(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
+    columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
     schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said)
     return _Own(rows, test, schema, names, said)
 
