@@ -72,6 +72,7 @@ def test_the_datasets_are_those_that_the_problems_read() -> None:
         "adult",
     ]
     assert all(bool(each.files) != bool(each.package) for each in table.list_datasets_read().values())
+    assert all(len(each.mirrors) >= 2 for each in table.list_datasets_read().values() if each.files)
 
 
 def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:
