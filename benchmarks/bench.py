@@ -25,7 +25,7 @@ from hush.bench.run import make
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import open_store
 from hush.bench.sweep import sweep
-from hush.problems.evaluate import evaluate_problem
+from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.train import train
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import hush
+import hush.data
 from hush import matrices
 from hush.cli import main
 from hush.methods import correlated
 from hush.methods.catalogue import catalogue
+from hush.problems import table
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -46,6 +48,24 @@ def test_extend(here: Path, capsys) -> None:
     plan = hush.make_plan("dp-sgd", examples=100, batch_size=10, epochs=1, epsilon=3.0)
     other = replace(plan, method="sign-sgd", rule=mymodule.SignSGD(0.01))
     assert other.guarantee().epsilon == plan.guarantee().epsilon
+
+
+def test_extend_by_a_dataset(here: Path, monkeypatch) -> None:
+    loader, data, row = blocks("extend.md", "py")
+    (here / "wine.py").write_text(loader)
+    monkeypatch.setattr(hush.data, "__path__", [*hush.data.__path__, str(here)])
+    text = Path(table.__file__).read_text()
+    for place, added in (("from hush.data import ", "wine, "), ("adult.CLASSES)\n", data), ("\n_ROWS = (\n", row)):
+        assert text.count(place) == 1
+        text = text.replace(place, place + added)
+    (here / "table_with_wine.py").write_text(text)
+    import table_with_wine  # type: ignore[import-not-found]
+
+    problem = table_with_wine.PROBLEMS["wine-logistic"].load(seed=0, validation=0.0, data_dir=None)
+    assert (len(problem.train[0]), len(problem.test[0])) == (143, 35)
+    assert sum(p.numel() for p in problem.model().parameters()) == 42
+    assert problem.train[0].max() <= 1
+    assert "wine" in table_with_wine.list_datasets_read()
 
 
 def test_own_data(here: Path, capsys) -> None:

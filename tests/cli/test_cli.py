@@ -51,6 +51,22 @@ def test_problems(capsys) -> None:
     assert {"digits-mlp", "breast-cancer-mlp"} <= {row["problem"] for row in answer(capsys, "problems")}
 
 
+def test_the_datasets_and_a_hint_for_a_mistyped_one(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path))
+    monkeypatch.delenv("HUSH_DATA", raising=False)
+    listed = {row["name"]: row["where"] for row in answer(capsys, "data", "list")}
+    assert (listed["digits"], listed["adult"]) == ("inside sklearn", None)
+    verified = answer(capsys, "data", "verify")
+    assert {row["dataset"] for row in verified} == {"mnist", "fashion-mnist", "cifar-10", "adult"}
+    assert {row["status"] for row in verified} == {"missing"}
+    code, _, err = call(capsys, "data", "verify", "mnist")
+    assert code == 1
+    for command in ("verify", "fetch"):
+        code, _, err = call(capsys, "data", command, "mnits")
+        assert code == 2
+        assert "unknown dataset 'mnits': did you mean 'mnist'?" in err
+
+
 def test_account_has_the_fields_that_scripts_rely_on(capsys) -> None:
     found = answer(capsys, *ACCOUNT, "--delta", 1e-5, "--noise-multiplier", 1.0)
     fields = {"method", "epsilon", "delta", "noise_multiplier", "accountant", "adjacency", "status", "steps"}

@@ -11,7 +11,7 @@ import pytest
 from hush.bench.lines import Lines
 from hush.bench.spec import read_spec
 from hush.data import pictures
-from hush.data.pictures import arrays
+from hush.data.pictures import read_arrays
 from hush.data.schema import Column, read_schema
 from hush.data.tables import LONGEST_NUMBER, numbers, pieces
 from hush.errors import BadInput
@@ -35,7 +35,7 @@ def archive(path: Path, **members: bytes) -> Path:
 def test_a_header_that_promises_what_is_not_there(tmp_path, shape) -> None:
     path = archive(tmp_path / "a.npz", x=npy(shape), y=npy("(2,)", "<i8", bytes(16)))
     with pytest.raises(BadInput, match=r"is not a whole \.npz|cannot be read"):
-        arrays(path, None)
+        read_arrays(path, None)
 
 
 def test_an_archive_that_unpacks_to_a_thousandfold(tmp_path, monkeypatch) -> None:
@@ -43,20 +43,20 @@ def test_an_archive_that_unpacks_to_a_thousandfold(tmp_path, monkeypatch) -> Non
     path = archive(tmp_path / "a.npz", x=npy("(400000, 1)", content=bytes(3_200_000)), y=npy("(1,)", "<i8", bytes(8)))
     assert path.stat().st_size < 10_000
     with pytest.raises(BadInput, match="would unpack to 3 MiB from a hundredth of that"):
-        arrays(path, None)
+        read_arrays(path, None)
 
 
 @pytest.mark.parametrize("label", [2_000_000_000, 2**62, 1000])
 def test_labels_that_count_no_classes(tmp_path, label) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.array([0, label]))
     with pytest.raises(BadInput, match="holds a label of 1000 or more"):
-        arrays(tmp_path / "a.npz", None)
+        read_arrays(tmp_path / "a.npz", None)
 
 
 def test_numbers_too_large_for_32_bits(tmp_path) -> None:
     np.savez(tmp_path / "a.npz", x=np.full((2, 3), 1e300), y=np.array([0, 1]))
     with pytest.raises(BadInput, match="too large for 32 bits"):
-        arrays(tmp_path / "a.npz", None)
+        read_arrays(tmp_path / "a.npz", None)
 
 
 def test_a_table_of_sixty_thousand_columns(tmp_path) -> None:

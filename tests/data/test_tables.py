@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hush.data import tables
-from hush.data.infer import infer
+from hush.data.infer import infer_schema
 from hush.data.schema import Column, public_columns, read_schema
 from hush.data.tables import read_table
 from hush.errors import BadInput
@@ -25,7 +25,7 @@ def write(folder: Path, text: str, name: str = "rows.csv") -> Path:
 
 
 def test_kinds_are_found_and_shown(tmp_path: Path) -> None:
-    schema = infer(write(tmp_path, TEXT), "label", {})
+    schema = infer_schema(write(tmp_path, TEXT), "label", {})
     assert [(c.name, c.kind) for c in schema.features] == [("age", "number"), ("job", "category"), ("note", "category")]
     assert schema.classes == ("no", "yes")
     assert schema.lines() == [
@@ -37,25 +37,25 @@ def test_kinds_are_found_and_shown(tmp_path: Path) -> None:
 
 
 def test_by_default_no_value_of_the_rows_decides_the_encoding(tmp_path: Path) -> None:
-    schema = infer(write(tmp_path, TEXT), "label", {})
+    schema = infer_schema(write(tmp_path, TEXT), "label", {})
     assert all(column.low is None and not column.values for column in schema.features)
     assert "the classes are public (they were read off the rows)" in schema.assumed
 
 
 def test_facts_said_to_be_public_are_read_off_and_stated(tmp_path: Path) -> None:
-    schema = infer(write(tmp_path, TEXT), "label", {}, public=("ranges", "categories"))
+    schema = infer_schema(write(tmp_path, TEXT), "label", {}, public=("ranges", "categories"))
     age, job, _ = schema.features
     assert (age.low, age.high) == (28, 50)
     assert job.values == ("clerk", "farmer")
     assert "the ranges of the columns, read off the rows, are public anyway" in schema.assumed
     with pytest.raises(BadInput, match="did you mean 'ranges'"):
-        infer(tmp_path / "rows.csv", "label", {}, public=("range",))
+        infer_schema(tmp_path / "rows.csv", "label", {}, public=("range",))
 
 
 def test_a_given_schema_decides(tmp_path: Path) -> None:
     given = {"classes": ["yes", "no"], "columns": {"age": {"low": 0, "high": 120}, "job": {"values": ["clerk"]}}}
     path = write(tmp_path, TEXT)
-    schema = infer(path, "label", given)
+    schema = infer_schema(path, "label", given)
     rows, labels = read_table(path, schema)
     assert labels.tolist() == [0, 1, 1]
     assert rows[:, :2].tolist() == [[39, 0], [50, 1], [28, 0]]
@@ -70,14 +70,14 @@ def test_hashing_is_fixed_and_public() -> None:
 
 def test_delimiters_blank_lines_and_byte_order_marks(tmp_path: Path) -> None:
     path = write(tmp_path, "\ufeffa;b;y\n1;2,5;0\n\n3;4;1\n")
-    schema = infer(path, "y", {})
+    schema = infer_schema(path, "y", {})
     assert [(c.name, c.kind) for c in schema.features] == [("a", "number"), ("b", "category")]
     assert len(read_table(path, schema)[0]) == 2
 
 
 def test_classes_are_ordered_as_numbers(tmp_path: Path) -> None:
     path = write(tmp_path, "a,y\n" + "".join(f"{i},{i}\n" for i in (10, 9, 2)))
-    assert infer(path, "y", {}).classes == ("2", "9", "10")
+    assert infer_schema(path, "y", {}).classes == ("2", "9", "10")
 
 
 BAD = {
@@ -106,7 +106,7 @@ def test_bad_tables_are_one_sentence(tmp_path: Path, message: str) -> None:
     text, target, given = BAD[message]
     path = write(tmp_path, text)
     with pytest.raises(BadInput, match=message) as caught:
-        read_table(path, infer(path, target, given))
+        read_table(path, infer_schema(path, target, given))
     assert "\n" not in str(caught.value)
 
 
@@ -114,12 +114,12 @@ def test_a_table_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"a,y\n\xff\xfe\x00,1\n")
     with pytest.raises(BadInput, match="is not a text table in UTF-8"):
-        infer(path, "y", {})
+        infer_schema(path, "y", {})
 
 
 def test_a_public_fill_stands_in_for_missing_numbers(tmp_path: Path) -> None:
     path = write(tmp_path, "a,y\n?,0\n2,1\n")
-    rows, _ = read_table(path, infer(path, "y", {"columns": {"a": {"fill": -1}}}))
+    rows, _ = read_table(path, infer_schema(path, "y", {"columns": {"a": {"fill": -1}}}))
     assert rows.flatten().tolist() == [-1, 2]
 
 
@@ -127,7 +127,7 @@ def test_a_million_rows(tmp_path: Path) -> None:
     path = tmp_path / "million.csv"
     block = "".join(f"{i}.5,{i % 7},{i % 2}\n" for i in range(10_000))
     path.write_text("x,z,y\n" + block * 100)
-    rows, labels = read_table(path, infer(path, "y", {}))
+    rows, labels = read_table(path, infer_schema(path, "y", {}))
     assert rows.shape == (1_000_000, 2)
     assert labels.sum() == 500_000
     assert rows[123_456].tolist() == [3456.5, 3456 % 7]
@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_length_of_the_text(tmp_path: Path, monkey
     for repeats in (2, 20):
         path = write(tmp_path, "x,g,y\n" + "".join(f"{i}.5,group{i % 3},{i % 2}\n" for i in range(500)) * repeats)
         tracemalloc.start()
-        infer(path, "y", {})
+        infer_schema(path, "y", {})
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
@@ -153,7 +153,7 @@ def test_parquet_has_the_same_rows_as_csv(tmp_path: Path) -> None:
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
     found: list[Any] = []
     for path in (tmp_path / "rows.parquet", write(tmp_path, TEXT)):
-        schema = infer(path, "label", {})
+        schema = infer_schema(path, "label", {})
         found.append((schema, read_table(path, schema)))
     assert found[0][0] == found[1][0]
     assert (found[0][1][0] == found[1][1][0]).all()
@@ -166,13 +166,13 @@ def test_bad_parquet(tmp_path: Path) -> None:
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 nothing of the kind")
     with pytest.raises(BadInput, match="broken.parquet' is not a whole parquet file"):
-        infer(broken, "y", {})
+        infer_schema(broken, "y", {})
     pq.write_table(pa.table({"a": [[1], [2]], "y": [0, 1]}), tmp_path / "nested.parquet")
     with pytest.raises(BadInput, match=r"column 'a' .* has the type list"):
-        infer(tmp_path / "nested.parquet", "y", {})
+        infer_schema(tmp_path / "nested.parquet", "y", {})
     pq.write_table(pa.table({"a": [1.0, None], "y": [0, 1]}), tmp_path / "null.parquet")
     with pytest.raises(BadInput, match="has no finite number in row 2"):
-        read_table(tmp_path / "null.parquet", infer(tmp_path / "null.parquet", "y", {}))
+        read_table(tmp_path / "null.parquet", infer_schema(tmp_path / "null.parquet", "y", {}))
 
 
 def test_bad_schemas(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_a_schema_survives_its_file(tmp_path: Path) -> None:
     written = 'target = "label"\nclasses = ["no", "yes"]\n[columns]\nage = {low = 0, high = 99}\n'
     (tmp_path / "s.toml").write_text(written)
     path = write(tmp_path, TEXT)
-    schema = infer(path, None, read_schema(tmp_path / "s.toml"))
-    again = infer(path, None, read_schema(schema.to_json()))
+    schema = infer_schema(path, None, read_schema(tmp_path / "s.toml"))
+    again = infer_schema(path, None, read_schema(schema.to_json()))
     assert again.columns[:3] == schema.columns[:3]
     assert again.classes == schema.classes
 
@@ -205,4 +205,4 @@ def test_numpy_numbers_as_classes(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"a": np.arange(4.0), "y": np.array([0, 2, 10, 2])}), tmp_path / "n.parquet")
-    assert infer(tmp_path / "n.parquet", "y", {}).classes == ("0", "2", "10")
+    assert infer_schema(tmp_path / "n.parquet", "y", {}).classes == ("0", "2", "10")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hush.data.views import mirrored, shifted, views
+from hush.data.views import make_views, mirrored, shifted
 from hush.randomness import seeded
 
 
@@ -40,9 +40,9 @@ def test_a_view_depends_on_its_own_image_alone() -> None:
     changed = images.clone()
     changed[2] = 100.0
     with seeded(1):
-        first = views(images, 4, shifted(2), mirrored)
+        first = make_views(images, 4, shifted(2), mirrored)
     with seeded(1):
-        second = views(changed, 4, shifted(2), mirrored)
+        second = make_views(changed, 4, shifted(2), mirrored)
     assert first.shape == (6, 4, 3, 8, 8)
     others = [0, 1, 3, 4, 5]
     assert torch.equal(first[others], second[others])

@@ -11,7 +11,7 @@ from torch import nn
 from hush import problems
 from hush.errors import BadInput
 from hush.problems import cross_entropy, evaluate
-from hush.problems.evaluate import ClassFigures
+from hush.problems.evaluation import ClassFigures
 
 SCORES = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])
 LABELS = torch.tensor([0, 1, 2, 2, 2])

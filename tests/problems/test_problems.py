@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from hush import problems
+from hush.data import embedded, scattering
+from hush.data.splits import Split
 from hush.errors import BadInput
-from hush.problems.known import _breast_cancer, _scattering
+from hush.problems import table
 from hush.problems.problem import Problem
 from hush.randomness import seeded
 
@@ -52,6 +55,39 @@ def test_every_problem_has_a_name_and_a_summary() -> None:
     assert set(names) == set(EMBEDDED) | set(REAL) | OTHERS
     assert names["mnist-lenet"] == "MNIST, LeNet-5"
     assert problems.load().name == "digits-mlp"
+
+
+def test_the_table_has_each_name_once() -> None:
+    assert len(table.PROBLEMS) == len(table._ROWS)
+
+
+def test_the_datasets_are_those_that_the_problems_read() -> None:
+    assert list(table.list_datasets_read()) == [
+        "digits",
+        "breast-cancer",
+        "mnist5k",
+        "mnist",
+        "fashion-mnist",
+        "cifar-10",
+        "adult",
+    ]
+    assert all(bool(each.files) != bool(each.package) for each in table.list_datasets_read().values())
+    assert all(len(each.mirrors) >= 2 for each in table.list_datasets_read().values() if each.files)
+
+
+def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:
+    program = (
+        "import sys\n"
+        "from hush import problems\n"
+        "assert 'hush.problems.table' not in sys.modules\n"
+        "assert 'pooch' not in sys.modules\n"
+        "assert len(problems.names()) == 20\n"
+        "print({'sklearn', 'mlxtend', 'kymatio'} & set(sys.modules))\n"
+        "problems.load('digits-mlp')\n"
+        "print({'sklearn', 'mlxtend', 'kymatio'} & set(sys.modules))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["set()", "{'sklearn'}"]
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -97,13 +133,13 @@ def test_validation_is_deterministic_and_the_test_rows_do_not_move() -> None:
 
 def test_scaling_does_not_depend_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     full = problems.load("breast-cancer-mlp").train
-    load = _breast_cancer.embedded.breast_cancer
+    read = embedded.read_breast_cancer
 
     def without_the_first() -> object:
-        split, names = load()
-        return _breast_cancer.Split(tuple(part[1:] for part in split.train), split.test), names
+        split, names = read()
+        return Split(tuple(part[1:] for part in split.train), split.test), names
 
-    monkeypatch.setattr(_breast_cancer.embedded, "breast_cancer", without_the_first)
+    monkeypatch.setattr(embedded, "read_breast_cancer", without_the_first)
     assert torch.equal(problems.load("breast-cancer-mlp").train[0], full[0][1:])
 
 
@@ -125,11 +161,11 @@ def test_scattering_is_computed_per_example() -> None:
     pytest.importorskip("kymatio")
     with seeded(0):
         images = torch.randint(0, 256, (4, 1, 28, 28), dtype=torch.uint8)
-    features = _scattering.features(images)
+    features = scattering.find_features(images)
     assert features.shape == (4, 81, 7, 7)
     assert features.dtype == torch.float16
-    assert torch.equal(features, _scattering.features(images))  # now from the cache
-    alone = _scattering.compute(images[2:3])
+    assert torch.equal(features, scattering.find_features(images))  # now from the cache
+    alone = scattering.compute_features(images[2:3])
     assert torch.allclose(alone[0].float(), features[2].float(), atol=2e-3)
     assert features[0].float().reshape(3, -1).mean(1).abs().max() < 1e-3  # each group has mean 0 within the example
 
@@ -138,10 +174,10 @@ def test_a_spoilt_cache_of_features_is_computed_again(own_cache: Path) -> None:
     pytest.importorskip("kymatio")
     images = torch.full((2, 1, 28, 28), 9, dtype=torch.uint8)
     images[:, :, 3:9] = 200
-    first = _scattering.features(images)
+    first = scattering.find_features(images)
     (kept,) = (own_cache / "scattering").iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
-    assert torch.equal(_scattering.features(images), first)
+    assert torch.equal(scattering.find_features(images), first)
 
 
 def test_unknown_problems_get_a_hint() -> None:

@@ -24,7 +24,7 @@ from hush.data.shelf import without_downloads
 from hush.errors import BadInput, HushError
 from hush.methods import make_plan
 from hush.problems import Problem
-from hush.problems.evaluate import evaluate
+from hush.problems.evaluation import evaluate
 from hush.randomness import seeded
 
 WARM, STEPS = 2, 7  # steps that are not timed, and steps of which the median is taken

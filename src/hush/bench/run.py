@@ -32,7 +32,7 @@ from hush.methods import make_plan
 from hush.named import trainable
 from hush.plan import Plan
 from hush.problems import Problem
-from hush.problems.evaluate import Evaluation, evaluate_problem
+from hush.problems.evaluation import Evaluation, evaluate_problem
 from hush.randomness import Secret, seeded
 from hush.run import Run
 from hush.source import as_source

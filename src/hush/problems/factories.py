@@ -10,7 +10,7 @@ from hush.errors import BadInput
 from hush.imported import imported
 
 
-def factory(path: str) -> Callable[..., Any]:
+def find_factory(path: str) -> Callable[..., Any]:
     """The function or class that ``package.module:attribute`` names."""
     found = imported(path)
     if not callable(found):
@@ -18,7 +18,7 @@ def factory(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def called_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """Call a factory with those of the options that it takes by name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

