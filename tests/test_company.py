@@ -107,7 +107,7 @@ def test_what_is_said_does_not_tell_whether_a_batch_was_empty() -> None:
     batch = run.batch(0)
     assert len(batch.indices) == 0
     run.step(batch)
-    assert "of its bound" in run.state()["company"]
+    assert "of an example's bound" in run.state()["company"]
 
 
 def test_it_is_picked_again_after_a_resume_and_said_as_before() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_the_size_of_a_batch_and_a_cell_are_in_no_public_record(quoting, tmp_pat
     for record in store.records():
         record["config"].pop("batch_size")
         for told in ("239", "238", MARK):
-            assert told not in json.dumps(record), record["reason"]
+            assert told not in re.sub(r"\d+\.\d+", "", json.dumps(record)), record["reason"]  # seconds hold any digits
 
 
 def test_what_the_gradients_say() -> None:

@@ -5,7 +5,6 @@ What is counted here is private.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -14,8 +13,6 @@ from torch import Tensor, nn
 
 from hush.named import Losses
 from hush.source import to_each
-
-LOOKS = 6  # of the first forwards of a step, those that may be an engine's second look
 
 
 class WatchedLosses:
@@ -42,14 +39,14 @@ class WatchedLosses:
     def accuracy(self, examples: int) -> float:
         """The share of right answers in a step of so many examples; NaN where they could not be counted.
 
-        The gradient engine may look at some of the examples again in its first step, to check itself: that is left
-        out, by the numbers of examples."""
+        Before its first step a run looks at made-up inputs, and an engine at some examples again: what counts comes
+        last, and is as many as there are examples."""
         counted, self._counted, self._seen = self._counted, [], None
-        more = sum(n for _, n in counted) - examples
-        again = _adding_up([n for _, n in counted[:LOOKS]], more)
-        if again is None or not examples:
-            return math.nan
-        return sum(int(right) for i, (right, _) in enumerate(counted) if i not in again) / examples
+        right, left = 0, examples
+        while counted and left > 0:
+            found, size = counted.pop()
+            right, left = right + int(found), left - size
+        return right / examples if examples and left == 0 else math.nan
 
     def _hear(self, output: Any) -> None:
         self._scores = output.detach() if isinstance(output, Tensor) else None
@@ -64,15 +61,6 @@ class WatchedLosses:
             labels = content[-1]
             self._counted.append(((scores.argmax(1) == labels).sum(), len(labels)))
             self._seen = first
-
-
-def _adding_up(sizes: list[int], total: int) -> tuple[int, ...] | None:
-    """The fewest positions whose sizes add up to the total; None where there are none."""
-    for count in range(len(sizes)):
-        for chosen in itertools.combinations(range(len(sizes)), count):
-            if sum(sizes[i] for i in chosen) == total:
-                return chosen
-    return None
 
 
 def _first(content: Any) -> Any:
