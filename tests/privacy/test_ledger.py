@@ -581,34 +581,6 @@ class TestTurns:
         assert ('"epsilon": 1.0' in text) >= ("ours" in done)
         assert ('"epsilon": 9.0' in text) >= ("theirs" in done)
 
-    def test_no_acknowledged_line_is_lost_without_locks(self, path):
-        """Four processes write at once where locks do nothing: whoever was not refused finds its line in the file."""
-        account(path).cover(1)
-        context = mp.get_context("fork")
-        queue = context.Queue()
-        workers = [context.Process(target=_write_unlocked, args=(str(path), name, 10, queue)) for name in "wxyz"]
-        for worker in workers:
-            worker.start()
-        told = [name for _ in workers for name in queue.get(timeout=60)]
-        for worker in workers:
-            worker.join()
-        text = path.read_text()
-        assert all(f'"run": "{name}"' in text for name in told)
-
-
-def _write_unlocked(path: str, name: str, count: int, queue) -> None:
-    import fcntl
-
-    fcntl.flock = lambda descriptor, kind: None  # type: ignore[assignment]
-    told = []
-    for number in range(count):
-        try:
-            account(Path(path), f"{name}{number}").cover(1)
-            told.append(f"{name}{number}")
-        except (BadInput, NoTurns, OSError):
-            pass
-    queue.put(told)
-
 
 class TestStops:
     """A stop is proven at all the steps that could have been taken; fewer count only if nobody had looked."""

@@ -94,6 +94,8 @@ class Chain:
         entry: Entry = {"line": end.lines + 1, **fields, "previous": end.hash}
         entry["hash"] = entry_hash(entry)
         line = (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        if os.fstat(self._descriptor).st_size != end.size:
+            raise self._not_alone()  # before anything of theirs is written over
         try:
             _write_at(self._descriptor, line, end.size)
             os.fsync(self._descriptor)
