@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hush.arithmetic import BLOCK, HALF, UNIT, Seats, charge
+from hush.cli import main
 from hush.errors import BadInput, Refused
 from hush.methods import make_plan
 from hush.privacy.ledger import Ledger
@@ -304,6 +306,12 @@ class TestRigorous:
                 run.step(run.batch(1))
         finally:
             torch.set_num_threads(before)
+
+    def test_accounting_without_a_model_says_what_is_assumed(self, capsys) -> None:
+        main(["account", "--examples", "60000", "--noise-multiplier", "1", "--epochs", "1", "--json"])
+        said = json.loads(capsys.readouterr().out)
+        assert said["status"] == "proven"
+        assert any("rounding" in text for text in said["assumptions"])
 
     def test_unknown_words_are_refused(self) -> None:
         with pytest.raises(BadInput, match="arithmetic"):

@@ -30,7 +30,7 @@ from hush.privacy.scale import SHARE, check_std, check_tails, tail_delta
 from hush.queries import Channel, Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
-from hush.run import MICROBATCH, Ranks, Run
+from hush.run import MICROBATCH, ROUNDING, Ranks, Run
 from hush.sampling import PoissonSampled, Room, Sampler
 from hush.source import as_source
 
@@ -180,6 +180,10 @@ class Plan:
     def with_secret(self, secret: Secret) -> Plan:
         """The plan with what its secret's origin adds to the assumptions."""
         return self if secret.origin == "system" else self.assuming(SECRET_SEED)
+
+    def with_rounding(self) -> Plan:
+        """The plan with what its arithmetic assumes, where the model is not known that would say by how much."""
+        return self.assuming(ROUNDING if self.private and self.arithmetic == "default" else "")
 
     def assuming(self, text: str) -> Plan:
         """The plan with one more assumption; none where the text is empty."""

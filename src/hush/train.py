@@ -17,7 +17,7 @@ from hush.privacy.accounting import epsilon
 from hush.privacy.entries import folded
 from hush.privacy.ledger import Account, Ledger
 from hush.privacy.total import Cost
-from hush.run import ROUNDING, Record, Run
+from hush.run import Record, Run
 
 EVERY = 50
 POINTS = 12
@@ -112,7 +112,7 @@ class Charges:
                 run=name,
                 method=run.plan.method,
                 planned=run.plan.steps - start,
-                cost=cost_of(_assuming(run), start, run.coordinates),
+                cost=cost_of(run.plan.with_secret(run.secret).with_rounding(), start, run.coordinates),
                 noise=noise,
                 new_dataset=self._new,
             )
@@ -135,13 +135,6 @@ def charge(
         _agree(run, charges, checkpoints)
     run.covered_by(charges.cover)
     return charges
-
-
-def _assuming(run: Run) -> Plan:
-    """The plan with what its run assumes, as far as it is known before the first step: the size of what rounding does
-    is not."""
-    plan = run.plan.with_secret(run.secret)
-    return plan.assuming(ROUNDING) if plan.private and plan.arithmetic == "default" else plan
 
 
 def _not_used_before(ledger: Ledger, noise: str, name: str) -> None:

@@ -53,6 +53,7 @@ def account(
     candidates = compared(method, chosen, **public)
     with patient(f"computing the noise of {method}"):
         plan = make_plan(method, noise_multiplier=noise_multiplier, node_noise=node_noise, **public, **chosen)
+    plan = plan.with_rounding()
     warn_delta(delta, examples)
     summary = summarise(plan)
     if candidates:
