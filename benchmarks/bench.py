@@ -25,9 +25,9 @@ from hush.bench.run import make
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import open_store
 from hush.bench.sweep import sweep
+from hush.loop import train
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
-from hush.train import train
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 RUNS = 2476

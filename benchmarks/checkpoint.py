@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hush.charging import charge, train
 from hush.checkpoint import Checkpoints
+from hush.ledger.account import Ledger
 from hush.methods import make_plan
-from hush.privacy.ledger import Ledger
 from hush.problems.models import lenet5, mlp
-from hush.train import charge, train
 from models import cross_entropy, images
 
 EXAMPLES, BATCH = 60_000, 256

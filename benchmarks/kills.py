@@ -28,7 +28,7 @@ from typing import Any
 
 from hush.checkpoint import Checkpoints
 from hush.cli import main as hush
-from hush.privacy.ledger import Ledger
+from hush.ledger.account import Ledger
 
 STEPS = 240
 COMMON = ["train", "--problem", "breast-cancer-mlp", "--noise-multiplier", "1", "--json", "--checkpoint-every", "5"]

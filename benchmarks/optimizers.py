@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 from hush import problems
+from hush.loop import train
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import seeded
 from hush.run import Run
 from hush.source import as_source
-from hush.train import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "optimizers.jsonl"
 VALIDATION = 0.1

@@ -18,14 +18,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hush.arithmetic import BLOCK, HALF, UNIT, Seats, charge
+from hush.charging import charge as charge_run
 from hush.cli import main
 from hush.errors import BadInput, Refused
+from hush.ledger.account import Ledger
 from hush.methods import make_plan
-from hush.privacy.ledger import Ledger
 from hush.randomness import Secret
 from hush.run import ROUNDING
 from hush.sampling import Cyclic, FixedSize, Partitioned, Poisson, Room, Shuffled
-from hush.train import charge as charge_run
 from replay import recorded, sensitivities
 
 SECRET = Secret.from_seed(3, "arithmetic")

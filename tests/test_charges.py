@@ -13,15 +13,16 @@ from torch import nn
 from torch.nn import functional
 
 from hush.attempts import Attempt, History
+from hush.charging import charge, cost_of
 from hush.checkpoint import Checkpoints
 from hush.errors import BadInput, Refused
+from hush.ledger.account import Ledger
+from hush.loop import train
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
-from hush.privacy.ledger import Ledger
 from hush.privacy.scale import SHARE, tail_delta
 from hush.run import Run
-from hush.train import charge, cost_of, train
 
 N, STEPS, BATCH = 40, 8, 10
 

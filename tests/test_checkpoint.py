@@ -15,14 +15,15 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
+from hush.charging import charge
 from hush.checkpoint import Checkpoints, Unreadable
 from hush.checkpoint.file import read, to_bytes
 from hush.errors import BadInput, HushError, Refused
+from hush.ledger.account import Ledger
+from hush.loop import train
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
-from hush.privacy.ledger import Ledger
 from hush.rules import SGD, Adam, TorchOptim
-from hush.train import charge, train
 
 N, STEPS = 40, 7
 

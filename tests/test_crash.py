@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 
 from hush.checkpoint import Checkpoints
 from hush.cli import main
+from hush.ledger.account import Ledger
 from hush.methods import make_plan
-from hush.privacy.ledger import Ledger
 
 KILLS = int(os.environ.get("HUSH_KILLS", "8"))
 STEPS, EVERY = 60, 5

@@ -15,11 +15,11 @@ from torch.optim import lr_scheduler
 
 from hush.checkpoint import Checkpoints
 from hush.errors import Refused
+from hush.loop import train
 from hush.methods import catalogue, make_plan
 from hush.noise import Independent, Stages
 from hush.plan import Plan
 from hush.rules import SGD, Adam, Cosine, Grouped, TorchOptim
-from hush.train import train
 
 N, STEPS = 40, 10
 

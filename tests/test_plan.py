@@ -11,9 +11,9 @@ import torch
 from dp_accounting import dp_event
 
 from hush.errors import BadInput, Refused
-from hush.events import event_of
 from hush.methods import catalogue, find, make_plan
 from hush.noise import Identity, Independent
+from hush.proofs import event_of
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
 
 T = 12

@@ -15,21 +15,22 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from hush.attempts import Attempt, History
+from hush.charging import charge
 from hush.checkpoint import Checkpoints
 from hush.checkpoint.sums import ROW, Record, tag_of
 from hush.ciphers import counter_bytes, expanded_key, tagger
 from hush.errors import Refused
 from hush.gradients import Augmented
+from hush.ledger.account import BudgetSpent, Ledger
+from hush.loop import train
 from hush.methods import make_plan
 from hush.noise import Independent, Stages
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
-from hush.privacy.ledger import BudgetSpent, Ledger
 from hush.randomness import Secret, generator
 from hush.rules import SGD
 from hush.run import Run
 from hush.sampling import Room, SameOrder
-from hush.train import charge, train
 
 N, STEPS, BATCH = 40, 8, 10
 

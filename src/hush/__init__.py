@@ -2,6 +2,7 @@
 
 from hush.errors import BadInput, HushError, Refused
 from hush.gradients import to_group_norm
+from hush.loop import train
 from hush.methods import make_plan
 from hush.noise import Independent
 from hush.plan import Plan
@@ -11,7 +12,6 @@ from hush.randomness import Secret
 from hush.rules import SGD, Adam, TorchOptim
 from hush.run import Batch, Record, Run
 from hush.sampling import FixedSize, Partitioned, Poisson, Shuffled
-from hush.train import train
 
 __all__ = [
     "SGD",

@@ -19,7 +19,6 @@ from torch import nn
 from hush import arithmetic, validate
 from hush.attempts import History, after, claims_of
 from hush.errors import Refused
-from hush.events import check_proof, event_of, own_adjacency
 from hush.identity import NoIdentity, Scope, declared, describe, digest
 from hush.named import Losses, Named, trainable
 from hush.noise import Diagonal, Identity, Noise, sensitivity
@@ -27,6 +26,7 @@ from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.scale import SHARE, check_std, check_tails, tail_delta
+from hush.proofs import check_proof, event_of, own_adjacency
 from hush.queries import Channel, Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule

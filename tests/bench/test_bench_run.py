@@ -22,10 +22,10 @@ from hush.bench.spec import read_spec
 from hush.bench.store import open_store
 from hush.bench.sweep import sweep
 from hush.bench.watch import WatchedLosses
+from hush.loop import train
 from hush.methods import make_plan
 from hush.problems import cross_entropy, evaluate_problem
 from hush.randomness import Secret, seeded
-from hush.train import train
 
 
 @pytest.fixture

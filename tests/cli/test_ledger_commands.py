@@ -9,9 +9,9 @@ import pytest
 from dp_accounting import dp_event
 
 from hush.cli import main
+from hush.ledger.account import Account, Ledger
+from hush.ledger.total import FIXED, Cost, total
 from hush.privacy.guarantee import rounded_up
-from hush.privacy.ledger import Account, Ledger
-from hush.privacy.total import FIXED, Cost, total
 
 STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
 TRAIN = (

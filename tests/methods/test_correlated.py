@@ -15,11 +15,10 @@ from torch.nn import functional
 
 from hush.cli import main
 from hush.errors import BadInput, Refused
-from hush.events import check_proof, own_adjacency
 from hush.matrices import BLT, Tree, identity, inverse_square_root, optimal_banded, prefix_sums
 from hush.methods import make_plan
 from hush.noise import streamed
-from hush.privacy.gaussian import analytic_sigma
+from hush.proofs import check_proof, own_adjacency
 from hush.randomness import Secret, normal
 from hush.release import grid
 from hush.sampling import (
@@ -32,6 +31,7 @@ from hush.sampling import (
     Separated,
     WithoutReplacement,
 )
+from hush.textbook.gaussian import analytic_sigma
 from replay import distance, recorded
 
 N, BATCH, B = 48, 8, 6  # six steps an epoch

@@ -14,9 +14,9 @@ from scipy import stats
 from torch import nn
 
 from hush.errors import BadInput, Refused
-from hush.events import event_of
 from hush.methods import make_plan
 from hush.noise import Diagonal, Identity, Independent, Stages, sensitivity
+from hush.proofs import event_of
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
 from replay import recorded
 

@@ -11,7 +11,6 @@ import torch
 from scipy import stats
 
 from hush.errors import Refused
-from hush.events import check_proof
 from hush.matrices import (
     BLT,
     Dense,
@@ -26,6 +25,7 @@ from hush.matrices import (
     square_root,
 )
 from hush.noise import DenseNoise, Independent, sensitivity, streamed
+from hush.proofs import check_proof
 from hush.randomness import Secret, normal
 from hush.sampling import OnePass, Reshuffled, SameOrder, Separated
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 
+from hush.ledger.account import Account, Ledger
+from hush.ledger.chain import entry_hash
+from hush.ledger.entries import OLDER
+from hush.ledger.total import Cost, filtered, total
 from hush.privacy.accounting import epsilon
-from hush.privacy.chain import entry_hash
-from hush.privacy.entries import OLDER
-from hush.privacy.gaussian import NUMPY_REACH, gaussian_delta, private_mean
-from hush.privacy.ledger import Account, Ledger
 from hush.privacy.scale import tail_delta
-from hush.privacy.total import Cost, filtered, total
+from hush.textbook.gaussian import NUMPY_REACH, gaussian_delta, private_mean
 
 POISSON = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
 

@@ -28,6 +28,7 @@ from hush.bench.store import DISK, Result, Store
 from hush.bench.trial import Trial
 from hush.bench.watch import WatchedLosses
 from hush.errors import HushError
+from hush.loop import train
 from hush.methods import make_plan
 from hush.named import trainable
 from hush.plan import Plan
@@ -36,7 +37,6 @@ from hush.problems.evaluation import Evaluation, evaluate_problem
 from hush.randomness import Secret, seeded
 from hush.run import Run
 from hush.source import as_source
-from hush.train import train
 
 TRACE = "private/traceback.txt"
 VERSIONS = ("hush", "torch", "dp-accounting", "numpy")

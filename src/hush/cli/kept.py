@@ -18,15 +18,15 @@ import torch
 import typer
 
 from hush.artefact import CARD, PAGE, WEIGHTS
+from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
 from hush.cli.recall import read_options
 from hush.errors import BadInput, HushError
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
+from hush.ledger.account import DATASET, Ledger
 from hush.matrices.cache import kept_in
-from hush.privacy.ledger import DATASET, Ledger
 from hush.run import Run
-from hush.train import Charges, charge
 
 OPTIONS = "options.json"
 RELEASED = ("release", WEIGHTS, CARD, PAGE)

@@ -11,12 +11,12 @@ import typer
 from hush.cli import options as o
 from hush.cli.console import show, show_json
 from hush.errors import BadInput
+from hush.ledger.account import DATASET, Budget, Ledger, Spend, check_name
+from hush.ledger.book import check_spend
+from hush.ledger.entries import check_budget
 from hush.privacy.accounting import Adjacency
-from hush.privacy.book import check_spend
-from hush.privacy.entries import check_budget
-from hush.privacy.events import describe
 from hush.privacy.guarantee import Status, rounded_up
-from hush.privacy.ledger import DATASET, Budget, Ledger, Spend, check_name
+from hush.privacy.leaves import describe
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 

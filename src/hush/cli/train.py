@@ -17,19 +17,19 @@ from hush.cli.console import progress, say, show, show_json
 from hush.cli.kept import Kept, interrupts, kept, reason, recalled
 from hush.cli.recipes import Recipe, recipes
 from hush.errors import BadInput, HushError
+from hush.ledger.account import BudgetSpent
+from hush.loop import EVERY
+from hush.loop import train as take_steps
 from hush.methods import make_plan
 from hush.methods import reason as why
 from hush.plan import Plan
 from hush.printable import printable
 from hush.privacy.accounting import Adjacency
-from hush.privacy.ledger import BudgetSpent
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.run import MICROBATCH, Run
 from hush.source import as_source
-from hush.train import EVERY
-from hush.train import train as take_steps
 
 DEFAULT_EPSILON = 3.0
 MOST_SEED = 2**63  # what torch takes

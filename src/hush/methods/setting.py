@@ -7,9 +7,9 @@ from typing import Any
 
 from hush import validate
 from hush.errors import BadInput, Refused
-from hush.events import own_adjacency
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
+from hush.proofs import own_adjacency
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
 
 SMALLEST_RATE = 1e-100

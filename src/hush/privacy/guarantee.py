@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from hush.errors import BadInput
 from hush.privacy.accounting import ADJACENCIES, Adjacency
-from hush.privacy.events import describe
+from hush.privacy.leaves import describe
 from hush.validate import one_of
 
 Status = Literal["proven", "claimed", "refuted", "none"]

@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from hush.errors import BadInput, Refused
-from hush.privacy.events import Leaves, describe, leaves, rebuild
+from hush.privacy.leaves import Leaves, describe, leaves, rebuild
 
 RELATIONS = {
     "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,

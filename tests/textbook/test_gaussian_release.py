@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from hush.errors import BadInput, Refused
-from hush.privacy.gaussian import (
+from hush.privacy.profile import gaussian_delta
+from hush.privacy.scale import grid
+from hush.textbook.gaussian import (
     LossDistribution,
     _clipped,
     _noisy_sum,
@@ -23,8 +25,6 @@ from hush.privacy.gaussian import (
     private_mean,
     tail_of_private,
 )
-from hush.privacy.profile import gaussian_delta
-from hush.privacy.scale import grid
 
 epsilons = st.floats(1e-3, 300.0)
 deltas = st.floats(1e-15, 0.9)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hush.errors import BadInput, Refused
 from hush.privacy.accounting import epsilon
-from hush.privacy.composition import advanced, basic, kairouz_oh_viswanath, optimal_delta
-from hush.privacy.gaussian import analytic_sigma
+from hush.textbook.composition import advanced, basic, kairouz_oh_viswanath, optimal_delta
+from hush.textbook.gaussian import analytic_sigma
 
 
 def test_golden_kairouz_oh_viswanath() -> None:

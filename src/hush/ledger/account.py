@@ -4,7 +4,7 @@ A run reserves its steps in blocks before it takes them, so after any crash the 
 released. A resumed run has its name in the ledger and its secret in its checkpoint: the steps it repeats are the same
 bits and cost nothing. A run that lost its secret is another run, and what the lost one had reserved stays spent.
 
-The file itself is `hush.privacy.book`.
+The file itself is `hush.ledger.book`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from hush.errors import Refused
-from hush.privacy.book import DATASET, Ledger
-from hush.privacy.entries import Budget, Spend, check_name
+from hush.ledger.book import DATASET, Ledger
+from hush.ledger.entries import Budget, Spend, check_name
+from hush.ledger.total import Cost, total
 from hush.privacy.guarantee import rounded_up
-from hush.privacy.total import Cost, total
 from hush.validate import whole
 
 __all__ = ["BLOCK", "DATASET", "Account", "Budget", "BudgetSpent", "Ledger", "Spend", "check_name", "largest"]
@@ -89,7 +89,7 @@ class Account:
         For releases that the plan does not know of. Steps t+1 … s that were released once and are taken again with a
         fresh secret: with independent noise the event of those s − t steps, with correlated noise or fixed batches the
         event of the first s steps (and the plan's own entry goes on to its T in either case). A second release that
-        nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as `hush.train.cost_of` makes
+        nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as `hush.charging.cost_of` makes
         it, else it has the plan's adjacency, status, assumptions and δ, and loses as much of it as the plan does.
 
         It is an entry of its own, named after the run, and no later entry replaces it: what was charged is never

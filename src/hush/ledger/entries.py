@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hush.errors import BadInput
+from hush.ledger.total import Cost
 from hush.privacy import event_json
 from hush.privacy.accounting import ADJACENCIES, SMALLEST_DELTA
 from hush.privacy.guarantee import STATUSES
-from hush.privacy.total import Cost
 from hush.validate import not_negative, one_of, positive, probability, whole
 
 BY_HAND = "by hand"

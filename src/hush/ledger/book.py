@@ -1,11 +1,11 @@
 """The book of a ledger: every spend and budget of one or more datasets, in one file.
 
-A run that stopped early is counted with all the steps that it could have taken (see `hush.privacy.entries.Spend`),
+A run that stopped early is counted with all the steps that it could have taken (see `hush.ledger.entries.Spend`),
 unless somebody declares that it was stopped without looking at anything (`Ledger.close`).
 
 A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Names are compared without
 case and outer spaces, and where a ledger has a budget, a name that is not in it yet must be declared to be new: else a
-mistyped name would spend outside the budget. Lines are readable JSON in a hash chain (`hush.privacy.chain`), events
+mistyped name would spend outside the budget. Lines are readable JSON in a hash chain (`hush.ledger.chain`), events
 are written so that they can be rebuilt (`hush.privacy.event_json`).
 """
 
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hush.errors import BadInput, Refused
-from hush.privacy.accounting import ADJACENCIES, Adjacency
-from hush.privacy.chain import Chain, Entry
-from hush.privacy.entries import (
+from hush.ledger.chain import Chain, Entry
+from hush.ledger.entries import (
     BY_HAND,
     Budget,
     Spend,
@@ -34,8 +33,9 @@ from hush.privacy.entries import (
     spend_of,
     to_fields,
 )
+from hush.ledger.total import Cost, Filtered, Total, filtered, total
+from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.guarantee import STATUSES, Status
-from hush.privacy.total import Cost, Filtered, Total, filtered, total
 from hush.validate import not_negative, one_of, probability
 
 FORMAT = "hush ledger 1"

@@ -1,9 +1,9 @@
-"""The training loop, whole: draw a batch, take a step, keep what must not be lost, hand out a record."""
+"""A run's entries in a ledger: no step is taken that the ledger does not cover."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from dp_accounting import dp_event
@@ -11,30 +11,15 @@ from dp_accounting import dp_event
 from hush.attempts import Attempt, History, claims_of
 from hush.checkpoint import Checkpoints
 from hush.errors import Refused
+from hush.ledger.account import Account, Ledger
+from hush.ledger.entries import folded
+from hush.ledger.total import Cost
 from hush.plan import Plan
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
-from hush.privacy.entries import folded
-from hush.privacy.ledger import Account, Ledger
-from hush.privacy.total import Cost
-from hush.run import Record, Run
+from hush.run import Run
 
-EVERY = 50
 POINTS = 12
-
-
-def train(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVERY) -> Iterator[Record]:
-    """Take every step that remains, with a checkpoint every ``every`` steps and after the last; what is yielded is
-    private."""
-    run.model.train()
-    for batch in run.batches():
-        record = run.step(batch)
-        if checkpoints is not None:
-            checkpoints.log(record)
-            if run.next % every == 0 or run.next == run.plan.steps:
-                checkpoints.save(run)
-        yield record
-    run.model.eval()
 
 
 class Charges:

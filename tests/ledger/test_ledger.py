@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.errors import BadInput, Refused
+from hush.ledger.account import Account, BudgetSpent, Ledger, Spend, largest
+from hush.ledger.chain import Damaged, NoTurns, entry_hash
+from hush.ledger.total import FIXED, Cost, total
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
-from hush.privacy.chain import Damaged, NoTurns, entry_hash
-from hush.privacy.ledger import Account, BudgetSpent, Ledger, Spend, largest
 from hush.privacy.renyi import divergences
-from hush.privacy.total import FIXED, Cost, total
 
 GAUSS = dp_event.GaussianDpEvent
 POISSON = dp_event.PoissonSampledDpEvent(0.01, GAUSS(1.0))

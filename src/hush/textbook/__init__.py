@@ -1,0 +1,1 @@
+"""What a textbook teaches before the accountants: one Gaussian release, and the older composition theorems."""
