@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush.charging import charge, train
+from hush.charging import charge
 from hush.checkpoint import Checkpoints
 from hush.ledger.account import Ledger
+from hush.loop import train
 from hush.methods import make_plan
 from hush.problems.models import lenet5, mlp
 from models import cross_entropy, images
