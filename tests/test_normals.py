@@ -1,7 +1,6 @@
 """The noise's bits and their transform."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ KEY = bytes(range(32))
 
 def written_out(key, size, dtype):
     """The construction, number by number, in Python's own double precision."""
-    kind, b = ("<i4", 31) if dtype == torch.float32 else ("<i8", 63)
+    kind, b = (np.int32, 31) if dtype == torch.float32 else (np.int64, 63)
     numbers = []
     for block in range(-(-size // BLOCK)):
-        stretch = np.zeros(BLOCK * int(kind[-1]), np.uint8)
+        stretch = np.zeros(BLOCK * (b + 1) // 8, np.uint8)
         Keystream(key, block * len(stretch) // 16).fill(stretch)
         k1, k2 = stretch.view(kind).reshape(2, PAIRS).astype(np.float64)
         radius, angle = np.sqrt(-np.log((k1**2 + 0.25) / 4.0**b)), math.pi * k2 / 2.0**b
@@ -28,9 +27,6 @@ def written_out(key, size, dtype):
     return np.concatenate(numbers)[:size]
 
 
-@pytest.mark.skipif(
-    sys.byteorder != "little", reason="the integers lie in memory as they do on a little-endian machine"
-)
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-3), (torch.float64, 1e-7)])
 def test_the_numbers_are_box_and_mullers_of_the_stream(dtype, off):
     """To the rounding of a logarithm near 0, whose root is taken."""

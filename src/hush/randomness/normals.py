@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,7 +63,7 @@ def _fill(key: bytes, out: Tensor, first: int) -> None:
     bits, block_bytes = 8 * out.element_size() - 1, 2 * PAIRS * out.element_size()
     stream = Keystream(key, first * block_bytes // BLOCK_BYTES)
     integers = torch.empty(2, PAIRS, dtype=torch.int64 if out.dtype == torch.float64 else torch.int32)
-    octets = integers.view(-1).view(torch.uint8).numpy()
+    octets = integers.numpy().reshape(-1).view(np.uint8)
     both = out.new_empty(2, PAIRS)
     k, angle = both.unbind()
     quarter, square = out.new_full((), 0.25 / 4.0**bits), 1 / 4.0**bits
