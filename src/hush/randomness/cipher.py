@@ -2,7 +2,7 @@
 
 Block number n of a key's stream is AES_key(n), with n written as sixteen bytes, the most significant first. The number
 is all that tells blocks of one key apart. So keys are what separates purposes: each comes from
-`hush.randomness.Secret.derive`, which is given a stream's name and a step, and no key has two uses.
+`hush.randomness.Secret.derive`, which is given a stream's name and a step, and no key has two purposes.
 
 A cipher that has been started counts. So none outlives the call that started it, or the `Keystream` that holds it:
 threads and forked processes share keys, never a position in a stream.
