@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hush import ciphers
-from hush.normals import normal_of_key
+from hush.randomness import normal_of_key
+from hush.randomness.cipher import Keystream
 
 SIZE = 1 << 20
 
@@ -36,7 +36,7 @@ def aes(dtype: torch.dtype) -> Callable[[], Any]:
 def aes_bits() -> Callable[[], Any]:
     """The cipher's bytes alone, four per number."""
     out = np.empty(4 * SIZE, np.uint8)
-    return lambda: ciphers.keystream(bytes(32), 0)(out.ctypes.data, len(out))
+    return lambda: Keystream(bytes(32), 0).fill(out)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A module imports only from modules listed above it, and nothing but randomness.py makes a generator."""
+"""A module imports only from modules listed above it, and nothing but randomness/ makes a generator."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ ORDER = [
     "imported",
     "named",
     "identity",
-    "ciphers",
-    "normals",
     "randomness",
     "draws",
     "privacy",

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-import hush.normals
 from hush.methods import make_plan
 from hush.noise import Independent
-from hush.normals import BLOCK, normal_of_key
+from hush.randomness import BLOCK, normal_of_key
 from hush.release import add_noise, grid
 from replay import recorded
 
@@ -79,14 +78,8 @@ def test_the_sum_cannot_be_told_from_the_last_bits() -> None:
 @pytest.mark.parametrize(("dtype", "reach"), [(torch.float64, 9.4), (torch.float32, 6.66)])
 def test_how_far_the_noise_reaches(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, reach: float) -> None:
     """With all bits zero the radius is largest. P(|z| > 9.4) = 5e-21; beyond 6.66 it is 3e-11, too much for a model."""
-    monkeypatch.setattr(hush.normals, "keystream", lambda key, block: _zeros)
+    monkeypatch.setattr("hush.randomness.cipher.Keystream.fill", lambda self, buffer: buffer.fill(0))
     assert float(normal_of_key(b"0" * 32, 1, dtype)) == pytest.approx(reach, abs=0.02)
-
-
-def _zeros(address: int, size: int) -> None:
-    import ctypes
-
-    ctypes.memset(address, 0, size)
 
 
 def test_pieces_of_a_vector_are_the_vector() -> None:

@@ -25,9 +25,8 @@ from hush.errors import BadInput, Refused
 from hush.gradients import GradientWarning, Untouched, Watch, check_model, placed
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, in_double, trainable
 from hush.noise import Independent
-from hush.normals import BLOCK
 from hush.privacy.guarantee import Guarantee, rounded_up
-from hush.randomness import Secret, normal
+from hush.randomness import BLOCK, Secret, normal
 from hush.release import Release, add_noise, grid
 from hush.source import Source, tensors_of, to_each
 

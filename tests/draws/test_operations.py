@@ -12,13 +12,13 @@ from scipy import stats
 from torch import nn
 from torch.func import vmap
 
-from hush import ciphers
 from hush.draws import drawing, model_randomness
 from hush.draws.bits import LONG, ONE, Places, table
 from hush.draws.kinds import Folded, Kinds, Rows, Shared
 from hush.errors import Refused
 from hush.gradients import record
 from hush.randomness import Secret
+from hush.randomness.cipher import Keystream
 
 SECRET = Secret.from_seed(4, "operations")
 CPU = torch.device("cpu")
@@ -319,11 +319,14 @@ def test_long_rows_are_functions_of_their_places_too():
     assert torch.equal(table(KEY, Places(np.array([4, 1])), width, torch.int32), whole[[4, 1]])
 
 
-def test_the_bits_do_not_depend_on_the_library(monkeypatch):
-    places = Places(np.array([7, 1, 1000, 1001]))
-    ours = table(KEY, places, 9, torch.int32)
-    monkeypatch.setattr(ciphers, "_libcrypto", lambda: None)
-    assert torch.equal(table(KEY, places, 9, torch.int32), ours)
+def test_rows_are_the_stream_of_the_key():
+    """A row of nine 32-bit integers takes three blocks: place p those from 3p on."""
+    for place, row in zip(
+        [7, 1, 1000, 1001], table(KEY, Places(np.array([7, 1, 1000, 1001])), 9, torch.int32), strict=True
+    ):
+        stretch = np.zeros(36, np.uint8)
+        Keystream(KEY, 3 * place).fill(stretch)
+        assert row.numpy().tobytes() == stretch.tobytes()
 
 
 def test_no_rows_and_no_columns():

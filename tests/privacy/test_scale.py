@@ -20,7 +20,7 @@ def test_golden_one_coordinate() -> None:
     # draws end at 9.419 σ, so that δ ≥ Q(8.419) = 1.9e-17 for one coordinate, one step and σ = 1
     assert round(REACH, 3) == 9.419
     assert tail_delta(1, 1, 1.0) == pytest.approx(1.895e-17, rel=1e-3)
-    smallest = math.sqrt(-math.log(0.25 / 4.0**63))  # of hush.normals: k₁ = 0
+    smallest = math.sqrt(-math.log(0.25 / 4.0**63))  # of hush.randomness: k₁ = 0
     assert pytest.approx(smallest, rel=1e-12) == REACH
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.ciphers import Piece, tagger
 from hush.randomness import Secret, generator, seeded
+from hush.randomness.cipher import Octets, compute_tag
 from hush.source import Source, Tensors
 
 Tell = Callable[[str], None]
@@ -61,7 +61,7 @@ def weights_digest(model: nn.Module, secret: Secret) -> str:
 
 
 def _whole(source: Source, secret: Secret, tell: Tell) -> str:
-    def parts() -> Iterator[np.ndarray]:
+    def parts() -> Iterator[Octets]:
         said = time.monotonic()
         for start in range(0, len(source), CHUNK):
             if time.monotonic() - said > PATIENCE:
@@ -73,17 +73,11 @@ def _whole(source: Source, secret: Secret, tell: Tell) -> str:
         return _tag(secret, "data", parts())
 
 
-def _tag(secret: Secret, purpose: str, parts: Iterator[np.ndarray]) -> str:
-    return tagger(secret.derive(f"digest/{purpose}", 0, size=32))(bytes(12), _pieces(parts)).hex()
+def _tag(secret: Secret, purpose: str, parts: Iterator[Octets]) -> str:
+    return compute_tag(secret.derive(f"digest/{purpose}", 0, size=32), bytes(12), parts).hex()
 
 
-def _pieces(parts: Iterator[np.ndarray]) -> Iterator[Piece]:
-    """Where the parts lie; each of them is held until the next one is asked for."""
-    for part in parts:
-        yield part.ctypes.data, part.nbytes
-
-
-def _bytes(content: Any) -> Iterator[np.ndarray]:
+def _bytes(content: Any) -> Iterator[Octets]:
     """The bytes of everything in a nested content, each with its type and shape before it."""
     if isinstance(content, Tensor):
         flat = content.detach().cpu().contiguous().reshape(-1)
@@ -105,5 +99,5 @@ def _bytes(content: Any) -> Iterator[np.ndarray]:
         yield _text(repr(content))
 
 
-def _text(text: str) -> np.ndarray:
+def _text(text: str) -> Octets:
     return np.frombuffer(f"\0{text}\0".encode(), np.uint8)

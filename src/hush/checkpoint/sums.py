@@ -16,24 +16,23 @@ name is that of the first attempt's secret, so that a seed used twice in one dir
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hush.attempts import Attempt
-from hush.ciphers import Piece, tagger
 from hush.errors import BadInput
 from hush.files import PRIVATE, write_atomic
 from hush.named import Sums
 from hush.randomness import Secret
+from hush.randomness.cipher import Octets, compute_tag
 
 FORMAT = "hush sums 1"
 MOST_ATTEMPTS = 10_000
@@ -135,23 +134,16 @@ def new_record(directory: Path, secret: Secret, data: str, earlier: Sequence[Att
 
 def tag_of(secret: Secret, step: int, sums: Sums) -> bytes:
     """The tag of a step's sums: every channel's every byte, with names, types and shapes, under the secret."""
-    return _tagger(secret)(step.to_bytes(12, "big"), _pieces(sums))
+    key = secret.derive("digest/sums", 0, size=32)
+    return compute_tag(key, step.to_bytes(12, "big"), _pieces(sums))
 
 
-@lru_cache(maxsize=2)
-def _tagger(secret: Secret) -> Callable[[bytes, Iterable[Piece]], bytes]:
-    return tagger(secret.derive("digest/sums", 0, size=32))
-
-
-def _pieces(sums: Sums) -> Iterator[Piece]:
+def _pieces(sums: Sums) -> Iterator[Octets]:
     kinds = [f"{c}\0{n}\0{v.dtype}\0{tuple(v.shape)}" for c, named in sums.items() for n, v in named.items()]
-    head = ctypes.create_string_buffer("\0\0".join(kinds).encode())
-    yield ctypes.addressof(head), len(head)
+    yield np.frombuffer(("\0\0".join(kinds) + "\0").encode(), np.uint8)
     for named in sums.values():
         for value in named.values():
-            plain = value.detach() if value.device.type == "cpu" else value.detach().cpu()
-            plain = plain if plain.is_contiguous() else plain.contiguous()
-            yield plain.data_ptr(), plain.numel() * plain.element_size()
+            yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _attempts(rows: np.ndarray, earlier: list[Attempt]) -> list[Attempt]:

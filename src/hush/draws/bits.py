@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hush.ciphers import keystream, scattered
+from hush.randomness.cipher import BLOCK_BYTES, Keystream, encrypt_counters
 
-BLOCK_BYTES = 16
 LONG = 4096  # blocks of a row, from which on the cipher is started anew for each
 
 
@@ -57,11 +56,11 @@ def table(key: bytes, places: Places, width: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(len(places), width, dtype=dtype)
     if not places.in_order and blocks < LONG:
         starts = places.numbers.astype(np.uint64) * np.uint64(blocks)
-        return torch.from_numpy(scattered(key, starts, blocks).view(kind))[:, :width]
+        return torch.from_numpy(encrypt_counters(key, starts, blocks).view(kind))[:, :width]
     out = np.empty((len(places), columns), kind)  # numpy's: under torch.func a new tensor has no memory of its own
     first = [(out, int(places.numbers[0]))]
     for rows, place in first if places.in_order else zip(out, places.numbers.tolist(), strict=True):
-        keystream(key, place * blocks)(rows.ctypes.data, rows.nbytes)
+        Keystream(key, place * blocks).fill(rows.reshape(-1).view(np.uint8))
     return torch.from_numpy(out)[:, :width]
 
 

@@ -57,7 +57,7 @@ class Numbers:
         return odd.to(dtype).mul_(2.0**-digits)
 
     def normal(self, dtype: torch.dtype) -> Tensor:
-        """Standard normal by Box and Muller's transform, the pairs of a row from its own integers (hush.normals)."""
+        """Standard normal by Box and Muller's transform, the pairs of a row from its own integers (hush.randomness)."""
         self._digits(dtype)
         precise = torch.float64 if dtype == torch.float64 else torch.float32
         wide, bits = (torch.int64, 63) if precise == torch.float64 else (torch.int32, 31)

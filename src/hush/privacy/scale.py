@@ -6,7 +6,7 @@
 infinity or a subnormal number with few digits. In float32, in which models and released values are held, there is room
 for 2^±126, so the noise must lie within 2^±96, which leaves 2^30 on both sides for the grid and the noise's own reach.
 
-**Tails.** Draws end at R = √(64 ln 4) = 9.419 standard deviations (`hush.normals`: Box and Muller with 63 bits), so an
+**Tails.** Draws end at R = √(64 ln 4) = 9.419 standard deviations (`hush.randomness`: Box–Muller with 63 bits), so an
 outcome farther than that from one neighbour's value and not from the other's tells them apart for certain. Let both
 neighbours' noise be the Gaussian conditioned on |z| ≤ R in each of d coordinates and T steps, let A be the outcomes
 within R of both values, and c = P(|z| ≤ R). On A both densities are c^(−dT) times the Gaussian's (of a mixture over

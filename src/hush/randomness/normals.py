@@ -1,8 +1,11 @@
 """Standard normal vectors from a 256-bit key: AES in counter mode, then the transform of Box and Muller (1958).
 
 Two independent integers k₁, k₂, uniform over b + 1 bits with sign, give √(−ln s)·(cos θ, sin θ) with
-s = (k₁² + ¼)/2^{2b} and θ = πk₂/2^b. The blocks have a fixed size and a counter of their own, so that the vector is the
-same on one thread and on many.
+s = (k₁² + ¼)/2^{2b} and θ = πk₂/2^b; b is 31 in float32 and 63 in float64, the bits as they lie in memory.
+
+The vector is made in blocks of 2¹⁵ numbers. Block i takes the i-th stretch of the key's stream that is as long as its
+numbers: first all k₁ and then all k₂, which become all cosines and then all sines. So it depends on (key, i) alone, and
+the vector is the same on one thread and on many. The key is that of (secret, stream, step), and only the noise's.
 """
 
 from __future__ import annotations
@@ -10,13 +13,31 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hush.ciphers import keystream
+from hush.randomness.cipher import BLOCK_BYTES, Keystream
+from hush.randomness.secret import Secret
 
 PAIRS = 1 << 14  # of one block: its buffers stay in the second-level cache, and no operation is split over threads
 BLOCK = 2 * PAIRS
+
+
+def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0) -> Tensor:
+    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step); on
+    the CPU also the part of a longer one that begins at ``start``, a multiple of a block.
+
+    On the CPU the bits are AES-256 in counter mode, so they are cryptographically secure, and the transform is Box and
+    Muller's. The vector is made in blocks of a fixed size: it does not depend on the number of threads.
+    """
+    if like.device.type == "cuda":
+        assert start == 0, "the part of a vector is made on the CPU only"
+        seed = int.from_bytes(secret.derive(stream, step, size=8), "little", signed=True)
+        device_generator = torch.Generator(like.device).manual_seed(seed)
+        return torch.randn(like.numel(), generator=device_generator, dtype=like.dtype, device=like.device)
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return normal_of_key(secret.derive(stream, step, size=32), like.numel(), dtype, start).to(like.device, like.dtype)
 
 
 def normal_of_key(key: bytes, size: int, dtype: torch.dtype, start: int = 0) -> Tensor:
@@ -38,18 +59,18 @@ def normal_of_key(key: bytes, size: int, dtype: torch.dtype, start: int = 0) -> 
 
 
 def _fill(key: bytes, out: Tensor, first: int) -> None:
-    """The blocks from number ``first`` on: random bits into the place of the result, then the transform in place."""
+    """The blocks from number ``first`` on, with a key stream of this call's own."""
     bits, block_bytes = 8 * out.element_size() - 1, 2 * PAIRS * out.element_size()
-    cipher = keystream(key, first * block_bytes // 16)
+    stream = Keystream(key, first * block_bytes // BLOCK_BYTES)
     integers = torch.empty(2, PAIRS, dtype=torch.int64 if out.dtype == torch.float64 else torch.int32)
-    address = integers.data_ptr()
+    octets = integers.numpy().reshape(-1).view(np.uint8)
     both = out.new_empty(2, PAIRS)
     k, angle = both.unbind()
     quarter, square = out.new_full((), 0.25 / 4.0**bits), 1 / 4.0**bits
     turn = out.new_full((), math.pi / 2.0**bits)
     halves = out.view(-1, PAIRS).unbind()
     for cosine, sine in zip(halves[::2], halves[1::2], strict=True):
-        cipher(address, block_bytes)
+        stream.fill(octets)
         both.copy_(integers)
         radius = torch.addcmul(quarter, k, k, value=square, out=k).log_().neg_().sqrt_()
         angle.mul_(turn)
