@@ -114,7 +114,8 @@ class TestPlaces:
             assert stats.chisquare(np.bincount(column, minlength=7)).pvalue > 1e-6
 
     def test_who_finds_no_place_stays_out(self) -> None:
-        assert len(Seats(5, 1).assign(SECRET, 0, 9)) == 5
+        taken = Seats(5, 1).assign(SECRET, 0, 9)
+        assert sorted(taken.tolist()) == [0, 1, 2, 3, 4]  # the first five of nine, each in a place of its own
 
 
 class TestCharge:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file
 from torch import nn
 
 from hush import Refused, make_plan
@@ -298,6 +299,15 @@ def test_what_the_rule_writes_is_its_own(tmp_path, method):
 def test_weights_may_be_set_before_the_first_step(tmp_path):
     run = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
     loaded(run.model)
+    start = {name: t.clone() for name, t in run.model.state_dict().items()}
     for batch in run.batches():
         run.step(batch)
-    run.release(tmp_path / "out")
+    released = load_file(run.release(tmp_path / "out") / "model.safetensors")
+    twin = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    twin.model.load_state_dict(start)
+    for batch in twin.batches():
+        twin.step(batch)
+    assert released.keys() == start.keys()
+    for name, value in twin.model.state_dict().items():
+        assert torch.equal(released[name], value)
+        assert not torch.equal(released[name], start[name])

@@ -362,7 +362,9 @@ class TestRefusals:
 
     def test_data_that_is_never_the_same_twice_is_known_by_its_length(self, tmp_path):
         stopped(plan(), tmp_path, 3, data=Rows(noisy=True))
-        resumed(plan(), tmp_path, data=Rows(noisy=True))
+        weights = resumed(plan(), tmp_path, data=Rows(noisy=True))
+        assert not same(weights, straight(plan()))  # the steps were taken on what was read then
+        assert read(tmp_path / f"checkpoint-{STEPS:010d}.safetensors").step == STEPS
 
     def test_the_digest_of_the_data_says_nothing_without_the_secret(self, tmp_path):
         for name, secret in (("a", 1), ("b", 2)):

@@ -160,7 +160,7 @@ def test_tokens_that_meet_are_refused_in_rigorous_arithmetic() -> None:
 
     x = torch.randint(0, 5, (60, 4), generator=torch.Generator().manual_seed(0))
     run = plan(60, 30, "rigorous").start(Meeting(), losses, (x, data(60)[1]), secret=1)
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="gradients that depend on no other row of the batch"):
         run.step(run.batch(0))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import hush
 import hush.data
@@ -17,6 +18,7 @@ from hush.cli import main
 from hush.methods import correlated
 from hush.methods.catalogue import catalogue
 from hush.problems import table
+from replay import sensitivities
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -48,6 +50,40 @@ def test_extend(here: Path, capsys) -> None:
     plan = hush.make_plan("dp-sgd", examples=100, batch_size=10, epochs=1, epsilon=3.0)
     other = replace(plan, method="sign-sgd", rule=mymodule.SignSGD(0.01))
     assert other.guarantee().epsilon == plan.guarantee().epsilon
+
+
+def test_extend_by_a_query_a_sampler_and_a_noise(here: Path) -> None:
+    (here / "myparts.py").write_text("\n".join(blocks("extend.md", "python")))
+    import myparts  # type: ignore[import-not-found]
+
+    plan = hush.make_plan("dp-sgd", examples=24, batch_size=6, steps=4, noise_multiplier=2.0, sampling="same-order")
+    damped = replace(plan, method="damped", query=myparts.Damped(1.0))
+    assert damped.guarantee().epsilon == plan.guarantee().epsilon
+    rows = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+    other = torch.cat([rows[:-1], -rows[-1:]])
+    content, neighbour = ((x, torch.arange(24) % 2) for x in (rows, other))
+    moved = [step["gradient"] for step in sensitivities(damped, _linear, _losses, content, neighbour)]
+    assert sorted(moved)[:3] == [0, 0, 0]  # one pass: everybody is in one batch of four
+    assert 0.1 < max(moved) <= 1.0  # nobody adds more than half the clip
+    every = replace(plan, sampler=myparts.FullBatch(24, 4))
+    assert every.sampler.indices(None, 0, 24).tolist() == list(range(24))
+    assert every.sensitivity == 2.0  # four steps in a row: √4
+    halved = replace(plan, noise=myparts.halved(4))
+    assert halved.sensitivity == pytest.approx(1.25**0.5)  # one column (1, ½) of C: one pass
+    for each in (damped, every, halved):
+        run = each.start(_linear(), _losses, content, secret=1)
+        for batch in run.batches():
+            run.step(batch)
+        assert run.next == 4
+
+
+def _linear() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def _losses(model, content) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(content[0]), content[1], reduction="none")
 
 
 def test_extend_by_a_dataset(here: Path, monkeypatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,12 +19,23 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     if path.name == "own_model.py":
-        assert "ε = " in done.stdout
-        assert (tmp_path / "runs" / "own_model" / "privacy.json").is_file()
-        code = [
-            line
-            for line in path.read_text().splitlines()
-            if line.strip() and not line.startswith(('"""', "import", "from"))
-        ]
-        assert len(code) <= 20
-        assert code[-8].startswith("plan = ")
+        card = json.loads((tmp_path / "runs" / "own_model" / "privacy.json").read_text())
+        assert card["guarantee"]["sentence"] in done.stdout
+        assert (card["method"], card["steps_taken"], card["steps"]) == ("dp-sgd", 160, 160)  # ⌈1797/256⌉ · 20
+        assert 2.99 < card["guarantee"]["epsilon"] <= 3.0
+        weights = load_file(tmp_path / "runs" / "own_model" / "model.safetensors")
+        assert {name: tuple(w.shape) for name, w in weights.items()} == {
+            "1.weight": (64, 64),
+            "1.bias": (64,),
+            "3.weight": (10, 64),
+            "3.bias": (10,),
+        }
+
+
+def test_the_example_is_short() -> None:
+    imports = (ast.Import, ast.ImportFrom)
+    tree = ast.parse((ROOT / "examples" / "own_model.py").read_text())
+    lines = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt) and not isinstance(node, imports)}
+    assert len(lines) <= 16
+    private = [ast.unparse(node) for node in tree.body if "hush." in ast.unparse(node) or "run." in ast.unparse(node)]
+    assert len(private) == 4  # the plan, the loop, the guarantee and the release; start is a method of the plan

@@ -26,10 +26,11 @@ from hush.named import Named, State, Sums, trainable
 from hush.noise import Independent, Rows
 from hush.plan import Plan
 from hush.queries import Channel, Claim, ClippedSum, clip_factors, total_norms
+from hush.randomness import Secret
 from hush.release import Release
 from hush.rules import SGD
 from hush.sampling import OnePass, Partitioned, Poisson
-from replay import recorded
+from replay import distance, recorded
 
 N, STEPS = 24, 6
 
@@ -80,14 +81,45 @@ class TwoPoint:
         return {"direction": update}
 
 
+def combined_by_hand(at: nn.Module, direction: Named, query: TwoPoint, rows: torch.Tensor) -> Named:
+    """Σ clip(a ∇(θ + γ·dir) + (1 − a) ∇(θ)), an example at a time."""
+    total = {name: torch.zeros_like(p) for name, p in trainable(at).items()}
+    for row in rows:
+        one = tuple(part[row : row + 1] for part in data())
+        combined = {name: torch.zeros_like(p) for name, p in total.items()}
+        for weight, gamma in ((query.a, query.gamma), (1 - query.a, 0.0)):
+            moved = model()
+            moved.load_state_dict({n: p + gamma * direction[n] for n, p in at.state_dict().items()})
+            params = dict(moved.named_parameters())
+            found = torch.autograd.grad(losses(moved, one).sum(), list(params.values()))
+            combined = {n: combined[n] + weight * g for n, g in zip(params, found, strict=True)}
+        norm = math.sqrt(sum(float((g**2).sum()) for g in combined.values()))
+        total = {n: total[n] + min(1.0, query.clip / norm) * combined[n] for n in total}
+    return total
+
+
 def test_two_points_with_public_feedback() -> None:
-    same, _ = recorded(plan(query=TwoPoint(1.0, 1.0, 0.0)), model(), losses, data())
-    first, _ = recorded(plan(query=ClippedSum(1.0)), model(), losses, data(), secret=1)
-    assert same[0]["gradient"].keys() == first[0]["gradient"].keys()
-    ahead, releases = recorded(plan(query=TwoPoint(1.0, 0.6, 0.5)), model(), losses, data())
-    here, _ = recorded(plan(query=TwoPoint(1.0, 0.6, 0.0)), model(), losses, data(), given=releases)
-    apart = [(a["gradient"]["0.weight"] - h["gradient"]["0.weight"]).norm() for a, h in zip(ahead, here, strict=True)]
-    assert len(apart) == STEPS
+    """Every sum is the one by hand at the direction of the update before, and not the one without a direction."""
+    p = plan(query=TwoPoint(1.0, 0.6, 5.0))
+    sums, releases = recorded(p, model(), losses, data(), same="two points")
+    secret, at = Secret.from_seed(1, "two points"), model()
+    nowhere = direction = {name: torch.zeros_like(v) for name, v in at.state_dict().items()}
+    for step in range(STEPS):
+        rows = p.sampler.indices(secret, step, N)
+        right = combined_by_hand(at, direction, p.query, rows)
+        assert distance(sums[step]["gradient"], right) < 1e-6
+        without = distance(combined_by_hand(at, nowhere, p.query, rows), right)
+        assert without == 0 if step == 0 else without > 1e-2
+        direction = {name: -0.2 * g for name, g in releases[step].gradient.items()}  # SGD's update, lr = 0.2
+        at.load_state_dict({name: value + direction[name] for name, value in at.state_dict().items()})
+
+
+def test_two_points_at_one_place_are_a_clipped_sum() -> None:
+    query, secret = TwoPoint(1.0, 0.6, 0.0), "one place"
+    plain, releases = recorded(plan(query=ClippedSum(1.0)), model(), losses, data(), same=secret)
+    ours, _ = recorded(plan(query=query), model(), losses, data(), given=releases, same=secret)
+    assert max(distance(a["gradient"], b["gradient"]) for a, b in zip(ours, plain, strict=True)) < 1e-6
+    assert min(distance(b["gradient"], {n: 0 * g for n, g in b["gradient"].items()}) for b in plain) > 0.1
 
 
 @dataclass(frozen=True)

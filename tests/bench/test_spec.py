@@ -13,6 +13,7 @@ from hush.bench.lines import Lines
 from hush.bench.spec import read_spec
 from hush.bench.trial import REVISED
 from hush.errors import BadInput
+from hush.methods import make_plan
 from hush.problems import names
 from hush.randomness import public_seeds
 
@@ -208,7 +209,12 @@ def test_every_problem_that_needs_a_package_is_known_to_the_check() -> None:
 
 
 def test_the_good_spec_of_these_tests_is_good(write_spec) -> None:
-    check(read_spec(write_spec(GOOD)))
+    spec = read_spec(write_spec(GOOD))
+    check(spec)
+    (trial,) = spec.trials
+    assert (trial.problem, trial.method) == ("digits-mlp", "dp-sgd")
+    assert trial.settings == {"batch_size": 64, "delta": 1e-5, "epochs": 1, "epsilon": 1.0}
+    assert (trial.options["clip"], trial.options["clip_mode"]) == (1.0, "plain")  # the method's own defaults
 
 
 def test_a_file_that_cannot_be_read(tmp_path) -> None:
@@ -220,7 +226,14 @@ def test_a_file_that_cannot_be_read(tmp_path) -> None:
 
 
 def test_options_that_need_many_steps_are_tried_at_their_true_size(write_spec) -> None:
-    check(read_spec(write_spec(GOOD + "noise_end = 0.5\nnoise_stages = 20\n")))
+    text = GOOD.replace("dp-sgd", "dp-bandmf").replace("batch_size = 64", "batch_size = 5000")
+    with pytest.raises(BadInput, match="8 bands need groups of at least a batch: at most 4 bands fit"):
+        make_plan("dp-bandmf", examples=4 * 5000, batch_size=5000, steps=8, noise_multiplier=1.0, bands=8)
+    spec = read_spec(write_spec(text + "bands = 8\n"))
+    check(spec)  # 4 batches are too few for it, and the data are more
+    assert [trial.options["bands"] for trial in spec.trials] == [8]
+    with pytest.raises(BadInput, match="line 8: 11 bands need groups of at least a batch: at most 10 bands fit"):
+        check(read_spec(write_spec(text + "bands = 11\n")))
 
 
 def test_lines() -> None:

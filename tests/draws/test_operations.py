@@ -284,7 +284,7 @@ def test_the_callers_generator_is_left_alone():
     with model_randomness(SECRET, 0, torch.arange(6), CPU):
         record(good, wave, torch.ones(6, 3))
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(Refused), model_randomness(SECRET, 0, torch.arange(6), CPU):
+    with pytest.raises(Refused, match="draw"), model_randomness(SECRET, 0, torch.arange(6), CPU):
         record(bad, wave, torch.ones(6, 3))
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -246,11 +246,12 @@ def test_the_twin_without_checks_goes_on(monkeypatch):
         run.step(run.batch(step))
     model.begins = 0
     run.step(run.batch(5))
+    assert run.next == 6
 
 
 def test_mixing_that_begins_by_a_counter_stops_the_run(monkeypatch):
     run = watched_run(monkeypatch, Mixed("softmax over the batch", begins=20), cross_entropy)
-    with pytest.raises(Mixing):
+    with pytest.raises(Mixing, match="Nothing of this step was released"):
         taken(run)
     assert 0 < run.next < 12
 

@@ -71,11 +71,16 @@ class TestEvents:
         assert event_json.to_json(dp_event.ComposedDpEvent([GAUSS(1.0), Own()])) is None
 
     @pytest.mark.parametrize(
-        "data",
-        [{"kind": "Popen", "args": "ls"}, {"kind": "Gaussian"}, {"kind": "Gaussian", "noise_multiplier": "ls"}, 3],
+        ("data", "sentence"),
+        [
+            ({"kind": "Popen", "args": "ls"}, "not a privacy event as hush writes it"),
+            ({"kind": "Gaussian"}, "not a privacy event as hush writes it"),
+            ({"kind": "Gaussian", "noise_multiplier": "ls"}, "a number was expected in a privacy event, got 'ls'"),
+            (3, "not a privacy event as hush writes it: 3"),
+        ],
     )
-    def test_nothing_else_is_built(self, data):
-        with pytest.raises(BadInput):
+    def test_nothing_else_is_built(self, data, sentence):
+        with pytest.raises(BadInput, match=sentence):
             event_json.from_json(data)
 
 
@@ -220,27 +225,33 @@ class TestBudget:
         first.cover(100)
         second.cover(1)
         assert second.room() == alone - 100
-        second.cover(second.room())
-        with pytest.raises(BudgetSpent):
-            second.cover(second.room() + 1)
-        assert Ledger(path).so_far("d").epsilon <= 1.0
+        room = second.room()
+        second.cover(room)
+        with pytest.raises(BudgetSpent, match=rf"step {room + 1} would bring dataset 'd' to ε = 1.*budget is ε = 1 "):
+            second.cover(room + 1)
+        assert Ledger(path).spends("d")["b"].steps == room
+        assert 0.99 < Ledger(path).so_far("d").epsilon <= 1.0
 
     def test_what_was_taken_is_entered_whatever_the_budget(self, path):
         Ledger(path).set_budget("d", 0.1, 1e-5)
         a = account(path)
         a.enter(500)
         assert Ledger(path).spends("d")["a"].steps == 500
-        with pytest.raises(BudgetSpent):
+        before = path.read_bytes()
+        with pytest.raises(BudgetSpent, match=r"step 501 would bring dataset 'd' to ε = .*budget is ε = 0\.1 "):
             a.cover(501)
+        assert path.read_bytes() == before
 
     def test_raising_it_makes_room(self, path):
         ledger = Ledger(path)
         ledger.set_budget("d", 0.5, 1e-5)
         a = account(path)
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetSpent, match=r"step 900 would bring dataset 'd' to ε = 1\..*budget is ε = 0\.5 "):
             a.cover(900)
+        assert "a" not in Ledger(path).spends("d")
         ledger.set_budget("d", 5.0, 1e-5)
         a.cover(900)
+        assert Ledger(path).spends("d")["a"].steps >= 900
 
     def test_ordinary_training_fits_no_budget(self, path):
         Ledger(path).set_budget("d", 100.0, 1e-5)
@@ -480,7 +491,7 @@ class TestMoreThanThePlan:
         assert path.read_bytes() == before
         a.add(dp_event.NonPrivateDpEvent(), "the same noise met another sum", fact=True)
         assert Ledger(path).total("d").epsilon == math.inf
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetSpent, match=rf"step {room} would bring dataset 'd' to ε = ∞"):
             a.cover(room)
 
     def test_a_cost_keeps_what_it_says(self, path):
@@ -497,7 +508,7 @@ class TestFilesOfOthers:
     @pytest.mark.parametrize("create", [True, False])
     def test_they_are_left_as_they_are(self, path, text, create):
         path.write_text(text)
-        with pytest.raises(BadInput):
+        with pytest.raises(Damaged, match="is no ledger: it was left as it is"):
             Ledger(path, create=create)
         assert path.read_text() == text
         assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -633,8 +644,9 @@ class TestStops:
         assert found.epsilon <= 1.0
         assert found.status == "proven"
         other = account(path, "b", planned=50)
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetSpent, match="step 50 would bring dataset 'd' to ε = 1.*budget is ε = 1 "):
             other.cover(50)
+        assert Ledger(path).spends("d").keys() == {"a"}
 
     def test_lowering_the_budget_does_not_lower_what_could_have_been_taken(self, path):
         ledger = Ledger(path)
@@ -703,7 +715,7 @@ class TestNames:
         Ledger(path).set_budget("patients", 0.5, 1e-5)
         a = account(path, dataset=name)
         assert a.dataset == "patients"
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetSpent, match=r"step 1000 would bring dataset 'patients' to .*budget is ε = 0\.5 "):
             a.cover(1000)
         a.cover(1)
         assert Ledger(path).datasets() == ["patients"]
@@ -727,6 +739,8 @@ class TestNames:
     def test_without_a_budget_names_are_free(self, path):
         account(path, dataset="one").cover(1)
         account(path, dataset="two").cover(1)
+        assert Ledger(path).datasets() == ["one", "two"]
+        assert [Ledger(path).spends(name)["a"].steps for name in ("one", "two")] == [100, 100]  # a block each
 
 
 class TestCraftedLines:

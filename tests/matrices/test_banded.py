@@ -135,9 +135,9 @@ def test_refusals():
         Banded(np.ones((3, 2)))
     with pytest.raises(BadInput, match="constant learning rate"):
         optimal_toeplitz(Workload(3, learning_rates=(1, 2, 3)), 2)
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match="bands must be a whole number of at least 1, got 0"):
         optimal_banded(prefix_sums(4), 0)
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="over 3 groups is amplified only for noise of at most 3 bands"):
         optimal_banded(prefix_sums(8), 4).structure.cyclic(3)
     with pytest.raises(BadInput, match="cannot serve"):
         optimal_banded(prefix_sums(8), 4).structure.rmse(prefix_sums(9))

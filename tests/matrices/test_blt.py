@@ -89,15 +89,22 @@ def test_as_many_buffers_as_pay():
 
 
 @pytest.mark.parametrize(
-    ("theta", "omega"), [([1.0], [0.5]), ([0.5], [0.0]), ([0.5, 0.5], [0.7, 0.7]), ([0.5], [0.1, 0.1]), ([], [])]
+    ("theta", "omega", "sentence"),
+    [
+        ([1.0], [0.5], "every decay θ of a BLT must be at least 0 and below 1"),
+        ([0.5], [0.0], "weights ω of a BLT must be above 0"),
+        ([0.5, 0.5], [0.7, 0.7], "add up to at most 1"),
+        ([0.5], [0.1, 0.1], "as many decays θ as weights ω"),
+        ([], [], "at least one"),
+    ],
 )
-def test_bad_parameters(theta, omega):
-    with pytest.raises(BadInput):
+def test_bad_parameters(theta, omega, sentence):
+    with pytest.raises(BadInput, match=sentence):
         BLT(5, np.array(theta), np.array(omega))
 
 
 def test_refusals():
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="amplified only for noise of at most 20 bands, and this one is dense"):
         random_blt(0, 20, 2).cyclic(20)
     with pytest.raises(BadInput, match="constant learning rate"):
         optimal_blt(Workload(3, learning_rates=(1, 2, 3)), 1)

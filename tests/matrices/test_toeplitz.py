@@ -112,7 +112,7 @@ def test_a_million_steps():
 def test_refusals():
     with pytest.raises(BadInput, match="constant learning rate"):
         square_root(Workload(3, learning_rates=(1, 2, 3)))
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match="starts with a positive number"):
         Toeplitz(3, np.array([0.0, 1.0]))
     with pytest.raises(Refused, match="more groups or fewer bands"):
         square_root(prefix_sums(20), 5).cyclic(4)

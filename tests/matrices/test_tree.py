@@ -147,7 +147,7 @@ def test_counting_only_what_is_read_is_tighter():
 def test_refusals():
     with pytest.raises(Refused, match="restarts"):
         Tree(1200).per_epoch(120)
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="reshuffled every 120 steps need .* noise that restarts every epoch"):
         Tree(1200, restart=100).per_epoch(120)
     with pytest.raises(BadInput, match="Honaker"):
         Tree(8, estimate="honaker", nodes="read")

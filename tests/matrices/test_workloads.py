@@ -77,19 +77,19 @@ def test_objective_with_distances_is_block_diagonal():
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "sentence"),
     [
-        {"steps": 0},
-        {"steps": 3, "momentum": 1.0},
-        {"steps": 3, "decay": 0.0},
-        {"steps": 3, "decay": 1.5},
-        {"steps": 3, "learning_rates": (1.0,)},
-        {"steps": 2, "learning_rates": (1.0, 0.0)},
-        {"steps": 2, "learning_rates": (1.0, math.inf)},
+        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"steps": 3, "momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"steps": 3, "decay": 0.0}, "decay .* must be above 0 and at most 1, got 0"),
+        ({"steps": 3, "decay": 1.5}, "decay .* must be above 0 and at most 1, got 1.5"),
+        ({"steps": 3, "learning_rates": (1.0,)}, "3 steps need 3 learning rates, got 1"),
+        ({"steps": 2, "learning_rates": (1.0, 0.0)}, "learning_rates must be above zero"),
+        ({"steps": 2, "learning_rates": (1.0, math.inf)}, "learning_rates must be a finite number"),
     ],
 )
-def test_bad_values_are_refused(bad):
-    with pytest.raises(BadInput):
+def test_bad_values_are_refused(bad, sentence):
+    with pytest.raises(BadInput, match=sentence):
         Workload(**bad)
 
 

@@ -140,7 +140,15 @@ RESTARTED = {"ftrl-restart", "ftrl-restart-complete", "me-lambda"}  # τ = b mak
 
 @pytest.mark.parametrize("name", sorted(RESTARTED))
 def test_noise_that_restarts_is_proven_on_reshuffled_epochs(name: str) -> None:
-    assert isinstance(plan_of(name, sampling="shuffled").event(), dp_event.SelfComposedDpEvent)
+    plan = plan_of(name, sampling="shuffled")
+    event = plan.event()
+    assert isinstance(event, dp_event.SelfComposedDpEvent)
+    assert event.count == 3  # epochs, each the release of a matrix whose σ counts one participation
+    _same(event.event, dp_event.GaussianDpEvent(0.8))
+    C = plan.noise.structure.strategy()
+    assert plan.sensitivity == pytest.approx(max(np.linalg.norm(C, axis=0)), rel=1e-9)
+    in_first, later = (np.abs(part).sum(1) > 1e-9 for part in (C[:, :B], C[:, B:]))
+    assert not np.logical_and(in_first, later).any()  # no row of C spans two epochs
 
 
 @pytest.mark.parametrize("name", [n for n in FIXED if METHODS[n][2] > 1 and n not in RESTARTED])

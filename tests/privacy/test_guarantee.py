@@ -68,9 +68,18 @@ def test_nothing_is_proven_by_an_infinite_epsilon_or_a_delta_of_one(epsilon: flo
     assert (written["status"], Guarantee.from_json(written).status) == ("none", "none")
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(math.nan, 1e-5), (1.0, math.nan), (1.0, 0.0), (1.0, -1.0), (1.0, 2.0)])
-def test_a_pair_that_means_nothing_is_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(BadInput):
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sentence"),
+    [
+        (math.nan, 1e-5, "epsilon must be zero or above"),
+        (1.0, math.nan, "delta must lie between 0 and 1, got nan"),
+        (1.0, 0.0, "a proven guarantee needs a delta above 0"),
+        (1.0, -1.0, "delta must lie between 0 and 1, got -1"),
+        (1.0, 2.0, "delta must lie between 0 and 1, got 2"),
+    ],
+)
+def test_a_pair_that_means_nothing_is_refused(epsilon: float, delta: float, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
         Guarantee(epsilon, delta)
 
 
@@ -123,9 +132,11 @@ def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: s
 
 
 def test_bad_guarantees_are_refused() -> None:
-    for bad in ({"epsilon": -1.0}, {"epsilon": math.nan}, {"delta": 2.0}, {"status": "prooven"}, {"adjacency": "add"}):
-        with pytest.raises(BadInput):
-            Guarantee(**({"epsilon": 1.0, "delta": 1e-5} | bad))
+    for name, bad in (("epsilon", -1.0), ("epsilon", math.nan), ("delta", 2.0), ("status", "prooven")):
+        with pytest.raises(BadInput, match=name):
+            Guarantee(**({"epsilon": 1.0, "delta": 1e-5} | {name: bad}))
+    with pytest.raises(BadInput, match="unknown adjacency 'add': known: add-remove, replace, zero-out"):
+        Guarantee(1.0, 1e-5, adjacency="add")
     with pytest.raises(BadInput, match="not a guarantee as hush writes it"):
         Guarantee.from_json({"delta": 1e-5})
 
