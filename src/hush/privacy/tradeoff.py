@@ -99,7 +99,7 @@ class Lines:
         """The highest of the lines."""
         rates = _rates(alpha)
         heights = [float(np.max(self.intercepts - self.slopes * rate)) for rate in rates.flat]
-        return np.maximum(np.array(heights).reshape(rates.shape), 0.0)
+        return np.asarray(np.maximum(heights, 0.0), dtype=np.float64).reshape(rates.shape)
 
     def least_cost(self, weight: float) -> float:
         """The chord between the intercepts of the two slopes beside ``weight``; the last one beyond all of them."""
