@@ -20,7 +20,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+import numpy as np
 from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from hush.errors import BadInput, Refused
 from hush.privacy import renyi
@@ -108,11 +110,17 @@ def profile_of(
     Each composition is sharp around the question it was made for, ε = 0 or one of a few δ, and an upper bound
     everywhere; so the smallest of them is one, and of two directions the larger counts.
     """
-    if isinstance(event, Profile) or accountant == "rdp":
+    if isinstance(event, Profile):
         return lambda epsilon: delta(event, epsilon, adjacency=adjacency, accountant=accountant)
     _check_names(adjacency, accountant, None)
     parts = _supported(event, accountant, adjacency)
-    if parts.mu == math.inf or parts.purely_gaussian:
+    if parts.mu == math.inf:
+        return lambda epsilon: 1.0
+    if accountant == "rdp":
+        found = renyi.divergences(event, adjacency)
+        orders, values = np.array(list(found)), np.array(list(found.values()))
+        return lambda epsilon: float(rdp_privacy_accountant.compute_delta(orders, values, epsilon)[0])
+    if parts.purely_gaussian:
         return lambda epsilon: gaussian_delta(epsilon, parts.mu)
     plans = [_plan(parts, direction, 1e-12) for direction in _directions(adjacency)]
     composed = [[compose(plan, epsilon=0.0), *(compose(plan, delta=d) for d in SHARP)] for plan in plans]
