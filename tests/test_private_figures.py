@@ -16,7 +16,7 @@ from hush.errors import BadInput, Refused
 from hush.figures import Counts, count_rows, from_counts, judge_classes
 from hush.privacy.profile import gaussian_epsilon
 from hush.privacy.scale import grid
-from hush.private_figures import SENSITIVITY, _with_noise, noise_stds, release_counts
+from hush.private_figures import SENSITIVITY, _with_noise, noise_stds, release_counts, unit_weights
 from hush.randomness import Secret
 from hush.textbook.gaussian import analytic_sigma
 from test_figures import example
@@ -49,6 +49,34 @@ def test_one_row_moves_the_counts_by_the_sensitivity_at_most(classes: int, seed:
     else:
         other = count_rows(np.vstack([shares, more[-1:]]), np.append(labels, label[-1]))
     assert moved(full, other, adjacency) <= 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 4), ROWS, st.sampled_from(["add-remove", "replace"]))
+def test_a_unit_with_many_rows_moves_the_counts_no_more(classes: int, seed: int, adjacency: str) -> None:
+    """All rows of unit 0 go, or are replaced by other rows and another number of them; without weights it is more."""
+    shares, labels = example(14, classes, seed)
+    units = np.array([0] * 5 + list(range(1, 10)))
+    full = count_rows(shares, labels, weights=unit_weights(units))
+    if adjacency == "replace":
+        more, label = example(classes + 3, classes, seed + 1)
+        rows, named = np.vstack([shares[5:], more]), np.append(labels[5:], label)
+        other = count_rows(rows, named, weights=unit_weights(np.append(units[5:], np.zeros(len(label)))))
+    else:
+        other = count_rows(shares[5:], labels[5:], weights=unit_weights(units[5:]))
+    assert moved(full, other, adjacency) <= 1.0
+    assert moved(count_rows(shares, labels), count_rows(shares[5:], labels[5:]), "add-remove") > 1.0
+
+
+def test_weights_are_exact_multiples_that_sum_to_one_at_most() -> None:
+    weights = unit_weights(["a", "b", "a", "c", "a", "b"])
+    assert weights.tolist() == [math.floor(2**30 / m) / 2**30 for m in (3, 2, 3, 1, 3, 2)]
+    assert 1 - 3 * 2.0**-30 <= 3 * weights[0] <= 1
+    shares, labels = example(6, 2)
+    released = release_counts(shares, labels, 5.0, 1e-5, units=["a", "b", "a", "c", "a", "b"], unit="person")
+    assert released.guarantee.unit == "person"
+    with pytest.raises(BadInput, match="6 rows need as many weights"):
+        release_counts(shares, labels, 5.0, 1e-5, units=["a"])
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])

@@ -112,23 +112,28 @@ def judge_values(predictions: ArrayLike, targets: ArrayLike) -> ValueFigures:
     return ValueFigures(len(truth), float(metrics.mean_absolute_error(truth, found)), math.sqrt(squared), r2)
 
 
-def count_rows(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = BINS) -> Counts:
-    """The counts of these rows: each adds 1 to one cell of the matrix and to one bin of every score's histogram.
+def count_rows(
+    probabilities: ArrayLike, labels: ArrayLike, *, bins: int = BINS, weights: ArrayLike | None = None
+) -> Counts:
+    """The counts of these rows: each adds 1, or its weight, to one cell of the matrix and one bin of every histogram.
 
     A row whose probabilities are not all finite adds nothing anywhere. Scores are cut to [0, 1]; the prediction is the
     first of the largest probabilities.
     """
     whole(bins=bins)
     shares, truth = _checked(probabilities, labels)
+    each = np.ones(len(truth)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if each.shape != truth.shape:
+        raise BadInput(f"{len(truth)} rows need as many weights, not an array of shape {each.shape}")
     kept = np.isfinite(shares).all(1)
-    shares, truth, classes = shares[kept], truth[kept], shares.shape[1]
+    shares, truth, each, classes = shares[kept], truth[kept], each[kept], shares.shape[1]
     confusion = np.zeros((classes, classes))
-    np.add.at(confusion, (truth, shares.argmax(1)), 1.0)
+    np.add.at(confusion, (truth, shares.argmax(1)), each)
     scores = shares[:, 1:] if classes == 2 else shares
     cells = np.minimum((np.clip(scores, 0.0, 1.0) * bins).astype(np.int64), bins - 1)
     histograms = np.zeros((classes, scores.shape[1], bins))
     for score in range(scores.shape[1]):
-        np.add.at(histograms[:, score], (truth, cells[:, score]), 1.0)
+        np.add.at(histograms[:, score], (truth, cells[:, score]), each)
     return Counts(confusion, histograms)
 
 
@@ -206,10 +211,10 @@ def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Vector, NDArr
         )
     if truth.shape != shares.shape[:1]:
         raise BadInput(f"{len(shares)} rows of probabilities need as many labels, not an array of shape {truth.shape}")
-    whole_numbers = truth.astype(np.int64)
-    if not bool(np.all((whole_numbers == truth) & (whole_numbers >= 0) & (whole_numbers < shares.shape[1]))):
+    known = np.arange(shares.shape[1])
+    if truth.dtype.kind not in "iuf" or not bool(np.isin(truth, known).all()):
         raise BadInput(f"a label is not one of the classes 0 … {shares.shape[1] - 1}")
-    return shares, whole_numbers
+    return shares, truth.astype(np.int64)
 
 
 def _share(part: float, of: float) -> float:

@@ -14,11 +14,12 @@ moves, in the L2 norm,
 
 What is released are the counts, that is the sum with each cell divided by its weight: noise of σ·Δ on the sum is noise
 of σ·Δ/a on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 the release is Gaussian(σ) under the adjacency it
-is asked for. Counts are whole numbers that float64 holds exactly, so no rounding depends on the rows, and noisy counts
-are rounded to the public grid of their noise (`hush.release`).
+is asked for. Where a unit has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at
+most 1 and its entries zero or above, so all of this holds for units.
 
-The number of rows is not released but as the sum of noisy cells. Rows are the units: where one person has several, keep
-one of them, chosen without looking at the others' rows.
+Weights are rounded down to multiples of 2⁻³⁰, and counts of up to 2²² rows are sums of these that float64 holds
+exactly: no rounding depends on other rows. Noisy counts are rounded to the public grid of their noise (`hush.release`).
+The number of rows is not released but as the sum of noisy cells.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from dp_accounting import dp_event
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hush.errors import Refused
 from hush.figures import BINS, Counts, count_rows
@@ -45,7 +47,8 @@ from hush.validate import one_of, positive, probability
 
 SENSITIVITY: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": math.sqrt(2.0)}
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
-MOST_ROWS = 2**50
+FINEST = 2.0**-30  # of a weight
+MOST_ROWS = 2**22
 ASSUMPTIONS = (
     "the held-out rows were set apart without looking at them, and the classes and bins are public",
     "the noise is unpredictable",
@@ -56,7 +59,8 @@ ASSUMPTIONS = (
 class PrivateCounts:
     """Noisy counts, the noise in a cell of each part, and what an account needs to know of them.
 
-    ``lost`` is the part of δ that the event does not know: the end of the noise's tails. It is within the guarantee.
+    ``lost`` is the part of δ that the event does not know, at any ε: the end of the noise's tails. The guarantee has it
+    within; where the event is composed with others it is added to δ.
     """
 
     counts: Counts
@@ -75,18 +79,21 @@ def release_counts(
     *,
     adjacency: Adjacency = "add-remove",
     bins: int = BINS,
+    units: ArrayLike | None = None,
     unit: str = "example",
 ) -> PrivateCounts:
     """The counts of these rows with noise for (ε, δ), whose secret comes from the operating system and is thrown away.
 
-    The columns of ``probabilities`` are the public classes. `hush.figures.from_counts` makes figures of the result.
+    The columns of ``probabilities`` are the public classes. ``units`` says whose each row is, where one unit can have
+    several; ``unit`` is what one is called. `hush.figures.from_counts` makes figures of the result.
     """
     positive(epsilon=epsilon)
     probability(delta=delta)
     one_of(ADJACENCIES, adjacency=adjacency)
-    counts = count_rows(probabilities, labels, bins=bins)
-    if counts.confusion.sum() > MOST_ROWS:
-        raise Refused("more rows than float64 can count exactly")
+    if np.shape(labels)[:1] > (MOST_ROWS,):
+        raise Refused(f"more than {MOST_ROWS} rows cannot be counted exactly: take a random part of them")
+    weights = None if units is None else unit_weights(units)
+    counts = count_rows(probabilities, labels, bins=bins, weights=weights)
     cells = counts.confusion.size + counts.histograms.size
     sigma, lost = _calibrated(epsilon, delta, adjacency, cells)
     event = dp_event.GaussianDpEvent(sigma)
@@ -95,6 +102,12 @@ def release_counts(
     spent = epsilon_of(event, delta - lost, adjacency=adjacency, accountant="gdp")
     guarantee = Guarantee(spent, delta, adjacency, unit, "proven", event, "gdp", ASSUMPTIONS)
     return PrivateCounts(noisy, *stds, event, lost, guarantee)
+
+
+def unit_weights(units: ArrayLike) -> NDArray[np.float64]:
+    """1/m for each row of a unit with m rows, rounded down so that sums of them are exact."""
+    _, whose, rows = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
+    return np.asarray(np.floor(1 / (rows * FINEST))[whose.reshape(-1)] * FINEST, dtype=np.float64)
 
 
 def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, float]:
@@ -112,7 +125,7 @@ def _calibrated(epsilon: float, delta: float, adjacency: Adjacency, cells: int) 
     def smallest(left: float) -> float:
         return smallest_sigma(dp_event.GaussianDpEvent, epsilon, left, adjacency=adjacency, accountant="gdp")
 
-    lost = check_tails(delta, cells, 1, 1 / smallest(delta), epsilon=epsilon)
+    lost = check_tails(delta, cells, 1, 1 / smallest(delta))  # at any ε, so that it may be composed with other spends
     return smallest(delta - lost), lost  # more noise, whose tails take less
 
 

@@ -147,8 +147,10 @@ def curve_of_guarantee(guarantee: Guarantee) -> Lines:
 
     A guarantee keeps a part of its δ for what the event does not know: the end of the noise's tails, a batch with more
     examples than places. How much is not written in it, but it is less than δ at every ε up to its own; so δ as a whole
-    is added to the event's there, and from its own ε on δ alone holds. An event that does not prove the guarantee's own
-    pair is another's, and is not used.
+    is added to the event's there, and from its own ε on δ alone holds. (The factor of 1 + 5e-21 per coordinate and step
+    that `hush.privacy.scale` derives for δ itself is far within what is left of it.)
+
+    An event that does not prove the guarantee's own pair is another's, and is not used.
     """
     own = (guarantee.epsilon, guarantee.delta)
     accountant = next((name for name in POINTS if name == guarantee.accountant), None)
