@@ -16,10 +16,13 @@ An event may also be any object with a method ``delta_of(epsilon)``: its own pri
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+import numpy as np
 from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from hush.errors import BadInput, Refused
 from hush.privacy import renyi
@@ -43,6 +46,7 @@ ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
 SMALLEST_DELTA = 1e-100
 MOST_STEPS = 10**12
 MOST_LEAVES = 1000
+SHARP = (1e-3, 1e-6)  # δ around which a profile is composed
 
 
 def epsilon(
@@ -96,6 +100,31 @@ def delta(
     if parts.purely_gaussian:
         return gaussian_delta(epsilon, parts.mu)
     return _cached(_pld_delta, parts, epsilon, adjacency)
+
+
+def profile_of(
+    event: Any, *, adjacency: Adjacency = "add-remove", accountant: Accountant = "pld"
+) -> Callable[[float], float]:
+    """ε ↦ δ(ε) as the accountant proves it, to be asked at many ε: the event is composed a few times and no more.
+
+    Each composition is sharp around the question it was made for, ε = 0 or one of a few δ, and an upper bound
+    everywhere; so the smallest of them is one, and of two directions the larger counts.
+    """
+    if isinstance(event, Profile):
+        return lambda epsilon: delta(event, epsilon, adjacency=adjacency, accountant=accountant)
+    _check_names(adjacency, accountant, None)
+    parts = _supported(event, accountant, adjacency)
+    if parts.mu == math.inf:
+        return lambda epsilon: 1.0
+    if accountant == "rdp":
+        found = renyi.divergences(event, adjacency)
+        orders, values = np.array(list(found)), np.array(list(found.values()))
+        return lambda epsilon: float(rdp_privacy_accountant.compute_delta(orders, values, epsilon)[0])
+    if parts.purely_gaussian:
+        return lambda epsilon: gaussian_delta(epsilon, parts.mu)
+    plans = [_plan(parts, direction, 1e-12) for direction in _directions(adjacency)]
+    composed = [[compose(plan, epsilon=0.0), *(compose(plan, delta=d) for d in SHARP)] for plan in plans]
+    return lambda epsilon: max(min(each.delta(epsilon) for each in direction) for direction in composed)
 
 
 def default_accountant(event: Any, adjacency: Adjacency = "add-remove") -> Accountant:

@@ -1,0 +1,142 @@
+"""Figures on held-out private rows, with noise: a confusion matrix and score histograms, from which all others follow.
+
+**Sensitivity.** Let a row with label y and prediction ŷ add the vector
+
+    v = a·e[y, ŷ] + b·Σ_s e[y, s, bin of score s],   a = 1/√2,  b = 1/√(2S),
+
+to the matrix and the S histograms of its class together (S = 1 for two classes, else one score a class). Its cells
+are different ones, so ‖v‖² = a² + S·b² = 1; a row whose probabilities are not finite adds 0. The sum over rows then
+moves, in the L2 norm,
+
+- by ‖v‖ ≤ 1 when a row comes, goes, or is zeroed (add-remove, zero-out);
+- by ‖v − v'‖ = √(‖v‖² + ‖v'‖² − 2⟨v, v'⟩) ≤ √2 when it is replaced, as all entries are zero or above and so is ⟨v, v'⟩;
+  rows of two labels share no cell and attain it.
+
+What is released are the counts, that is the sum with each cell divided by its weight: noise of σ·Δ on the sum is noise
+of σ·Δ/a on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 the release is Gaussian(σ) under the adjacency it
+is asked for. Where a unit has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at
+most 1 and its entries zero or above, so all of this holds for units.
+
+Weights are rounded down to multiples of 2⁻³⁰, and counts of up to 2²² rows are sums of these that float64 holds
+exactly: no rounding depends on other rows. Noisy counts are rounded to the public grid of their noise (`hush.release`).
+The number of rows is not released but as the sum of noisy cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from dp_accounting import dp_event
+from numpy.typing import ArrayLike, NDArray
+
+from hush.errors import Refused
+from hush.figures import BINS, Counts, count_rows
+from hush.privacy.accounting import ADJACENCIES, Adjacency
+from hush.privacy.accounting import epsilon as epsilon_of
+from hush.privacy.calibration import smallest_sigma
+from hush.privacy.guarantee import Guarantee
+from hush.privacy.leaves import DpEvent
+from hush.privacy.scale import check_std, check_tails, grid
+from hush.randomness import Secret, normal
+from hush.release import add_noise
+from hush.validate import one_of, positive, probability
+
+SENSITIVITY: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": math.sqrt(2.0)}
+ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
+FINEST = 2.0**-30  # of a weight
+MOST_ROWS = 2**22
+ASSUMPTIONS = (
+    "the held-out rows were set apart without looking at them, and the classes and bins are public",
+    "the noise is unpredictable",
+)
+
+
+@dataclass(frozen=True)
+class PrivateCounts:
+    """Noisy counts, the noise in a cell of each part, and what an account needs to know of them.
+
+    ``lost`` is the part of δ that the event does not know, at any ε: the end of the noise's tails. The guarantee has it
+    within; where the event is composed with others it is added to δ.
+    """
+
+    counts: Counts
+    matrix_std: float
+    bin_std: float
+    event: DpEvent
+    lost: float
+    guarantee: Guarantee
+
+
+def release_counts(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    epsilon: float,
+    delta: float,
+    *,
+    adjacency: Adjacency = "add-remove",
+    bins: int = BINS,
+    units: ArrayLike | None = None,
+    unit: str = "example",
+) -> PrivateCounts:
+    """The counts of these rows with noise for (ε, δ), whose secret comes from the operating system and is thrown away.
+
+    The columns of ``probabilities`` are the public classes. ``units`` says whose each row is, where one unit can have
+    several; ``unit`` is what one is called. `hush.figures.from_counts` makes figures of the result.
+    """
+    positive(epsilon=epsilon)
+    probability(delta=delta)
+    one_of(ADJACENCIES, adjacency=adjacency)
+    if np.shape(labels)[:1] > (MOST_ROWS,):
+        raise Refused(f"more than {MOST_ROWS} rows cannot be counted exactly: take a random part of them")
+    weights = None if units is None else unit_weights(units)
+    counts = count_rows(probabilities, labels, bins=bins, weights=weights)
+    cells = counts.confusion.size + counts.histograms.size
+    sigma, lost = _calibrated(epsilon, delta, adjacency, cells)
+    event = dp_event.GaussianDpEvent(sigma)
+    stds = noise_stds(sigma, adjacency, counts.histograms.shape[1])
+    noisy = _with_noise(counts, *stds, Secret.fresh())
+    spent = epsilon_of(event, delta - lost, adjacency=adjacency, accountant="gdp")
+    guarantee = Guarantee(spent, delta, adjacency, unit, "proven", event, "gdp", ASSUMPTIONS)
+    return PrivateCounts(noisy, *stds, event, lost, guarantee)
+
+
+def unit_weights(units: ArrayLike) -> NDArray[np.float64]:
+    """1/m for each row of a unit with m rows, rounded down so that sums of them are exact."""
+    _, whose, rows = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
+    return np.asarray(np.floor(1 / (rows * FINEST))[whose.reshape(-1)] * FINEST, dtype=np.float64)
+
+
+def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, float]:
+    """Standard deviations in a cell of the matrix and in a bin, for ``scores`` histograms a class."""
+    total = sigma * SENSITIVITY[adjacency] * ROUNDED
+    stds = total * math.sqrt(2.0), total * math.sqrt(2.0 * scores)
+    for std in stds:
+        check_std(std)
+    return stds
+
+
+def _calibrated(epsilon: float, delta: float, adjacency: Adjacency, cells: int) -> tuple[float, float]:
+    """The smallest σ for (ε, δ), and the part of δ that its tails take."""
+
+    def smallest(left: float) -> float:
+        return smallest_sigma(dp_event.GaussianDpEvent, epsilon, left, adjacency=adjacency, accountant="gdp")
+
+    lost = check_tails(delta, cells, 1, 1 / smallest(delta))  # at any ε, so that it may be composed with other spends
+    return smallest(delta - lost), lost  # more noise, whose tails take less
+
+
+def _with_noise(counts: Counts, matrix_std: float, bin_std: float, secret: Secret) -> Counts:
+    """Counts plus noise on the grid; a secret is for one release and no more."""
+    noisy = []
+    for stream, exact, std in (
+        ("matrix", counts.confusion, matrix_std),
+        ("histograms", counts.histograms, bin_std),
+    ):
+        total = torch.tensor(exact, dtype=torch.float64)
+        add_noise([total], [normal(secret, f"figures {stream}", 0, total)], std, grid(std), 1.0)
+        noisy.append(total.numpy())
+    return Counts(noisy[0], noisy[1], noisy=True)
