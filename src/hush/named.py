@@ -68,12 +68,12 @@ def add_sums(total: Sums | None, piece: Sums) -> Sums:
     }
 
 
-def in_double(sums: Sums) -> Sums:
+def widen_sums(sums: Sums) -> Sums:
     """The sums in float64, in which whatever is still added to them loses nothing that matters."""
     return {channel: {name: value.double() for name, value in named.items()} for channel, named in sums.items()}
 
 
-def per_example(values: Tensor, examples: int | None = None) -> Tensor:
+def check_per_example(values: Tensor, examples: int | None = None) -> Tensor:
     """The losses as given, after checking that there is one for each example."""
     if values.dim() == 0:
         raise BadInput(

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.layers import applied, opened, spread
-from hush.gradients.terms import Rows
-from hush.gradients.watched import Entry, entry_of, handles, plain, refuse
+from hush.gradients.terms import HeldRows
+from hush.gradients.watched import Entry, apply_layer, entry_of, give_each_a_view, handles, open_session, refuse, unwrap
 
 Entries = tuple[Entry | None, Entry | None]
 _INPUT_ONLY = [True, False, False]
@@ -36,9 +35,9 @@ class _LayerNorm(torch.autograd.Function):
         weight, bias = ctx.entries
         each = (x.shape[0], -1, *ctx.shape)
         if weight is not None:
-            weight.leave(Rows(((x - mean).mul_(rstd).mul_(gy)).reshape(each).sum(1)))
+            weight.leave(HeldRows(((x - mean).mul_(rstd).mul_(gy)).reshape(each).sum(1)))
         if bias is not None:
-            bias.leave(Rows(gy.reshape(each).sum(1)))
+            bias.leave(HeldRows(gy.reshape(each).sum(1)))
         gx = None
         if ctx.needs_input_grad[1]:
             rule = torch.ops.aten.native_layer_norm_backward
@@ -56,11 +55,11 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """y = x̂ · scale + shift over the last dimensions."""
-    session = opened(input, weight, bias)
+    session = open_session(input, weight, bias)
     if input.dim() <= len(normalized_shape):
         raise refuse("the normalised dimensions include the examples", weight, bias)
     settings, entries = (list(normalized_shape), eps), (entry_of(weight), entry_of(bias))
-    return applied(_LayerNorm, session.anchor, input, plain(weight), plain(bias), settings, entries)
+    return apply_layer(_LayerNorm, session.anchor, input, unwrap(weight), unwrap(bias), settings, entries)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -86,9 +85,9 @@ class _GroupNorm(torch.autograd.Function):
         if weight is not None:
             product = torch.mul(gy, x).view(n, ctx.groups, -1, size).sum(3)
             centred = product - total.view_as(product) * mean.view(n, ctx.groups, 1)
-            weight.leave(Rows((centred * rstd.view(n, ctx.groups, 1)).reshape(n, channels)))
+            weight.leave(HeldRows((centred * rstd.view(n, ctx.groups, 1)).reshape(n, channels)))
         if bias is not None:
-            bias.leave(Rows(total))
+            bias.leave(HeldRows(total))
         gx = None
         if ctx.needs_input_grad[1]:
             rule = torch.ops.aten.native_group_norm_backward
@@ -106,9 +105,9 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """y = x̂ · scale + shift per channel."""
-    session = opened(input, weight, bias)
+    session = open_session(input, weight, bias)
     settings, entries = (num_groups, eps), (entry_of(weight), entry_of(bias))
-    return applied(_GroupNorm, session.anchor, input, plain(weight), plain(bias), settings, entries)
+    return apply_layer(_GroupNorm, session.anchor, input, unwrap(weight), unwrap(bias), settings, entries)
 
 
 @handles(F.instance_norm)
@@ -134,4 +133,4 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor, eps: float | 
     """y = x / rms(x) · scale over the last dimensions."""
     if input.dim() <= len(normalized_shape):
         raise refuse("the normalised dimensions include the examples", weight)
-    return F.rms_norm(input, list(normalized_shape), None, eps) * spread(input, weight)
+    return F.rms_norm(input, list(normalized_shape), None, eps) * give_each_a_view(input, weight)

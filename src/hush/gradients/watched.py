@@ -88,7 +88,7 @@ class Watched(Tensor):
         raise Unhandled(_names(args), f"'{label}' has no book-keeping rule")
 
 
-def plain(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """The tensor behind a stand-in; anything else as it is, unless it would need a gradient that no rule gives it."""
     if isinstance(value, Watched):
         return value.entry.value
@@ -105,6 +105,34 @@ def entry_of(value: Any) -> Entry | None:
 def refuse(why: str, *values: Any) -> Unhandled:
     """The signal that these parameters are used in an unknown way."""
     return Unhandled(_names(values), why)
+
+
+def open_session(x: Any, *parameters: Any, least: int = 2) -> Session:
+    """The session of these parameters, after checking that x holds the examples in its first dimension."""
+    entries = [e for e in map(entry_of, parameters) if e is not None]
+    session = entries[0].session
+    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < least or x.shape[0] != session.n:
+        raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
+    return session
+
+
+def apply_layer(function: Any, *args: Any) -> Tensor:
+    """The output of one of the layers below, tied into autograd's graph."""
+    out: Tensor = function.apply(*args)
+    return out
+
+
+def give_each_a_view(x: Any, parameter: Any) -> Tensor:
+    """The parameter as a view per example, shaped to be broadcast against x; autograd computes its gradient."""
+    session, entry = open_session(x, parameter, least=1), entry_of(parameter)
+    assert entry is not None
+    extra = x.dim() - entry.value.dim()
+    if extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
+        raise refuse("a parameter meets the dimension of the examples", parameter)
+    shape = (1,) * extra + tuple(entry.value.shape)
+    leaf = entry.value.view(shape).expand(session.n, *shape[1:]).detach().requires_grad_()
+    session.leaves.append((entry, leaf))
+    return leaf
 
 
 def _names(values: Any) -> list[str]:
