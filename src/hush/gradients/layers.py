@@ -22,9 +22,7 @@ from hush.gradients.watched import (
     entry_of,
     give_each_a_view,
     handles,
-    open_session,
     refuse,
-    unwrap,
 )
 
 
@@ -55,9 +53,7 @@ def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tens
 @handles(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b."""
-    session = open_session(input, weight, bias)
-    entries = (entry_of(weight), entry_of(bias))
-    return apply_layer(_Linear, session.anchor, input, unwrap(weight), unwrap(bias), entries)
+    return apply_layer(_Linear, input, (weight, bias))
 
 
 class _Conv(torch.autograd.Function):
@@ -82,49 +78,31 @@ class _Conv(torch.autograd.Function):
 
 
 def _convolve(rule: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    session = open_session(x, weight, bias)
     if x.dim() != rule.dims + 2:
         raise refuse("the convolution's input has no dimension of examples", weight, bias)
-    entries = (entry_of(weight), entry_of(bias))
-    return apply_layer(_Conv, session.anchor, rule.pad(x), unwrap(weight), unwrap(bias), rule, entries)
+    return apply_layer(_Conv, rule.pad(x), (weight, bias), rule)
 
 
-def _make_convolution(dims: int) -> Any:
-    def forward(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        rule = Convolution.of(dims, stride, padding, dilation, groups, weight.shape[2:])
-        return _convolve(rule, input, weight, bias)
-
-    return forward
+# The arguments of F.conv1d … F.conv3d and of F.conv_transpose1d … F.conv_transpose3d, in order, with the defaults.
+_ORDINARY = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_TRANSPOSED = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
 
 
-def _make_transposed(dims: int) -> Any:
-    def forward(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> Tensor:
-        rule = Convolution.transpose(dims, stride, padding, output_padding, groups, dilation)
+def _make_convolution(dims: int, defaults: dict[str, int]) -> Any:
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
+        given = {**defaults, **dict(zip(defaults, args, strict=False)), **options}
+        if defaults is _TRANSPOSED:
+            rule = Convolution.transpose(dims, **given)
+        else:
+            rule = Convolution.of(dims, **given, kernel=weight.shape[2:])
         return _convolve(rule, input, weight, bias)
 
     return forward
 
 
 for _dims in (1, 2, 3):
-    handles(getattr(F, f"conv{_dims}d"))(_make_convolution(_dims))
-    handles(getattr(F, f"conv_transpose{_dims}d"))(_make_transposed(_dims))
+    handles(getattr(F, f"conv{_dims}d"))(_make_convolution(_dims, _ORDINARY))
+    handles(getattr(F, f"conv_transpose{_dims}d"))(_make_convolution(_dims, _TRANSPOSED))
 
 
 def _rule_of(function: Any) -> Any:
@@ -165,9 +143,9 @@ def expand(parameter: Watched, *sizes: Any) -> Tensor:
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, entry: Entry) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, entries: tuple[Entry]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.entry = entry
+        (ctx.entry,) = entries
         return x @ weight
 
     @staticmethod
@@ -183,5 +161,4 @@ def matmul(input: Any, other: Any) -> Tensor:
     """x W for a parameter W of two dimensions."""
     if isinstance(input, Watched) or not isinstance(other, Watched) or other.dim() != 2:
         raise refuse("a product with a parameter that is not its right factor has no book-keeping rule", input, other)
-    session = open_session(input, other)
-    return apply_layer(_Matmul, session.anchor, input, unwrap(other), entry_of(other))
+    return apply_layer(_Matmul, input, (other,))

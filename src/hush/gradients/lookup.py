@@ -15,7 +15,7 @@ from torch import Tensor
 from hush.gradients.rounding import bound_squares
 from hush.gradients.tape import Weights
 from hush.gradients.terms import Reach
-from hush.gradients.watched import Entry, apply_layer, entry_of, handles, open_session, refuse, unwrap
+from hush.gradients.watched import Entry, apply_layer, handles, refuse
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,11 @@ class Lookup:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tokens: Tensor, table: Tensor, padding: int | None, entry: Entry) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, tokens: Tensor, table: Tensor, padding: int | None, entries: tuple[Entry]
+    ) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.padding, ctx.entry = padding, entry
+        (ctx.entry,), ctx.padding = entries, padding
         return F.embedding(tokens, table)
 
     @staticmethod
@@ -99,7 +101,5 @@ def embedding(
     """One row of the table per token."""
     if max_norm is not None or scale_grad_by_freq:
         raise refuse("an embedding with max_norm or scale_grad_by_freq has no book-keeping rule", weight)
-    session = open_session(input, weight, least=1)
-    entry = entry_of(weight)
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
-    return apply_layer(_Embedding, session.anchor, input, unwrap(weight), padding, entry)
+    return apply_layer(_Embedding, input, (weight,), padding, least=1)

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hush.gradients.terms import HeldRows
-from hush.gradients.watched import Entry, apply_layer, entry_of, give_each_a_view, handles, open_session, refuse, unwrap
+from hush.gradients.watched import Entry, apply_layer, give_each_a_view, handles, refuse
 
 Entries = tuple[Entry | None, Entry | None]
 _INPUT_ONLY = [True, False, False]
@@ -22,8 +22,9 @@ _INPUT_ONLY = [True, False, False]
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, settings: Any, entries: Entries) -> Tensor:
-        shape, eps = settings
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, shape: list[int], eps: float, entries: Entries
+    ) -> Tensor:
         out, mean, rstd = torch.native_layer_norm(x, shape, scale, shift, eps)
         ctx.save_for_backward(x, mean, rstd, scale, shift)
         ctx.shape, ctx.entries = shape, entries
@@ -42,7 +43,7 @@ class _LayerNorm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             rule = torch.ops.aten.native_layer_norm_backward
             gx = rule(gy, x, ctx.shape, mean, rstd, scale, shift, _INPUT_ONLY)[0]
-        return None, gx, None, None, None, None
+        return None, gx, None, None, None, None, None
 
 
 @handles(F.layer_norm, torch.layer_norm)
@@ -55,17 +56,16 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """y = x̂ · scale + shift over the last dimensions."""
-    session = open_session(input, weight, bias)
     if input.dim() <= len(normalized_shape):
         raise refuse("the normalised dimensions include the examples", weight, bias)
-    settings, entries = (list(normalized_shape), eps), (entry_of(weight), entry_of(bias))
-    return apply_layer(_LayerNorm, session.anchor, input, unwrap(weight), unwrap(bias), settings, entries)
+    return apply_layer(_LayerNorm, input, (weight, bias), list(normalized_shape), eps)
 
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, settings: Any, entries: Entries) -> Tensor:
-        groups, eps = settings
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, groups: int, eps: float, entries: Entries
+    ) -> Tensor:
         x = x.contiguous()
         n, channels = x.shape[:2]
         size = math.prod(x.shape[2:])
@@ -92,7 +92,7 @@ class _GroupNorm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             rule = torch.ops.aten.native_group_norm_backward
             gx = rule(gy, x, mean, rstd, scale, n, channels, size, ctx.groups, _INPUT_ONLY)[0]
-        return None, gx, None, None, None, None
+        return None, gx, None, None, None, None, None
 
 
 @handles(F.group_norm, torch.group_norm)
@@ -105,9 +105,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """y = x̂ · scale + shift per channel."""
-    session = open_session(input, weight, bias)
-    settings, entries = (num_groups, eps), (entry_of(weight), entry_of(bias))
-    return apply_layer(_GroupNorm, session.anchor, input, unwrap(weight), unwrap(bias), settings, entries)
+    return apply_layer(_GroupNorm, input, (weight, bias), num_groups, eps)
 
 
 @handles(F.instance_norm)

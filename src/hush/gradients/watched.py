@@ -1,9 +1,22 @@
-"""Parameters whose every use is seen.
+"""Parameters whose every use is seen, and what a book-keeping rule is.
 
 During a recording each trainable parameter is replaced by a ``Watched`` stand-in without gradient, so autograd
 propagates the activations' gradients alone. A function that takes a stand-in is either one of the known ones, which
 leaves a term on the parameter's entry when the backward pass reaches it, or it is not, and the recording stops with
 ``Unhandled``: no use of a parameter can go unnoticed.
+
+A rule is a function with the arguments of the torch function that it stands for, under :func:`handles`. It promises:
+
+1. Its output is that of the torch function.
+2. Its backward gives the input the gradient that it has in ordinary training.
+3. Every parameter among its arguments gets one term a use (or a view for every example, of which autograd computes the
+   gradient), and row i of the term is the gradient of example i alone, with what :class:`hush.gradients.terms.Term`
+   promises about its rounding.
+4. Where the examples are not in the first dimension of its input, or a setting is not covered, it raises ``Unhandled``
+   and leaves nothing.
+
+It may rely on this: the session's ``n`` is the number of examples; its anchor requires a gradient, so that the backward
+is reached even where the input needs none; it runs once for every forward, and its backward once at most.
 """
 
 from __future__ import annotations
@@ -116,9 +129,13 @@ def open_session(x: Any, *parameters: Any, least: int = 2) -> Session:
     return session
 
 
-def apply_layer(function: Any, *args: Any) -> Tensor:
-    """The output of one of the layers below, tied into autograd's graph."""
-    out: Tensor = function.apply(*args)
+def apply_layer(function: Any, x: Any, parameters: tuple[Any, ...], *settings: Any, least: int = 2) -> Tensor:
+    """The output of a layer at x, tied into autograd's graph.
+
+    ``function``, an autograd.Function, gets the session's anchor, x, the parameters' own tensors, the settings, and the
+    parameters' entries, on which its backward leaves their terms."""
+    session, entries = open_session(x, *parameters, least=least), tuple(map(entry_of, parameters))
+    out: Tensor = function.apply(session.anchor, x, *map(unwrap, parameters), *settings, entries)
     return out
 
 
