@@ -60,7 +60,7 @@ class Piece:
     blocks: tuple[tuple[int, ...], ...]  # the bounds of each block's parts, as rows of the piece
     empty: Tensor | None = None  # True where a row is no example: a constant of weight zero
 
-    def filled(self, rows: Tensor) -> Tensor:
+    def fill_empty(self, rows: Tensor) -> Tensor:
         """The examples' rows with zeros at the empty places."""
         if self.empty is None:
             return rows

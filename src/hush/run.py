@@ -361,7 +361,7 @@ class Run:
         rows = self.source.take(self._drawn[1][piece.chosen])
         if piece.empty is not None:
             self._same_shape(rows)
-        return to_each(lambda t: piece.filled(t.to(self.device)), rows)
+        return to_each(lambda t: piece.fill_empty(t.to(self.device)), rows)
 
     def _same_shape(self, rows: Any) -> None:
         """Rigorous arithmetic has rows of one public shape: padded to their batch, they would tell who is in it."""
@@ -385,7 +385,7 @@ class Run:
 
     def _watched(self, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""
-        return Watch(self._secret).over(self.losses, step, piece, pieces) if self.plan.private else self.losses
+        return Watch(self._secret).inspect(self.losses, step, piece, pieces) if self.plan.private else self.losses
 
     def _noised(self, channels: Sums) -> Release:
         shape = self.plan.noise.std(self.next)

@@ -323,7 +323,7 @@ def test_checks_change_no_bit_of_the_training(monkeypatch, method, dropout):
 
 def checked(secret, steps=100 * PERIOD, pieces=1):
     watch = Watch(secret)
-    found = {(t, k): watch.over(cross_entropy, t, k, pieces) for t in range(steps) for k in range(pieces)}
+    found = {(t, k): watch.inspect(cross_entropy, t, k, pieces) for t in range(steps) for k in range(pieces)}
     return {at: each.picks for at, each in found.items() if isinstance(each, Inspected)}
 
 

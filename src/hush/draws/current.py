@@ -60,7 +60,7 @@ class Draws:
         return isinstance(self._decide_kind(self.counter.number, tuple(shape), 1), Shared)
 
     def check(self) -> None:
-        """Refuse where something was drawn past us."""
+        """Refuse where something was drawn from torch's own generators."""
         self.counter.check()
 
     def _mind_checkpoints(self) -> None:
@@ -121,7 +121,7 @@ def drawing(*, proven: bool = True, again: bool = False) -> AbstractContextManag
     """Around a forward: torch's random numbers come from the piece's draws.
 
     ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
-    ``model_randomness`` torch's own generator is left to work as ever."""
+    ``model_randomness`` torch's own generator works as it always does."""
     draws = _CURRENT.get()
     return nullcontext() if draws is None else Functions(replace(draws, proven=proven, again=again))
 
@@ -135,7 +135,7 @@ def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
 
 
 def saved_tensors_are_hooked() -> bool:
-    """Whether what autograd saves is handed to somebody else, as activation checkpointing does."""
+    """Whether what autograd saves is handed to other code, as activation checkpointing does."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
             return False

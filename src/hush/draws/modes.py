@@ -34,7 +34,7 @@ class Drawer(Protocol):
         ...
 
     def check(self) -> None:
-        """Refuse where something was drawn past us."""
+        """Refuse where something was drawn from torch's own generators."""
         ...
 
 

@@ -77,7 +77,7 @@ def random_(start: Start, x: Tensor, *bounds: int | None) -> Tensor:
     )
 
 
-def _make(kind: str, start: Start, size: Sequence[int], dtype: Any, device: Any) -> Tensor:
+def _draw_new(kind: str, start: Start, size: Sequence[int], dtype: Any, device: Any) -> Tensor:
     dtype = dtype or torch.get_default_dtype()
     numbers = start(tuple(size), torch.device(device or torch.get_default_device()))
     return numbers.draw_uniform(dtype) if kind == "uniform" else numbers.draw_normal(dtype)
@@ -85,22 +85,22 @@ def _make(kind: str, start: Start, size: Sequence[int], dtype: Any, device: Any)
 
 def rand(start: Start, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """Uniform on [0, 1)."""
-    return _make("uniform", start, size, dtype, device)
+    return _draw_new("uniform", start, size, dtype, device)
 
 
 def randn(start: Start, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """Standard normal."""
-    return _make("normal", start, size, dtype, device)
+    return _draw_new("normal", start, size, dtype, device)
 
 
 def rand_like(start: Start, x: Tensor, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """Uniform on [0, 1)."""
-    return _make("uniform", start, x.shape, dtype or x.dtype, device or x.device)
+    return _draw_new("uniform", start, x.shape, dtype or x.dtype, device or x.device)
 
 
 def randn_like(start: Start, x: Tensor, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     """Standard normal."""
-    return _make("normal", start, x.shape, dtype or x.dtype, device or x.device)
+    return _draw_new("normal", start, x.shape, dtype or x.dtype, device or x.device)
 
 
 def randint(start: Start, *bounds_and_size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
@@ -128,7 +128,7 @@ def normal_with_moments(start: Start, mean: Any, std: Any = 1.0, size: Any = Non
 
 
 def dropout(start: Start, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """torch's own steps in as many calls of Python less: by far the most frequent draw."""
+    """torch's own steps with fewer calls of Python, since this is by far the most frequent draw."""
     if not 0 < p < 1 or not training or not input.is_floating_point():
         return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
     mask = bernoulli_(start, torch.empty_like(input, requires_grad=False), 1 - p).div_(1 - p)
@@ -168,10 +168,10 @@ def randperm(start: Start, n: int, *, dtype: Any = None, device: Any = None, **_
 
 
 def _draw_into_new(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def draw_new(start: Start, x: Tensor, *args: Any) -> Tensor:
+    def draw_like(start: Start, x: Tensor, *args: Any) -> Tensor:
         return fill(start, torch.empty_like(x), *args)
 
-    return draw_new
+    return draw_like
 
 
 FILLS: dict[str, Callable[..., Tensor]] = {

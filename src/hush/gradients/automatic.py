@@ -125,7 +125,7 @@ class _Found:
 
 
 def _judge_few(case: Case, book: Book, rewind: Any, *, last: bool = False) -> _Found:
-    """Book-keeping against the reference on a few examples; where book-keeping crashes, only the last word counts."""
+    """Book-keeping against the reference on a few examples; where book-keeping crashes, only ``last`` says so."""
     rewind()
     ours, trouble = None, ""
     try:

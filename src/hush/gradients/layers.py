@@ -45,7 +45,7 @@ def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tens
     weight, bias = entries
     b = gy.reshape(gy.shape[0], -1, gy.shape[-1])
     if weight is not None:
-        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b).cheapest())
+        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b).choose_form())
     if bias is not None:
         bias.leave(HeldRows(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
 
@@ -105,7 +105,7 @@ for _dims in (1, 2, 3):
     handles(getattr(F, f"conv_transpose{_dims}d"))(_make_convolution(_dims, _TRANSPOSED))
 
 
-def _rule_of(function: Any) -> Any:
+def _make_elementwise(function: Any) -> Any:
     def forward(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(left, Watched):
             return function(give_each_a_view(right, left), right, *args, **kwargs)
@@ -116,16 +116,16 @@ def _rule_of(function: Any) -> Any:
 
 for _name in ("add", "sub", "mul", "div", "true_divide"):
     _function = getattr(torch, _name)
-    handles(_function, getattr(Tensor, _name))(_rule_of(_function))
+    handles(_function, getattr(Tensor, _name))(_make_elementwise(_function))
 for _name in ("add", "sub", "mul", "truediv"):
     _function = getattr(Tensor, f"__{_name}__")
-    handles(_function)(_rule_of(_function))
+    handles(_function)(_make_elementwise(_function))
 for _name in ("add", "mul"):
     _function = getattr(Tensor, f"__{_name}__")
-    handles(getattr(Tensor, f"__r{_name}__"))(_rule_of(lambda left, right, f=_function: f(right, left)))
+    handles(getattr(Tensor, f"__r{_name}__"))(_make_elementwise(lambda left, right, f=_function: f(right, left)))
 for _name in ("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__"):
     _function = getattr(Tensor, _name)
-    handles(_function)(_rule_of(_function))
+    handles(_function)(_make_elementwise(_function))
 
 
 @handles(Tensor.expand)
@@ -152,7 +152,7 @@ class _Matmul(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         a, b = (t.reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
-        ctx.entry.leave(Outer(a, b).cheapest())
+        ctx.entry.leave(Outer(a, b).choose_form())
         return None, gy @ weight.t() if ctx.needs_input_grad[1] else None, None, None
 
 

@@ -82,15 +82,6 @@ def _allowance(size: int, dtype: torch.dtype) -> float:
     return gamma(min(size, BLOCK) + SPARE, dtype) + gamma(size // BLOCK + SPARE, torch.float64)
 
 
-def double_error(examples: int, positions: int, depth: int) -> float:
-    """By how much a sum over positions in double precision can err, in units of the largest wᵢ√Vᵢ.
-
-    It is made ``depth`` positions at a time, and wᵢ s ≤ wᵢ√Vᵢ/√``FLOOR``."""
-    pieces = max(examples / max(1, depth // positions), examples * positions / depth)
-    roundings = max(depth, positions) + pieces + 5
-    return roundings * unit_roundoff(torch.float64) * examples / math.sqrt(FLOOR) * 1.01
-
-
 def _norms(rows: Tensor, dim: int) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(rows, dim=dim)
     return norms

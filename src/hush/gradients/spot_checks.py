@@ -80,7 +80,7 @@ class Watch:
     period: int = PERIOD
     first: int = FIRST
 
-    def over(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
+    def inspect(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
         """The losses of one of the pieces of a step: as they are, or inspected."""
         due, place, *picks = self._draw(step // self.period)
         if step > self.first and step % self.period != int(due * self.period):

@@ -23,7 +23,7 @@ from hush.named import Named
 
 
 class GradientWarning(UserWarning):
-    """Said once per model: a part of it takes the slow road, or could not be checked."""
+    """Said once per model: a part of it is computed the slow way, or could not be checked."""
 
 
 class Tape(Protocol):
@@ -35,7 +35,7 @@ class Tape(Protocol):
        is never underestimated. What is not finite stays not finite.
     2. Each coordinate of ``sum`` is either a sum of at most one addend an example, in the parameter's own type, or is
        summed in double precision and rounded once; that sum errs by less than 1e-6 of the largest wᵢ√Vᵢ for up to
-       384 examples of 4 096 positions, or 1 024 of 512 (:func:`hush.gradients.rounding.double_error`).
+       384 examples of 4 096 positions, or 1 024 of 512.
     3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and no other row's arithmetic has
        another shape because of it.
     4. Weights are rounded towards zero where the parameter's type is coarser than theirs.
@@ -64,7 +64,7 @@ class Suspects:
     rows: Tensor | None = None  # None: nobody has looked
 
     def note(self, squared: Named) -> Named:
-        """The squared norms as they are, after a look at them."""
+        """The squared norms as they are; which of them are not finite is noted."""
         self.rows = ~torch.isfinite(torch.stack(list(squared.values())).sum(0)) if squared else None
         return squared
 

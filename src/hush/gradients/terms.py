@@ -170,7 +170,7 @@ class Outer:
             total.addmm_((b[part] * w[part]).t(), a[part].double())
         return total
 
-    def cheapest(self) -> Term:
+    def choose_form(self) -> Term:
         """The gradients themselves where that is the cheaper way, else these factors."""
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]

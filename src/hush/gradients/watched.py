@@ -98,7 +98,7 @@ class Watched(Tensor):
             if func in _HARMLESS:
                 return func(*args, **(kwargs or {}))
         label = getattr(func, "__name__", str(func))
-        raise Unhandled(_names(args), f"'{label}' has no book-keeping rule")
+        raise Unhandled(_collect_names(args), f"'{label}' has no book-keeping rule")
 
 
 def unwrap(value: Any) -> Any:
@@ -117,7 +117,7 @@ def entry_of(value: Any) -> Entry | None:
 
 def refuse(why: str, *values: Any) -> Unhandled:
     """The signal that these parameters are used in an unknown way."""
-    return Unhandled(_names(values), why)
+    return Unhandled(_collect_names(values), why)
 
 
 def open_session(x: Any, *parameters: Any, least: int = 2) -> Session:
@@ -152,13 +152,13 @@ def give_each_a_view(x: Any, parameter: Any) -> Tensor:
     return leaf
 
 
-def _names(values: Any) -> list[str]:
+def _collect_names(values: Any) -> list[str]:
     found: list[str] = []
     for value in values:
         if isinstance(value, Watched):
             found.append(value.entry.name)
         elif isinstance(value, (list, tuple)):
-            found.extend(_names(value))
+            found.extend(_collect_names(value))
     return found
 
 

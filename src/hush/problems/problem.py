@@ -50,8 +50,8 @@ def make_classification(
     assumptions: tuple[str, ...] = (),
     class_names: tuple[str, ...] | None = None,
 ) -> Problem:
-    """A classification problem from a split, with a validation part of its training rows when asked for; whoever
-    loads it by a name gives it that name."""
+    """A classification problem from a split, with a validation part of its training rows when asked for. The
+    caller gives it a name."""
     train, held = hold_out_validation(split.train, validation, seed)
     return Problem(
         name="",
