@@ -1,4 +1,4 @@
-"""The draws of the piece that is being computed: who asks for them, and under which number and place."""
+"""The draws of the piece that is being computed: their places, and the contexts that give them to a model."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def record_automatic(model: nn.Module, losses: Losses, content: Any, n: int, poi
             return _keep_book(model, losses, verdict, content, n, points)
         except Unhandled as stop:
             _turn_slow(verdict, "functional", stop.why)
-    if n == 1:  # alone by itself: no map is needed, which some operations do not have
+    if n == 1:  # no map over examples is needed, which some operations do not support
         return record_one_by_one(model, losses, content, n, points)
     return _SLOW.get(verdict.engine, record_functional)(model, losses, content, n, points)
 
@@ -88,7 +88,7 @@ def _keep_book(
 
 
 def _widen_alone(alone: frozenset[str], stop: Unhandled) -> frozenset[str]:
-    """The modules left to torch.func, and the owner of the parameter that stopped the recording, or who contains it."""
+    """The modules left to torch.func, and the owner of the parameter that stopped the recording or one around it."""
     owner = stop.names[0].rpartition(".")[0] if stop.names else ""
     while owner and any(f"{owner}.".startswith(f"{name}.") for name in alone):
         owner = owner.rpartition(".")[0]

@@ -140,7 +140,7 @@ def _record_point(
 
 
 def _backward(session: Session, values: Tensor, coefficient: float, params: Named) -> None:
-    """Have every use leave its term; the originals are asked for too, since no way should lead to them."""
+    """Every use leaves its term. The originals' gradients are asked for too: there should be none."""
     if not values.requires_grad:
         return
     leaves, originals = list(session.leaves), list(params.values())

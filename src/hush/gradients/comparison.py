@@ -87,7 +87,7 @@ class Case:
 
 @contextmanager
 def keeping_generator(start: Tensor | None = None) -> Iterator[Callable[[], bool]]:
-    """Leave torch's generator as it was found. Gives a function that says whether numbers were drawn since ``start``
+    """Put torch's generator back afterwards. Gives a function that says whether numbers were drawn since ``start``
     (this moment by default), and goes back to it."""
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func on rare operations
@@ -115,9 +115,9 @@ def judge_in_float64(case: Case, judge: Callable[[Case], Any], otherwise: Callab
 def is_unmixed(case: Case, tape: Tape, which: Tensor, engine: str, random: bool, rewind: Callable[[], Any]) -> bool:
     """Whether the tape of a batch gives these examples what they have alone.
 
-    By place, an example draws the same in whatever company. Where nobody gave places, what a model draws belongs to
-    the rows of the batch: a model that draws is then compared by the losses of all of them, and one that torch.func
-    cannot map besides cannot be compared."""
+    By place, an example draws the same in every batch. Without places, what a model draws belongs to the rows of the
+    batch: a model that draws is then compared by the losses of all of them, and one that torch.func cannot map either
+    cannot be compared."""
     if not random or is_by_place():
         rewind()
         with drawing_only(which):
@@ -144,7 +144,7 @@ def rows_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
 def norms_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
     """Whether a tape's norms are those of the gradients that the examples have alone.
 
-    Whose norm is not finite is in no sum, and left out here."""
+    An example whose norm is not finite is in no sum, and left out here."""
     mine, right = tape.squared_norms(certain=False), alone.squared_norms(certain=False)
     pairs = [(mine[name][which.to(b.device)].sqrt(), b.sqrt()) for name, b in right.items()]
     largest = max((float(b.nan_to_num(0, 0, 0).max()) for _, b in pairs), default=0.0)

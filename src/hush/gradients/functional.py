@@ -80,7 +80,7 @@ def compute_losses_alone(model: nn.Module, losses: Losses, content: Any, params:
 def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
     """Per-example gradients by one ordinary backward pass an example: for what torch.func cannot map.
 
-    Each example has the model randomness of its own place; where nobody gave places, what torch's generator draws for
+    Each example has the model randomness of its own place; without places, what torch's generator draws for
     one after the other."""
     originals = trainable(model)
     own = {name: p.detach() for name, p in originals.items()}

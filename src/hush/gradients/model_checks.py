@@ -1,4 +1,4 @@
-"""What a model must be like, before training and during it; what does not fit is refused with the remedy.
+"""What is checked of a model before training and during it; a model that fails is refused, with the remedy.
 
 Before: no layer mixes examples, no buffer learns from a batch (:func:`check_model`). During: whatever a forward writes
 into a buffer or a parameter carries the batch past the noise (:class:`Untouched`). Running statistics, an embedding

@@ -26,7 +26,7 @@ def substituting(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def replacing_forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Modules with another forward; theirs comes back after, also one that a module was given by hand."""
+    """Modules with another forward; afterwards each has its own again, also one that was assigned to it."""
     before = {module: module.__dict__.get("forward") for module in replacements}
     try:
         for module, forward in replacements.items():

@@ -135,7 +135,7 @@ def explain_jit(name: str) -> str:
 def _find_different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys under which not the same objects lie."""
     if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
-        return []  # the same objects in the same order; a key that was renamed in between is nobody's
+        return []  # the same objects in the same order; renamed keys do not occur
     return [key for key in {**before, **now} if key not in now or key not in before or now[key] is not before[key]]
 
 
@@ -145,7 +145,7 @@ def _holds_tensors(value: Any) -> bool:
 
 @contextmanager
 def computing_in_float64(model: nn.Module) -> Iterator[None]:
-    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes anew."""
+    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes."""
     tensors = [*model.parameters(), *model.buffers()]
     others = {id(t): _make_parameter_like(t, widen(t)) for t in tensors}
     usual = torch.get_default_dtype()
@@ -169,7 +169,7 @@ def _make_parameter_like(old: Tensor, new: Tensor) -> Tensor:
 
 
 def compute_gradients(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
-    """autograd's gradients of these inputs, None where it finds no way to one."""
+    """autograd's gradients of these inputs, None for an input that the values do not depend on."""
     try:
         return torch.autograd.grad(values, inputs, start, allow_unused=True)
     except RuntimeError as error:

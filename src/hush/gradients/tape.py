@@ -39,6 +39,9 @@ class Tape(Protocol):
     3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and no other row's arithmetic has
        another shape because of it.
     4. Weights are rounded towards zero where the parameter's type is coarser than theirs.
+
+    It relies on weights that are finite, one for each example, and on tensors of the batch and of the forward that are
+    not changed in place before its last sum.
     """
 
     @property
@@ -61,7 +64,7 @@ class Tape(Protocol):
 class Suspects:
     """Which examples a tape has found not to be finite: the others need no mask where their weight is zero."""
 
-    rows: Tensor | None = None  # None: nobody has looked
+    rows: Tensor | None = None  # None: not known yet
 
     def note(self, squared: Named) -> Named:
         """The squared norms as they are; which of them are not finite is noted."""

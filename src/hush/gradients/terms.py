@@ -66,7 +66,15 @@ class Reach:
 
 
 class Term(Protocol):
-    """One use's part of the gradient of one parameter."""
+    """One use's part of the gradient of one parameter, for n examples.
+
+    What a tape relies on, for every input and every order of additions (ARITHMETIC.md):
+
+    1. ``rows`` are the per-example gradients, each within γ_roundings · s of what ``sum_in_double`` sums (``reach``).
+    2. ``bound_squares()`` is never below the squared norm of what ``sum`` adds for an example with weight 1.
+    3. ``sum`` has one addend an example, or is made in double precision and rounded once.
+    4. Rows of weight 0 add exactly nothing, in either sum.
+    """
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The per-example gradients of examples start … stop−1, shape (stop − start, *parameter)."""

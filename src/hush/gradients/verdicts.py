@@ -42,7 +42,7 @@ class Verdicts:
     by_code: OrderedDict[Hashable, tuple[int, Verdict]] = field(default_factory=OrderedDict)
 
     def of(self, losses: Losses, modes: Hashable) -> Verdict:
-        """The verdict of this loss. A function made anew at every step with something else in its closure is compared
+        """The verdict of this loss. A new function at every step with something else in its closure is compared
         only so often; from then on it has the verdict of the last one, or of the first that was slow."""
         key, code = (identify_loss(losses), modes), (code_of(losses), modes)
         if key not in self.by_loss:
