@@ -9,6 +9,7 @@ from adversaries import TERMS, cancelling, sides_of
 
 from hush.gradients.convolution import Windowed
 from hush.gradients.lookup import Lookup
+from hush.gradients.rounding import SPARE, gamma
 from hush.gradients.terms import HeldRows, Outer
 
 
@@ -45,6 +46,24 @@ def exact_norm(term, i):
         high, low = two_product(left[:, :, None], right[:, None, :])
         total += float(np.square(two_sum(np.concatenate([high, low]))).sum())
     return math.sqrt(total)
+
+
+def in_float64(term):
+    """The term of the same numbers, whose own rounding is negligible beside float32's."""
+    if isinstance(term, Outer):
+        return Outer(term.a.double(), term.b.double())
+    return Windowed(term.rule, term.x.double(), term.gy.double(), term.weight.double())
+
+
+@pytest.mark.parametrize("kind", ["plain", "opposite", "powers", "alternating"])
+@pytest.mark.parametrize("name", TERMS)
+def test_rows_are_within_their_reach(name, kind):
+    generator = torch.Generator().manual_seed(len(name))
+    term = cancelling(TERMS[name](generator, torch.float32), kind, generator)
+    reach = term.reach()
+    off = (term.rows(0, 3).double() - in_float64(term).rows(0, 3)).flatten(1).norm(dim=1)
+    assert bool((off <= reach.s * gamma(reach.roundings + SPARE, torch.float32)).all())
+    assert bool((in_float64(term).rows(0, 3).flatten(1).norm(dim=1) <= reach.s * (1 + 1e-6)).all())  # Σ‖a_p‖‖b_p‖
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,10 +11,10 @@ from hush.draws.kinds import Unplaced
 
 __all__ = [
     "Unplaced",
-    "is_by_place",
     "computing_again",
     "drawing",
-    "model_randomness",
     "drawing_only",
+    "is_by_place",
+    "model_randomness",
     "settling_draws",
 ]

@@ -70,7 +70,7 @@ class Term(Protocol):
 
     What a tape relies on, for every input and every order of additions (ARITHMETIC.md):
 
-    1. ``rows`` are the per-example gradients, each within γ_roundings · s of what ``sum_in_double`` sums (``reach``).
+    1. ``rows`` are the per-example gradients, each within γ · s of what ``sum_in_double`` sums (``reach``).
     2. ``bound_squares()`` is never below the squared norm of what ``sum`` adds for an example with weight 1.
     3. ``sum`` has one addend an example, or is made in double precision and rounded once.
     4. Rows of weight 0 add exactly nothing, in either sum.
