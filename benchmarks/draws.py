@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hush.draws import model_randomness
 from hush.gradients import record
-from hush.problems.models.dense import mlp
+from hush.problems.models import mlp
 from hush.queries.clipped import Clipping, clipped_sums
 from hush.randomness import Secret, seeded
 

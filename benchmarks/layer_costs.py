@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hush.gradients.convolution import Convolution, Windowed
-from hush.gradients.rounding import squares
+from hush.gradients.rounding import bound_squares
 from hush.gradients.tape import Weights
 
 N = 256
@@ -84,10 +84,10 @@ def main() -> None:
 
         def held(term: Windowed = term) -> Any:
             rows = term.rows(0, N)
-            return squares(rows), weights.values @ rows.view(N, -1)
+            return bound_squares(rows), weights.values @ rows.view(N, -1)
 
         def gram(term: Windowed = term) -> Any:
-            return term.gram_squares(), term.weighted(weights)
+            return term.bound_by_grams(), term.sum(weights)
 
         functions = {"plain": lambda t=term: ordinary(t), "held": held}
         if math.prod(term.wide.shape[2:]) <= 256:  # beyond, the Gram matrices would not fit the memory

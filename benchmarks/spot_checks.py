@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import hush.run
 from hush import make_plan
-from hush.gradients.spot import PERIOD, Watch
+from hush.gradients.spot_checks import PERIOD, Watch
 
 Content = tuple[Tensor, Tensor]
 

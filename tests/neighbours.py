@@ -19,8 +19,19 @@ from torch import Tensor, nn
 from hush.data.schema import Column
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.problems.models import VAE, Encoder, Funnel, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
-from hush.problems.models.resnet import Block
+from hush.problems.models import (
+    VAE,
+    Encoder,
+    Funnel,
+    ResidualBlock,
+    lenet5,
+    logistic,
+    mlp,
+    p1,
+    p2,
+    small_cnn,
+    vae_losses,
+)
 from hush.randomness import Secret
 from hush.sampling import Poisson
 from hush.source import Tensors
@@ -35,7 +46,8 @@ class Narrow(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(16, 16), nn.ReLU()]
-        self.body = nn.Sequential(*stem, Block(16, 16, 1), Block(16, 32, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        blocks = [ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2)]
+        self.body = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:

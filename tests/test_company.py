@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from hush.arithmetic import BLOCK, DOUBLE, Seats, charge
 from hush.errors import Refused
 from hush.gradients import record
-from hush.gradients.automatic import verdict_of
+from hush.gradients.verdicts import verdict_of
 from hush.methods import make_plan
 from hush.queries import Channel
 from hush.run import Batch

@@ -13,7 +13,7 @@ ORDER = [
     "printable",
     "validate",
     "files",
-    "imported",
+    "imports",
     "named",
     "identity",
     "randomness",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hush.cli import main
-from hush.printable import json_text, markdown_cell, printable
+from hush.printable import dump_json, escape_cell, make_printable
 
 NASTY = "a\x1b[31mred\x07\x9b2J\u202egnp.\u2028b\r\nc\x00\x7f"
 
@@ -21,21 +21,21 @@ def obeyed(text: str) -> list[str]:
 
 
 def test_what_a_terminal_would_obey_is_spelt_out() -> None:
-    assert printable("ε = 1 · naïve 你好 🙂") == "ε = 1 · naïve 你好 🙂"
-    assert printable("a\x1b[31m\u202e\n\ud800") == "a\\x1b[31m\\u202e\\n\\ud800"
-    assert not obeyed(printable(NASTY))
-    assert "\n" not in printable(NASTY)
-    assert markdown_cell("a|b<script>\x1b") == "a\\|b&lt;script>\\x1b"
+    assert make_printable("ε = 1 · naïve 你好 🙂") == "ε = 1 · naïve 你好 🙂"
+    assert make_printable("a\x1b[31m\u202e\n\ud800") == "a\\x1b[31m\\u202e\\n\\ud800"
+    assert not obeyed(make_printable(NASTY))
+    assert "\n" not in make_printable(NASTY)
+    assert escape_cell("a|b<script>\x1b") == "a\\|b&lt;script>\\x1b"
 
 
 def test_json_means_the_same_and_holds_nothing_that_is_obeyed() -> None:
     value = {"name\x9b": [NASTY, "ε", "\U000e0001", "\ud800"]}
     for ascii_only in (False, True):
-        text = json_text(value, indent=1, ascii_only=ascii_only)
+        text = dump_json(value, indent=1, ascii_only=ascii_only)
         assert json.loads(text) == value
         assert not obeyed(text)
-    assert "ε" in json_text(value)
-    assert json_text(value, ascii_only=True).isascii()
+    assert "ε" in dump_json(value)
+    assert dump_json(value, ascii_only=True).isascii()
 
 
 def own_table(path: Path, nasty: str) -> Path:

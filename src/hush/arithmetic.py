@@ -41,10 +41,10 @@ def charge(places: int) -> float:
     one clip errs by at most u·√(n·Σd²) clips, and two neighbours' sums by twice that. Between blocks, of which there
     are as many as places at most, no addend of the float64 sum is rounded more often than there are places.
     """
-    return max(_rounding(min(places, most)) for most in (HALF, BLOCK)) + 4.0 * DOUBLE * places**2 + FINISH
+    return max(_bound_rounding(min(places, most)) for most in (HALF, BLOCK)) + 4.0 * DOUBLE * places**2 + FINISH
 
 
-def _rounding(n: int) -> float:
+def _bound_rounding(n: int) -> float:
     parts = -(-n // HALF)
     deep = -(-n // parts) + parts - 1
     squares = parts * (deep**2 + deep * (deep + 1) * (2 * deep + 1) / 6)
@@ -60,7 +60,7 @@ class Piece:
     blocks: tuple[tuple[int, ...], ...]  # the bounds of each block's parts, as rows of the piece
     empty: Tensor | None = None  # True where a row is no example: a constant of weight zero
 
-    def filled(self, rows: Tensor) -> Tensor:
+    def fill_empty(self, rows: Tensor) -> Tensor:
         """The examples' rows with zeros at the empty places."""
         if self.empty is None:
             return rows
@@ -109,7 +109,7 @@ class Seats:
             low, high = self.sides(number)
             first, last = torch.searchsorted(places, torch.tensor([low, high])).tolist()
             here = places[first:last]
-            blocks = _blocks(low, high)
+            blocks = _cut_blocks(low, high)
             if self.mode == "default":
                 rows = tuple(tuple(torch.searchsorted(here, torch.tensor(b)).tolist()) for b in blocks)
                 yield Piece(order[first:last], here, rows)
@@ -120,12 +120,12 @@ class Seats:
                 yield Piece(order[first:last], everywhere, rows, empty)
 
 
-def _blocks(low: int, high: int) -> list[list[int]]:
+def _cut_blocks(low: int, high: int) -> list[list[int]]:
     """Places low … high−1 cut into blocks, each as the bounds of its parts."""
-    sides = _evenly(low, high, BLOCK)
-    return [_evenly(a, b, HALF) for a, b in zip(sides[:-1], sides[1:], strict=True)]
+    sides = _cut_evenly(low, high, BLOCK)
+    return [_cut_evenly(a, b, HALF) for a, b in zip(sides[:-1], sides[1:], strict=True)]
 
 
-def _evenly(low: int, high: int, most: int) -> list[int]:
+def _cut_evenly(low: int, high: int, most: int) -> list[int]:
     parts = max(1, -(-(high - low) // most))
     return [low + (high - low) * i // parts for i in range(parts + 1)]

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hush.files import sync_directory, writable_directory, write_atomic
-from hush.printable import json_text, markdown_cell, printable
+from hush.printable import dump_json, escape_cell, make_printable
 
 WEIGHTS, CARD, PAGE = "model.safetensors", "privacy.json", "PRIVACY.md"
 
@@ -25,7 +25,7 @@ def write_artefact(directory: Path, model: nn.Module, card: Mapping[str, Any], p
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     content = {
         WEIGHTS: save(weights),
-        CARD: (json_text(card, indent=2) + "\n").encode(),
+        CARD: (dump_json(card, indent=2) + "\n").encode(),
         PAGE: page.encode(),
     }
     if any(path.exists() and path.read_bytes() != content[path.name] for path in map(directory.joinpath, content)):
@@ -46,7 +46,7 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
         lines += ["It assumes that:", "", *numbered, ""]
     if len(card["claims"]) > 1:
         lines += ["## Every ε that is said about this method", "", "| ε | status | reason |", "|---|---|---|"]
-        lines += [f"| {c['epsilon']} | {c['status']} | {markdown_cell(c['reason'])} |" for c in card["claims"]] + [""]
+        lines += [f"| {c['epsilon']} | {c['status']} | {escape_cell(c['reason'])} |" for c in card["claims"]] + [""]
     rows = {
         "method": card["method"],
         "mechanism": f"`{guarantee['event']}`",
@@ -63,11 +63,11 @@ def card_page(card: Mapping[str, Any], sentence: str) -> str:
         "",
         "| what | value |",
         "|---|---|",
-        *(f"| {k} | {markdown_cell(v)} |" for k, v in rows.items()),
+        *(f"| {k} | {escape_cell(v)} |" for k, v in rows.items()),
     ]
     lines += ["", "The complete plan is in `privacy.json`."]
     return "\n".join(lines) + "\n"
 
 
 def _plain(text: str) -> str:
-    return printable(text).replace("<", "&lt;")
+    return make_printable(text).replace("<", "&lt;")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hush.arithmetic import Piece
 from hush.errors import Refused
-from hush.gradients.tape import batch_size
+from hush.gradients.points import read_batch_size
 from hush.named import Sums
 from hush.randomness import seeded
 from hush.source import Source, to_each
@@ -57,7 +57,7 @@ def shift_of_one_row_more(
 
 
 def _shift(summed: Summed, content: Any, bounds: Mapping[str, float]) -> float:
-    rows = batch_size(content) - 1
+    rows = read_batch_size(content) - 1
     without = summed(_piece(rows, None), to_each(lambda t: t[:rows], content))
     beside = torch.zeros(rows + 1, dtype=torch.bool)
     beside[-1] = True

@@ -23,7 +23,18 @@ State = dict[str, Any]
 recomputable from the secret and the step alone, so a checkpoint leaves them out."""
 
 Losses = Callable[[nn.Module, Any], Tensor]
-"""``losses(model, content)``: one loss per example, shape (n,). ``content`` is what the data gives for n indices."""
+"""``losses(model, content)``: one loss per example, shape (n,). ``content`` is what the data gives for n indices.
+
+What is relied on:
+
+1. The result has one loss for each of the n examples; any other shape is refused.
+2. Loss i depends on example i, on the parameters and on the model randomness of its place, and on no other example. The
+   engines are compared on the first batch and at secret steps; where examples mix, the
+   reference computes every example alone, or the run is refused.
+3. Every use of a trained parameter goes through the model, where its gradient can be followed; another use is refused.
+4. Random numbers are drawn with torch; Python's and numpy's generators are refused.
+5. Neither the model nor the loss writes into a buffer or a parameter; a run that sees such a write refuses to go on.
+"""
 
 
 def trainable(model: nn.Module) -> Named:
@@ -68,12 +79,12 @@ def add_sums(total: Sums | None, piece: Sums) -> Sums:
     }
 
 
-def in_double(sums: Sums) -> Sums:
+def widen_sums(sums: Sums) -> Sums:
     """The sums in float64, in which whatever is still added to them loses nothing that matters."""
     return {channel: {name: value.double() for name, value in named.items()} for channel, named in sums.items()}
 
 
-def per_example(values: Tensor, examples: int | None = None) -> Tensor:
+def check_per_example(values: Tensor, examples: int | None = None) -> Tensor:
     """The losses as given, after checking that there is one for each example."""
     if values.dim() == 0:
         raise BadInput(

@@ -13,30 +13,30 @@ from typing import Any
 OBEYED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # Unicode categories
 
 
-def printable(text: object) -> str:
+def make_printable(text: object) -> str:
     """The text with every character that is obeyed rather than shown spelt out; always one line."""
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(_spelt(c) if unicodedata.category(c) in OBEYED else c for c in shown)
+    return "".join(_spell_out(c) if unicodedata.category(c) in OBEYED else c for c in shown)
 
 
-def json_text(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
+def dump_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
     """JSON in which such characters are escaped, so that the file may be shown as it is; it means the same value."""
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
     if text.isprintable():
         return text
-    return "".join(c if c == "\n" or unicodedata.category(c) not in OBEYED else _in_json(c) for c in text)
+    return "".join(c if c == "\n" or unicodedata.category(c) not in OBEYED else _escape_in_json(c) for c in text)
 
 
-def markdown_cell(text: object) -> str:
+def escape_cell(text: object) -> str:
     """Text in a table of a Markdown page: no bar ends its cell, no tag begins."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return make_printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
-def _spelt(character: str) -> str:
+def _spell_out(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def _in_json(character: str) -> str:
+def _escape_in_json(character: str) -> str:
     return json.dumps(character)[1:-1]

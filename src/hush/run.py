@@ -22,8 +22,8 @@ from hush.attempts import History, drawing
 from hush.company import check_neighbours, shift_of_one_row_more
 from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
-from hush.gradients import GradientWarning, Untouched, Watch, check_model, placed
-from hush.named import Layout, Losses, Named, State, Sums, add_sums, in_double, trainable
+from hush.gradients import GradientWarning, Untouched, Watch, check_model, placing
+from hush.named import Layout, Losses, Named, State, Sums, add_sums, trainable, widen_sums
 from hush.noise import Independent
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.randomness import BLOCK, Secret, normal
@@ -172,7 +172,7 @@ class Run:
         release = self._noised(channels)
         update = self.plan.rule.step(self._params, release, self._rule)
         if self._untouched is not None:
-            self._untouched.settled()
+            self._untouched.note_written()
         self._public = self.plan.query.observe(release, update, self._public)
         self.next += 1
         self.history = self.history.reached(self.next)
@@ -343,7 +343,7 @@ class Run:
             sums = self._piece(self._secret, batch.step, piece, losses, self._content(piece), self._public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
-        return self.ranks.total(total if self.ranks.world == 1 else in_double(total))
+        return self.ranks.total(total if self.ranks.world == 1 else widen_sums(total))
 
     def _seated(self, step: int) -> Iterator[Piece]:
         """This process's pieces of a step, with the examples on their places."""
@@ -360,7 +360,7 @@ class Run:
         rows = self.source.take(self._drawn[1][piece.chosen])
         if piece.empty is not None:
             self._same_shape(rows)
-        return to_each(lambda t: piece.filled(t.to(self.device)), rows)
+        return to_each(lambda t: piece.fill_empty(t.to(self.device)), rows)
 
     def _same_shape(self, rows: Any) -> None:
         """Rigorous arithmetic has rows of one public shape: padded to their batch, they would tell who is in it."""
@@ -373,7 +373,7 @@ class Run:
             )
 
     def _piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
-        with model_randomness(secret, step, piece.places, self.device), torch.enable_grad(), placed(piece) as seen:
+        with model_randomness(secret, step, piece.places, self.device), torch.enable_grad(), placing(piece) as seen:
             sums = self.plan.query.piece(self.model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
             raise Refused(
@@ -384,7 +384,7 @@ class Run:
 
     def _watched(self, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""
-        return Watch(self._secret).over(self.losses, step, piece, pieces) if self.plan.private else self.losses
+        return Watch(self._secret).inspect(self.losses, step, piece, pieces) if self.plan.private else self.losses
 
     def _noised(self, channels: Sums) -> Release:
         shape = self.plan.noise.std(self.next)

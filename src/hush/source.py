@@ -16,7 +16,16 @@ from hush.errors import BadInput
 
 @runtime_checkable
 class Source(Protocol):
-    """Anything with a length that gives the content of some indices, with the examples along dimension 0."""
+    """Data with a length that gives the content of some indices.
+
+    What is relied on, for sampling, for a resume and for the digest of the data:
+
+    1. ``len(source)`` is the number of examples, at least 1, and does not change during a run.
+    2. ``take(indices)`` is a pure function of the indices. Row j of the content is example ``indices[j]`` and depends
+       on no other index: in any order, in any company, at any time it is the same.
+    3. Every tensor of the content has the examples in dimension 0, and the same other dimensions in every batch.
+    4. No indices give a content of no rows, its other dimensions as always: a Poisson batch can be empty.
+    """
 
     def __len__(self) -> int: ...
 

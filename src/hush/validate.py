@@ -8,9 +8,9 @@ from collections.abc import Collection
 from hush.errors import BadInput, nearest
 
 
-def _finite(name: str, value: float) -> None:
+def _check_finite(name: str, value: float) -> None:
     if not is_finite(value):
-        raise BadInput(f"{name} must be a finite number, got {_short(value)}")
+        raise BadInput(f"{name} must be a finite number, got {_shorten(value)}")
 
 
 def is_finite(value: object) -> bool:
@@ -24,10 +24,10 @@ def is_finite(value: object) -> bool:
 def finite(**values: float) -> None:
     """Every value is a finite number."""
     for name, value in values.items():
-        _finite(name, value)
+        _check_finite(name, value)
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # a whole number of more digits than Python prints
@@ -38,40 +38,40 @@ def _short(value: object) -> str:
 def positive(**values: float) -> None:
     """Every value is a finite number above zero."""
     for name, value in values.items():
-        _finite(name, value)
+        _check_finite(name, value)
         if value <= 0:
-            raise BadInput(f"{name} must be above zero, got {_short(value)}")
+            raise BadInput(f"{name} must be above zero, got {_shorten(value)}")
 
 
 def not_negative(**values: float) -> None:
     """Every value is a finite number, zero or above."""
     for name, value in values.items():
-        _finite(name, value)
+        _check_finite(name, value)
         if value < 0:
-            raise BadInput(f"{name} must be zero or above, got {_short(value)}")
+            raise BadInput(f"{name} must be zero or above, got {_shorten(value)}")
 
 
 def probability(**values: float) -> None:
     """Every value lies strictly between 0 and 1."""
     for name, value in values.items():
-        _finite(name, value)
+        _check_finite(name, value)
         if not 0 < value < 1:
-            raise BadInput(f"{name} must lie between 0 and 1 (both excluded), got {_short(value)}")
+            raise BadInput(f"{name} must lie between 0 and 1 (both excluded), got {_shorten(value)}")
 
 
 def rate(**values: float) -> None:
     """Every value lies in (0, 1]."""
     for name, value in values.items():
-        _finite(name, value)
+        _check_finite(name, value)
         if not 0 < value <= 1:
-            raise BadInput(f"{name} must be above 0 and at most 1, got {_short(value)}")
+            raise BadInput(f"{name} must be above 0 and at most 1, got {_shorten(value)}")
 
 
 def whole(**values: float) -> None:
     """Every value is an integer of at least 1."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} must be a whole number of at least 1, got {_short(value)}")
+            raise BadInput(f"{name} must be a whole number of at least 1, got {_shorten(value)}")
 
 
 def one_of(known: Collection[str], **values: str) -> None:

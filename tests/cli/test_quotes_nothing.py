@@ -19,7 +19,7 @@ from hush.bench.store import open_store
 from hush.bench.sweep import sweep
 from hush.cli import main
 from hush.errors import HushError
-from hush.gradients.tape import batch_size, check_losses
+from hush.gradients.points import check_losses, read_batch_size
 from hush.methods import make_plan
 
 MARK = "HIVpositive"
@@ -150,7 +150,7 @@ def test_the_size_of_a_batch_and_a_cell_are_in_no_public_record(quoting, tmp_pat
 
 def test_what_the_gradients_say() -> None:
     with pytest.raises(HushError) as caught:
-        batch_size((torch.zeros(239, 2), torch.zeros(238)))
+        read_batch_size((torch.zeros(239, 2), torch.zeros(238)))
     assert "23" not in str(caught.value)
     for wrong in (torch.zeros(238), torch.zeros(239, 1), torch.zeros(())):
         with pytest.raises(HushError) as caught:

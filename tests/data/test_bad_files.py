@@ -15,7 +15,7 @@ from hush.data.pictures import read_arrays
 from hush.data.schema import Column, read_schema
 from hush.data.tables import LONGEST_NUMBER, numbers, pieces
 from hush.errors import BadInput
-from hush.problems.own import from_files
+from hush.problems.own_data import from_files
 from hush.validate import positive, whole
 
 

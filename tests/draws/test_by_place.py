@@ -139,10 +139,10 @@ def tape(model, content, places, engine="book-keeping", losses=losses_of, points
 
 
 def record_alone(model, losses, content, points):
-    from hush.draws import settled
-    from hush.gradients import _drawn
+    from hush.draws import settling_draws
+    from hush.gradients import _draw_all
 
-    with settled(model, losses, lambda few: _drawn(model, losses, few), content, len(content)):
+    with settling_draws(model, losses, lambda few: _draw_all(model, losses, few), content, len(content)):
         return record_one_by_one(model, losses, content, len(content), points or [Point()])
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import vmap
 
 from hush.draws import drawing, model_randomness
-from hush.draws.bits import LONG, ONE, Places, table
-from hush.draws.kinds import Folded, Kinds, Rows, Shared
+from hush.draws.kinds import Folded, Kinds, PerExample, Shared
+from hush.draws.numbers import LONG, ONE, Places, draw_rows
 from hush.errors import Refused
 from hush.gradients import record
 from hush.randomness import Secret
@@ -293,36 +293,36 @@ def test_kinds_come_from_two_sizes():
     two = [(0, (2, 3)), (1, (4, 2)), (2, (2, 5)), (3, ()), (4, (4, 3)), (5, (2, 2))]
     three = [(0, (3, 3)), (1, (4, 3)), (2, (2, 5)), (3, ()), (4, (6, 3)), (5, (3, 3))]
     kinds = Kinds.of(two, three)
-    right = {0: Rows(0), 1: Rows(1), 2: Shared((2, 5)), 3: Shared(()), 4: Folded(), 5: Folded()}
+    right = {0: PerExample(0), 1: PerExample(1), 2: Shared((2, 5)), 3: Shared(()), 4: Folded(), 5: Folded()}
     assert kinds.by_number == right
-    assert kinds.kind(1, (7, 7), 7) == Rows(1)  # sequences as long as the batch
-    assert kinds.kind(2, (2, 5), 2) == Shared((2, 5))  # a table as long as the batch
+    assert kinds.find(1, (7, 7), 7) == PerExample(1)  # sequences as long as the batch
+    assert kinds.find(2, (2, 5), 2) == Shared((2, 5))  # a table as long as the batch
     for number, shape in ((0, (6, 3)), (2, (3, 5)), (9, (7, 3))):
         with pytest.raises(Refused, match="another shape than when the model was first tried"):
-            kinds.kind(number, shape, 7)
+            kinds.find(number, shape, 7)
 
 
 @pytest.mark.parametrize("width", [1, 5, 64])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_row_is_a_function_of_its_place(width, dtype):
-    whole = table(KEY, Places(np.arange(3000)), width, dtype)
+    whole = draw_rows(KEY, Places(np.arange(3000)), width, dtype)
     assert whole.shape == (3000, width)
     for places in ([5], [4, 5, 6], [9, 2, 7, 3], [0, 2999], [*range(0, 3000, 300)], [*range(50, 90), *range(200, 240)]):
-        assert torch.equal(table(KEY, Places(np.array(places)), width, dtype), whole[places])
+        assert torch.equal(draw_rows(KEY, Places(np.array(places)), width, dtype), whole[places])
     assert len(set(whole[:, 0].tolist())) > 2990  # 32 bits: some pair of 3 000 may be equal
-    assert not torch.equal(whole[:1], table(bytes(32), ONE, width, dtype))
+    assert not torch.equal(whole[:1], draw_rows(bytes(32), ONE, width, dtype))
 
 
 def test_long_rows_are_functions_of_their_places_too():
     width = 4 * LONG + 3
-    whole = table(KEY, Places(np.arange(6)), width, torch.int32)
-    assert torch.equal(table(KEY, Places(np.array([4, 1])), width, torch.int32), whole[[4, 1]])
+    whole = draw_rows(KEY, Places(np.arange(6)), width, torch.int32)
+    assert torch.equal(draw_rows(KEY, Places(np.array([4, 1])), width, torch.int32), whole[[4, 1]])
 
 
 def test_rows_are_the_stream_of_the_key():
     """A row of nine 32-bit integers takes three blocks: place p those from 3p on."""
     for place, row in zip(
-        [7, 1, 1000, 1001], table(KEY, Places(np.array([7, 1, 1000, 1001])), 9, torch.int32), strict=True
+        [7, 1, 1000, 1001], draw_rows(KEY, Places(np.array([7, 1, 1000, 1001])), 9, torch.int32), strict=True
     ):
         stretch = np.zeros(36, np.uint8)
         Keystream(KEY, 3 * place).fill(stretch)
@@ -330,5 +330,5 @@ def test_rows_are_the_stream_of_the_key():
 
 
 def test_no_rows_and_no_columns():
-    assert table(KEY, Places(np.arange(0)), 3, torch.int32).shape == (0, 3)
-    assert table(KEY, Places(np.arange(4)), 0, torch.int32).shape == (4, 0)
+    assert draw_rows(KEY, Places(np.arange(0)), 3, torch.int32).shape == (0, 3)
+    assert draw_rows(KEY, Places(np.arange(4)), 0, torch.int32).shape == (4, 0)

@@ -13,10 +13,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from hush import Refused, make_plan
-from hush.gradients import GradientWarning, Watch, automatic, record
-from hush.gradients.automatic import REMEMBERED, verdict_of
-from hush.gradients.identity import identity
-from hush.gradients.spot import PERIOD, PICKED, Inspected, Mixing
+from hush.gradients import GradientWarning, Watch, automatic, record, verdicts
+from hush.gradients.spot_checks import PERIOD, PICKED, Inspected, Mixing
+from hush.gradients.verdicts import REMEMBERED, identify_loss, verdict_of
 from hush.randomness import Secret
 
 
@@ -325,7 +324,7 @@ def test_checks_change_no_bit_of_the_training(monkeypatch, method, dropout):
 
 def checked(secret, steps=100 * PERIOD, pieces=1):
     watch = Watch(secret)
-    found = {(t, k): watch.over(cross_entropy, t, k, pieces) for t in range(steps) for k in range(pieces)}
+    found = {(t, k): watch.inspect(cross_entropy, t, k, pieces) for t in range(steps) for k in range(pieces)}
     return {at: each.picks for at, each in found.items() if isinstance(each, Inspected)}
 
 
@@ -408,13 +407,13 @@ def test_a_verdict_belongs_to_the_modes_of_the_modules():
 @pytest.fixture
 def comparisons(monkeypatch):
     """How often a first comparison is made."""
-    made, compare = [], automatic._compare
+    made, compare = [], automatic._compare_engines
 
     def counted(case, verdict):
         made.append(case)
         compare(case, verdict)
 
-    monkeypatch.setattr(automatic, "_compare", counted)
+    monkeypatch.setattr(automatic, "_compare_engines", counted)
     return made
 
 
@@ -431,7 +430,7 @@ def test_a_loss_with_another_closure_at_every_step_is_compared_so_often(comparis
         record(model, lambda m, c, scale=1.0 + step: scale * cross_entropy(m, c), (X, Y))
         record(model, lambda m, c, parts=[step]: parts[0] * cross_entropy(m, c), (X, Y))
     assert len(comparisons) == 2 * REMEMBERED
-    table = automatic._VERDICTS[model]
+    table = verdicts._VERDICTS[model]
     assert len(table.by_loss) <= REMEMBERED
     assert len(table.by_code) <= REMEMBERED
 
@@ -448,20 +447,20 @@ def test_what_was_compared_is_not_kept_alive():
 
 
 def test_identities():
-    assert identity(factory(False)) == identity(factory(False))
-    assert identity(factory(False)) != identity(factory(True))
-    assert identity(factory(1)) != identity(factory(True))
+    assert identify_loss(factory(False)) == identify_loss(factory(False))
+    assert identify_loss(factory(False)) != identify_loss(factory(True))
+    assert identify_loss(factory(1)) != identify_loss(factory(True))
     first, second = [1], [1]
-    assert identity(factory(first)) == identity(factory(first))
-    assert identity(factory(first)) != identity(factory(second))
+    assert identify_loss(factory(first)) == identify_loss(factory(first))
+    assert identify_loss(factory(first)) != identify_loss(factory(second))
     loss = Loss(False)
-    assert identity(loss.losses) == identity(loss.losses)
-    assert identity(loss.losses) != identity(Loss(False).losses)
+    assert identify_loss(loss.losses) == identify_loss(loss.losses)
+    assert identify_loss(loss.losses) != identify_loss(Loss(False).losses)
 
     def recursive(n):
         return recursive(n - 1) if n else 0
 
-    assert identity(recursive) == identity(recursive)
+    assert identify_loss(recursive) == identify_loss(recursive)
     assert verdict_of(nn.Linear(1, 1), recursive).engine == "book-keeping"
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from hush.errors import BadInput
 from hush.gradients import record, rounding, terms
-from hush.gradients.rounding import squares, towards_zero
+from hush.gradients.rounding import bound_squares, round_towards_zero
 from hush.gradients.tape import HeldTape, Weights
 from hush.queries import ClippedSum, Clipping
 
@@ -69,7 +69,7 @@ def test_four_units_in_the_last_place_are_not_enough(monkeypatch):
     four = 4 * 2.0**-23
     monkeypatch.setattr(terms, "FLOOR", 0.0)
     monkeypatch.setattr(terms, "BLOCK", 1 << 30)
-    monkeypatch.setattr(terms, "lost", lambda roundings, dtype: four if dtype == torch.float32 else 0.0)
+    monkeypatch.setattr(terms, "gamma", lambda roundings, dtype: four if dtype == torch.float32 else 0.0)
     tape = record(ranking(4096), ranked, pairs(4096), engine="book-keeping")
     assert max(added(tape)) > 1.5
 
@@ -86,7 +86,7 @@ def test_long_gradients_are_not_underestimated(size):
     for block in BLOCKS:
         rows = lanes(size, block)[None]
         exact = float(rows.double().square().sum())
-        found = float(squares(rows))
+        found = float(bound_squares(rows))
         assert exact <= found <= exact * 1.0002
         assert max(added(HeldTape(torch.zeros(1), {"w": rows}), 0.5)) <= 0.5
 
@@ -95,7 +95,7 @@ def test_long_gradients_in_one_float32_sum_are_underestimated(monkeypatch):
     """The twin: 10⁷ numbers in one go, with the allowance that one block has."""
     monkeypatch.setattr(rounding, "_allowance", lambda size, dtype: 1032 * 2.0**-24)
     monkeypatch.setattr(rounding, "BLOCK", 1 << 30)
-    worst = max(float(lanes(10**7, b).double().square().sum() / squares(lanes(10**7, b)[None])) for b in BLOCKS)
+    worst = max(float(lanes(10**7, b).double().square().sum() / bound_squares(lanes(10**7, b)[None])) for b in BLOCKS)
     assert worst > 1.0005
 
 
@@ -121,11 +121,11 @@ def test_what_one_example_adds_is_within_the_clip(name, losses, dtype):
 
 def test_weights_are_rounded_towards_zero():
     values = torch.rand(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    low = towards_zero(values, torch.float32)
+    low = round_towards_zero(values, torch.float32)
     assert bool((low.double() <= values).all())
     assert bool((values.float().double() > values).any())  # the twin: rounding to nearest goes above
     assert bool((low.double() >= values * (1 - 2.0**-23)).all())
-    assert torch.equal(towards_zero(-values, torch.float32), -low)
+    assert torch.equal(round_towards_zero(-values, torch.float32), -low)
     assert Weights.of(values, torch.float64).values is not low
 
 
@@ -138,7 +138,7 @@ def test_clips_that_float32_cannot_bound_are_refused(clip):
 def test_gradients_whose_squares_vanish_stay_within_the_smallest_clip():
     rows = torch.full((1, 10_000), 1e-23)
     assert float(rows.norm()) == 0  # the squares vanish; the norm is 1e-21
-    assert float(squares(rows)) >= float(rows.double().square().sum())
+    assert float(bound_squares(rows)) >= float(rows.double().square().sum())
     assert max(added(HeldTape(torch.zeros(1), {"w": rows}), 1e-15)) <= 1e-15
     tape = record(ranking(784), ranked, pairs(784) * 1e-18, engine="book-keeping")
     assert max(added(tape, 1e-15)) <= 1e-15 * ROUNDED_ONCE[torch.float32]

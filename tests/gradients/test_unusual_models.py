@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from hush import Refused, make_plan
 from hush.gradients import GradientWarning, check_model, record
 from hush.gradients.functional import record_one_by_one
-from hush.gradients.tape import Point
+from hush.gradients.points import Point
 from hush.source import tensors_of, to_each
 
 N = 5

@@ -16,7 +16,7 @@ from hush import validate
 from hush.bench.spec import Axis, Block, Spec
 from hush.bench.trial import SETTINGS
 from hush.errors import BadInput, HushError, nearest
-from hush.imported import imported
+from hush.imports import import_object
 from hush.methods import Setting, find, make_plan, options
 from hush.problems import names
 
@@ -54,7 +54,7 @@ def _check_problem(spec: Spec, block: Block, known: set[str]) -> None:
     name = block.problem.values[0]
     try:
         if ":" in name:
-            imported(name)
+            import_object(name)
         elif name not in known:
             raise BadInput(f"unknown problem '{name}': {nearest(name, known)}")
         else:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hush.bench.sweep import Tally
-from hush.printable import printable
+from hush.printable import make_printable
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def table(tally: Tally) -> Table:
     shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=status(tally))
     for row in tally.groups():
         cells = (row.runs, row.done, row.running, row.failed, row.diverged)
-        names = (Text(printable(name)) for name in (row.problem, row.method))
+        names = (Text(make_printable(name)) for name in (row.problem, row.method))
         shown.add_row(*names, *(str(cell) if cell else "" for cell in cells))
     return shown
 

@@ -27,7 +27,7 @@ from typing import Any
 from hush.bench.claims import Claims
 from hush.errors import BadInput
 from hush.files import PRIVATE, sync_directory, writable_directory, write_atomic
-from hush.printable import json_text
+from hush.printable import dump_json
 
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}
@@ -162,6 +162,6 @@ def _write(folder: Path, result: Result) -> None:
     secret.mkdir(mode=0o700)
     for name, content in result.private:
         write_atomic(secret / name, content, mode=PRIVATE)
-    lines = (json_text(line) + "\n" for line in result.epochs)
+    lines = (dump_json(line) + "\n" for line in result.epochs)
     write_atomic(folder / EPOCHS, "".join(lines).encode())
-    write_atomic(folder / RECORD, json_text(result.record, indent=1).encode())
+    write_atomic(folder / RECORD, dump_json(result.record, indent=1).encode())

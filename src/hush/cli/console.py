@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from hush.printable import json_text, printable
+from hush.printable import dump_json, make_printable
 
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 _output = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -21,25 +21,25 @@ _output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 def say(text: str) -> None:
     """One line for the person at the keyboard, on stderr."""
-    _errors.print(printable(text), markup=False)
+    _errors.print(make_printable(text), markup=False)
 
 
 def show(text: str = "") -> None:
     """One line of result, on stdout."""
-    _output.print(printable(text), markup=False)
+    _output.print(make_printable(text), markup=False)
 
 
 def show_json(value: Any) -> None:
     """The result as JSON, on stdout; infinity and NaN become null, as JSON has neither."""
     ascii_only = not _output.encoding.startswith("utf")
-    _output.out(json_text(_plain(value), indent=2, ascii_only=ascii_only), highlight=False)
+    _output.out(dump_json(_plain(value), indent=2, ascii_only=ascii_only), highlight=False)
 
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """A table of results, on stdout."""
     table = Table(*columns, title=title or None, title_justify="left")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(make_printable(cell)) for cell in row))
     _output.print(table)
 
 

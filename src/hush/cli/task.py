@@ -15,7 +15,7 @@ from hush.errors import BadInput
 from hush.gradients import Augmented
 from hush.named import Losses
 from hush.problems import Problem
-from hush.problems.own import TEST, from_files
+from hush.problems.own_data import TEST, from_files
 from hush.source import as_source
 
 ProblemName = Annotated[

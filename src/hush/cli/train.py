@@ -23,7 +23,7 @@ from hush.loop import train as take_steps
 from hush.methods import make_plan
 from hush.methods import reason as why
 from hush.plan import Plan
-from hush.printable import printable
+from hush.printable import make_printable
 from hush.privacy.accounting import Adjacency
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
@@ -189,7 +189,7 @@ def _take_steps(name: str, run: Run, keep: Kept, every: int, quiet: bool) -> Non
     code = 130
     with interrupts() as asked, progress(quiet) as bar:
         shown = bar.add_task(
-            f"training {printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
+            f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
         try:
             for _ in take_steps(run, checkpoints=keep.checkpoints, every=every):

@@ -6,7 +6,15 @@ nobody else's. README.md beside this file says what that proves and what it assu
 
 from __future__ import annotations
 
-from hush.draws.current import by_place, computing_again, drawing, model_randomness, only, settled
+from hush.draws.current import computing_again, drawing, drawing_only, is_by_place, model_randomness, settling_draws
 from hush.draws.kinds import Unplaced
 
-__all__ = ["Unplaced", "by_place", "computing_again", "drawing", "model_randomness", "only", "settled"]
+__all__ = [
+    "Unplaced",
+    "computing_again",
+    "drawing",
+    "drawing_only",
+    "is_by_place",
+    "model_randomness",
+    "settling_draws",
+]

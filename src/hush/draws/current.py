@@ -1,4 +1,4 @@
-"""The draws of the piece that is being computed: who asks for them, and under which number and place."""
+"""The draws of the piece that is being computed: their places, and the contexts that give them to a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hush.draws.bits import ONE, Places, table
-from hush.draws.kinds import SIZES, Folded, Kind, Kinds, Rows, Seen, Shared, Unplaced, by_shape
+from hush.draws.kinds import SIZES, DrawLog, Folded, Kind, Kinds, PerExample, Shared, Unplaced, guess_kind
 from hush.draws.modes import Functions, Operations
-from hush.draws.numbers import Numbers
+from hush.draws.numbers import ONE, Numbers, Places, draw_rows
 from hush.errors import Refused
 from hush.randomness import Counter, Secret
 
@@ -32,7 +31,7 @@ class Draws:
     places: Places
     counter: Counter
     kinds: Kinds | None = None
-    seen: Seen | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
+    seen: DrawLog | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
     proven: bool = True  # by shape alone where nothing is proven
     again: bool = False  # the backward pass is under computing_again()
 
@@ -43,7 +42,7 @@ class Draws:
         if self.seen is not None:
             self.seen.append((number, logical))
         self._mind_checkpoints()
-        kind = self._kind(number, logical, n)
+        kind = self._decide_kind(number, logical, n)
         if isinstance(kind, Folded) and not mapped and n > 1:
             raise Unplaced("a random draw has no dimension that holds the examples alone")
         places, stream = (ONE, "shared") if isinstance(kind, Shared) else (self.places, "place")
@@ -52,16 +51,16 @@ class Draws:
         return Numbers(
             total // max(1, len(places)),
             device,
-            lambda width, dtype: table(key, places, width, dtype),
-            lambda rows: _arranged(rows, kind, tuple(shape), mapped),
+            lambda width, dtype: draw_rows(key, places, width, dtype),
+            lambda rows: _arrange(rows, kind, tuple(shape), mapped),
         )
 
     def shares(self, shape: Sequence[int]) -> bool:
         """Whether the next draw is one that all examples share."""
-        return isinstance(self._kind(self.counter.number, tuple(shape), 1), Shared)
+        return isinstance(self._decide_kind(self.counter.number, tuple(shape), 1), Shared)
 
     def check(self) -> None:
-        """Refuse where something was drawn past us."""
+        """Refuse where something was drawn from torch's own generators."""
         self.counter.check()
 
     def _mind_checkpoints(self) -> None:
@@ -72,18 +71,18 @@ class Draws:
             raise Unplaced("activation checkpointing draws its random numbers again in the backward pass")
         self.counter.again = True
 
-    def _kind(self, number: int, shape: tuple[int, ...], n: int) -> Kind:
+    def _decide_kind(self, number: int, shape: tuple[int, ...], n: int) -> Kind:
         if self.seen is not None or not self.proven:
-            return by_shape(shape, n)
-        assert self.kinds is not None, "a model's draws are looked at before they are used: settle()"
-        return self.kinds.kind(number, shape, n)
+            return guess_kind(shape, n)
+        assert self.kinds is not None, "a model's draws are looked at before they are used: settling_draws()"
+        return self.kinds.find(number, shape, n)
 
 
-def _arranged(rows: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool) -> Tensor:
+def _arrange(rows: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool) -> Tensor:
     """Rows of numbers in the shape that was asked for."""
     if isinstance(kind, Shared):
         return rows.reshape(shape[1:]).expand(shape) if mapped else rows.reshape(shape)
-    if mapped or not isinstance(kind, Rows) or kind.dim == 0:
+    if mapped or not isinstance(kind, PerExample) or kind.dim == 0:
         return rows.reshape(shape)
     rest = shape[: kind.dim] + shape[kind.dim + 1 :]
     return rows.reshape(-1, *rest).movedim(0, kind.dim)
@@ -93,7 +92,7 @@ _CURRENT: ContextVar[Draws | None] = ContextVar("the draws of the piece", defaul
 
 
 @contextmanager
-def _current(draws: Draws) -> Iterator[None]:
+def _setting_current(draws: Draws) -> Iterator[None]:
     token = _CURRENT.set(draws)
     try:
         yield
@@ -108,12 +107,12 @@ def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.de
     They are the same for every gradient engine, for both points of a two-point query, however the batch is cut, and
     after a resume. torch's own generators come back as they were; a model that drew from them is refused.
     """
-    with Counter.counting(device) as counter, _current(Draws(secret, step, Places.of(places), counter)):
+    with Counter.counting(device) as counter, _setting_current(Draws(secret, step, Places.of(places), counter)):
         yield
         counter.check()
 
 
-def by_place() -> bool:
+def is_by_place() -> bool:
     """Whether draws follow the examples: inside ``model_randomness``."""
     return _CURRENT.get() is not None
 
@@ -122,7 +121,7 @@ def drawing(*, proven: bool = True, again: bool = False) -> AbstractContextManag
     """Around a forward: torch's random numbers come from the piece's draws.
 
     ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
-    ``model_randomness`` torch's own generator is left to work as ever."""
+    ``model_randomness`` torch's own generator works as it always does."""
     draws = _CURRENT.get()
     return nullcontext() if draws is None else Functions(replace(draws, proven=proven, again=again))
 
@@ -136,7 +135,7 @@ def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
 
 
 def saved_tensors_are_hooked() -> bool:
-    """Whether what autograd saves is handed to somebody else, as activation checkpointing does."""
+    """Whether what autograd saves is handed to other code, as activation checkpointing does."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
             return False
@@ -145,28 +144,30 @@ def saved_tensors_are_hooked() -> bool:
 
 
 @contextmanager
-def only(rows: Tensor) -> Iterator[None]:
+def drawing_only(rows: Tensor) -> Iterator[None]:
     """Compute some of the rows of the piece, each with its own numbers."""
     draws = _CURRENT.get()
     if draws is None:
         yield
         return
-    with _current(replace(draws, places=draws.places.take(rows))):
+    with _setting_current(replace(draws, places=draws.places.take(rows))):
         yield
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Trial:
     losses: Callable[[], Any]
     training: bool
     kinds: Kinds
 
 
-_TRIED: weakref.WeakKeyDictionary[nn.Module, _Tried] = weakref.WeakKeyDictionary()
+_TRIED: weakref.WeakKeyDictionary[nn.Module, _Trial] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any, n: int) -> Iterator[None]:
+def settling_draws(
+    model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any, n: int
+) -> Iterator[None]:
     """Know which draws of ``forward(content)`` belong to single examples, from two small forwards, once a model."""
     draws = _CURRENT.get()
     if draws is None:
@@ -176,25 +177,25 @@ def settled(model: nn.Module, losses: Any, forward: Callable[[Any], Any], conten
         raise RuntimeError("the piece has another number of places than of examples")
     known = _TRIED.get(model)
     if known is None or known.losses() != losses or known.training != model.training:
-        known = _Tried(_weak(losses), model.training, _try(draws, forward, content))
+        known = _Trial(_refer_weakly(losses), model.training, _try_model(draws, forward, content))
         _TRIED[model] = known
-    with _current(replace(draws, kinds=known.kinds)):
+    with _setting_current(replace(draws, kinds=known.kinds)):
         yield
 
 
-def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
-    found: list[Seen] = []
+def _try_model(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
+    found: list[DrawLog] = []
     for size in SIZES:
         first = torch.zeros(size, dtype=torch.int64)
         few = pytree.tree_map(lambda t, first=first: t[first.to(t.device)] if isinstance(t, Tensor) else t, content)
         found.append([])
         rewind = draws.counter.remembered()
         trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
-        others = _other_generators()
-        with torch.no_grad(), _current(trial), drawing(again=True):
+        others = _read_other_generators()
+        with torch.no_grad(), _setting_current(trial), drawing(again=True):
             forward(few)
         rewind()
-        if _other_generators() != others:
+        if _read_other_generators() != others:
             raise Refused(
                 "the model, its losses or an augmentation draws from Python's random or from numpy, which neither "
                 "follows the examples nor comes back after a resume: draw with torch"
@@ -204,14 +205,14 @@ def _try(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kinds:
     return Kinds.of(*found)
 
 
-def _other_generators() -> tuple[Any, ...]:
+def _read_other_generators() -> tuple[Any, ...]:
     name, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
-def _weak(value: Any) -> Callable[[], Any]:
+def _refer_weakly(value: Any) -> Callable[[], Any]:
     """A reference that does not keep a loss (and all that it closes over) alive, where there is one."""
     try:
-        return weakref.WeakMethod(value) if isinstance(value, type(_weak.__get__(0))) else weakref.ref(value)
+        return weakref.WeakMethod(value) if isinstance(value, type(_refer_weakly.__get__(0))) else weakref.ref(value)
     except TypeError:
         return lambda: value

@@ -29,7 +29,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PerExample:
     """A draw with the examples in one of its dimensions."""
 
     dim: int = 0
@@ -40,8 +40,8 @@ class Folded:
     """A draw that grows with the batch in another way."""
 
 
-Kind = Shared | Rows | Folded
-Seen = list[tuple[int, Shape]]
+Kind = Shared | PerExample | Folded
+DrawLog = list[tuple[int, Shape]]
 """The number and shape of each draw, in order."""
 
 
@@ -52,7 +52,7 @@ class Kinds:
     by_number: dict[int, Kind] = field(default_factory=dict)
 
     @staticmethod
-    def of(two: Seen, three: Seen) -> Kinds:
+    def of(two: DrawLog, three: DrawLog) -> Kinds:
         """From the draws on two and on three copies of one example."""
         if [number for number, _ in two] != [number for number, _ in three]:
             raise Refused(
@@ -61,23 +61,23 @@ class Kinds:
             )
         found: dict[int, Kind] = {}
         for (number, a), (_, b) in zip(two, three, strict=True):
-            kind = _kind(a, b)
+            kind = _decide_kind(a, b)
             if found.setdefault(number, kind) != kind:
                 raise Refused("the model sets torch's generator and draws different shapes from it: remove that")
         return Kinds(found)
 
     @cached_property
-    def plain(self) -> bool:
+    def is_simple(self) -> bool:
         """Every draw has the examples first or is one number for all: then the order of draws does not matter."""
-        return all(kind in (Rows(0), Shared(())) for kind in self.by_number.values())
+        return all(kind in (PerExample(0), Shared(())) for kind in self.by_number.values())
 
-    def kind(self, number: int, shape: Shape, n: int) -> Kind:
+    def find(self, number: int, shape: Shape, n: int) -> Kind:
         """The kind of a draw of this shape where n examples are computed together; refuses what was not seen."""
         if shape == () and not isinstance(self.by_number.get(number), Folded):
             return Shared(())
-        kind = Rows(0) if self.plain else self.by_number.get(number)
+        kind = PerExample(0) if self.is_simple else self.by_number.get(number)
         fits = kind == Shared(shape) or isinstance(kind, Folded)
-        if isinstance(kind, Rows):
+        if isinstance(kind, PerExample):
             fits = kind.dim < len(shape) and shape[kind.dim] == n
         if kind is None or not fits:
             raise Refused(
@@ -87,16 +87,16 @@ class Kinds:
         return kind
 
 
-def by_shape(shape: Shape, n: int) -> Kind:
+def guess_kind(shape: Shape, n: int) -> Kind:
     """For ordinary training, where nothing is proven: the examples are first wherever the size says so."""
-    return Rows(0) if shape and shape[0] == n else Shared(shape)
+    return PerExample(0) if shape and shape[0] == n else Shared(shape)
 
 
-def _kind(two: Shape, three: Shape) -> Kind:
+def _decide_kind(two: Shape, three: Shape) -> Kind:
     if two == three:
         return Shared(two)
     if len(two) != len(three):
         return Folded()
     grown = [dim for dim, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
     (dim, *more) = grown
-    return Rows(dim) if not more and (two[dim], three[dim]) == SIZES else Folded()
+    return PerExample(dim) if not more and (two[dim], three[dim]) == SIZES else Folded()

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.draws.numbers import Numbers
-from hush.draws.operations import FILLS, OPERATIONS, dropout, rand, randn, randperm, refusal, refused
+from hush.draws.operations import FILLS, OPERATIONS, dropout, is_refused, make_refusal, rand, randn, randperm
 from hush.errors import Refused
 
 
@@ -34,7 +34,7 @@ class Drawer(Protocol):
         ...
 
     def check(self) -> None:
-        """Refuse where something was drawn past us."""
+        """Refuse where something was drawn from torch's own generators."""
         ...
 
 
@@ -47,17 +47,17 @@ multi_head_attention_forward fractional_max_pool2d_with_indices fractional_max_p
 _fractional_max_pool2d _fractional_max_pool3d scaled_dot_product_attention"""
 
 
-def _named(owner: Any, names: str) -> Iterable[Any]:
+def _find_all(owner: Any, names: str) -> Iterable[Any]:
     return [getattr(owner, name) for name in names.split() if hasattr(owner, name)]
 
 
 RANDOM = frozenset(
     [
-        *_named(torch, _TORCH),
-        *_named(Tensor, _TENSOR),
-        *_named(F, _FUNCTIONAL),
-        *_named(torch._C._nn, "rrelu_with_noise rrelu_with_noise_ scaled_dot_product_attention"),
-        *_named(torch.nn.init, "uniform_ normal_ trunc_normal_ kaiming_uniform_ constant_"),
+        *_find_all(torch, _TORCH),
+        *_find_all(Tensor, _TENSOR),
+        *_find_all(F, _FUNCTIONAL),
+        *_find_all(torch._C._nn, "rrelu_with_noise rrelu_with_noise_ scaled_dot_product_attention"),
+        *_find_all(torch.nn.init, "uniform_ normal_ trunc_normal_ kaiming_uniform_ constant_"),
     ]
 )
 
@@ -77,7 +77,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawer, self.mapped = drawer, False
 
-    def numbers(self, shape: Sequence[int], device: torch.device) -> Numbers:
+    def start_draw(self, shape: Sequence[int], device: torch.device) -> Numbers:
         """Start a draw."""
         return self.drawer.start(shape, device, self.mapped)
 
@@ -86,12 +86,12 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = OPERATIONS.get(func.overloadpacket)
         if operation is not None:
             _check_options(func, options)
-            return operation(self.numbers, *args, **options)
-        if refused(func, args, options):
+            return operation(self.start_draw, *args, **options)
+        if is_refused(func, args, options):
             with self:
                 parts = func.decompose(*args, **options)
             if parts is NotImplemented:
-                raise refusal(func.overloadpacket.__name__)
+                raise make_refusal(func.overloadpacket.__name__)
             return parts
         return func(*args, **options)
 
@@ -116,7 +116,7 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in RANDOM:
             return func(*args, **kwargs) if kwargs else func(*args)
-        maps = _maps()
+        maps = _count_maps()
         if maps > 1:
             raise Refused(
                 "the model draws random numbers inside a torch.func.vmap of its own, where no number belongs to one "
@@ -125,29 +125,29 @@ class Functions(TorchFunctionMode):
         self.operations.mapped = maps == 1
         options = dict(kwargs or {})
         if func is F.dropout and not maps and type(args[0]) is Tensor:
-            return dropout(self.operations.numbers, *args, **options)
+            return dropout(self.operations.start_draw, *args, **options)
         directly = OUTSIDE.get(func)
-        if directly is not None and maps and self._outside(func, args, options):
+        if directly is not None and maps and self._is_outside(func, args, options):
             _check_options(func, options)
             self.operations.mapped = False
-            args = (_size(args),) if func in (torch.rand, torch.randn) else args
-            return directly(self.operations.numbers, *args, **options)
+            args = (_read_size(args),) if func in (torch.rand, torch.randn) else args
+            return directly(self.operations.start_draw, *args, **options)
         with self.operations:
             return func(*args, **options)
 
-    def _outside(self, func: Any, args: Any, options: dict[str, Any]) -> bool:
+    def _is_outside(self, func: Any, args: Any, options: dict[str, Any]) -> bool:
         """Under torch.func: what is shared by all examples, and no part of the map."""
         if func is torch.randperm:
             return True
         if options.keys() - {"dtype", "device", "generator"} or not args:
             return False
         if func in (torch.rand, torch.randn):
-            return self.drawer.shares(_size(args))
+            return self.drawer.shares(_read_size(args))
         x = args[0]
         return not torch._C._functorch.is_batchedtensor(x) and self.drawer.shares(tuple(x.shape))
 
 
-def _size(args: Any) -> tuple[int, ...]:
+def _read_size(args: Any) -> tuple[int, ...]:
     """rand(2, 3) and rand((2, 3))."""
     return tuple(args[0]) if isinstance(args[0], Sequence) else tuple(args)
 
@@ -162,7 +162,7 @@ def _check_options(func: Any, options: dict[str, Any]) -> None:
         raise Refused(f"the model calls '{func.__name__}' with out=…: use its result instead")
 
 
-def _maps() -> int:
+def _count_maps() -> int:
     """How many of torch.func's maps are under way."""
     stack = torch._C._functorch.get_interpreter_stack()
     return sum(each.key() == torch._C._functorch.TransformType.Vmap for each in stack or ())

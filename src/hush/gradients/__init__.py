@@ -13,20 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush.draws import Unplaced, drawing, settled
+from hush.draws import Unplaced, drawing, settling_draws
 from hush.errors import Refused
-from hush.gradients.augmented import Augmented
 from hush.gradients.automatic import record_automatic
-from hush.gradients.check import check_model, to_group_norm
+from hush.gradients.book_keeping import record_book_keeping
 from hush.gradients.comparison import Case
-from hush.gradients.engine import record_book_keeping
-from hush.gradients.exact import exact_products
 from hush.gradients.functional import record_functional
-from hush.gradients.placed import as_placed, placed
-from hush.gradients.spot import Inspected, Watch
-from hush.gradients.substitutes import substituted
-from hush.gradients.tape import EmptyTape, GradientWarning, Point, Tape, batch_size
-from hush.gradients.untouched import Untouched
+from hush.gradients.model_checks import Untouched, check_model, to_group_norm
+from hush.gradients.points import Augmented, Point, read_batch_size
+from hush.gradients.rounding import exact_products
+from hush.gradients.spot_checks import Inspected, Watch
+from hush.gradients.substitutes import substituting
+from hush.gradients.tape import EmptyTape, GradientWarning, Tape, fit_to_piece, placing
 from hush.gradients.watched import Unhandled
 from hush.named import Losses, trainable
 from hush.validate import one_of
@@ -39,20 +37,20 @@ __all__ = [
     "Untouched",
     "Watch",
     "check_model",
-    "placed",
+    "placing",
     "record",
     "to_group_norm",
 ]
 
 
-def _only_book_keeping(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
+def _record_strictly(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> Tape:
     try:
         return record_book_keeping(model, losses, content, n, points)
     except Unhandled as stop:
         raise Refused(f"book-keeping cannot follow this model by itself: {stop.why}; use engine='auto'") from stop
 
 
-_ENGINES = {"auto": record_automatic, "book-keeping": _only_book_keeping, "functional": record_functional}
+_ENGINES = {"auto": record_automatic, "book-keeping": _record_strictly, "functional": record_functional}
 
 
 def record(
@@ -67,34 +65,34 @@ def record(
     one_of(_ENGINES, engine=engine)
     spot = losses if isinstance(losses, Inspected) else None
     losses = losses.losses if isinstance(losses, Inspected) else losses
-    n = batch_size(content)
+    n = read_batch_size(content)
     if n == 0:
         params = trainable(model)
         like = next(iter(params.values()))
         return EmptyTape(like.new_zeros(0), {name: p.detach() for name, p in params.items()})
     chosen = list(points or [Point()])
-    with settled(model, losses, lambda few: _drawn(model, losses, few), content, n):
+    with settling_draws(model, losses, lambda few: _draw_all(model, losses, few), content, n):
         if isinstance(losses, Augmented):
-            chosen = _views(losses, content, chosen)
+            chosen = _draw_views(losses, content, chosen)
             losses = losses.losses
         start = torch.get_rng_state() if spot else None
         with exact_products():
             tape = _ENGINES[engine](model, losses, content, n, chosen)
         if spot and start is not None:
             spot.check(Case(model, losses, content, n, chosen), tape, start)
-        return as_placed(tape)
+        return fit_to_piece(tape)
 
 
-def _drawn(model: nn.Module, losses: Losses, content: Any) -> None:
+def _draw_all(model: nn.Module, losses: Losses, content: Any) -> None:
     """Everything that is drawn for a batch, in the order in which an engine draws it."""
     if isinstance(losses, Augmented):
         content = losses.points(content, [Point()])[0].content
         losses = losses.losses
-    with substituted(model.modules()):
+    with substituting(model.modules()):
         losses(model, content)
 
 
-def _views(losses: Augmented, content: Any, points: Sequence[Point]) -> list[Point]:
+def _draw_views(losses: Augmented, content: Any, points: Sequence[Point]) -> list[Point]:
     try:
         with drawing():
             return losses.points(content, points)

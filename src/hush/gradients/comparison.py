@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.draws import by_place, drawing, only
+from hush.draws import drawing, drawing_only, is_by_place
 from hush.errors import HushError
-from hush.gradients.functional import losses_alone, record_functional, record_one_by_one
-from hush.gradients.swapped import doubled, in_double, recording
-from hush.gradients.tape import Point, Tape
+from hush.gradients.functional import compute_losses_alone, record_functional, record_one_by_one
+from hush.gradients.points import Point
+from hush.gradients.swaps import computing_in_float64, recording, widen
+from hush.gradients.tape import Tape
 from hush.named import Losses, Named, trainable
 from hush.source import to_each
 
@@ -43,7 +44,7 @@ class Case:
     n: int
     points: Sequence[Point]
 
-    def some(self, which: Tensor) -> Case:
+    def take(self, which: Tensor) -> Case:
         """These examples of it as a batch of their own."""
 
         def rows(content: Any) -> Any:
@@ -52,20 +53,20 @@ class Case:
         points = [Point(p.coefficient, p.params, None if p.content is None else rows(p.content)) for p in self.points]
         return Case(self.model, self.losses, rows(self.content), len(which), points)
 
-    def in_double(self) -> Case:
+    def widen(self) -> Case:
         """The same in float64, for a model that is in float64."""
 
         def double(content: Any) -> Any:
-            return None if content is None else to_each(in_double, content)
+            return None if content is None else to_each(widen, content)
 
         points = [Point(p.coefficient, double(p.params), double(p.content)) for p in self.points]
         return Case(self.model, self.losses, double(self.content), self.n, points)
 
-    def booked(self, book: Book) -> Tape:
+    def keep_book(self, book: Book) -> Tape:
         """By book-keeping, all together."""
         return book(self.content, self.n, self.points)
 
-    def alone(self, engine: str = "") -> tuple[Tape, str]:
+    def record_alone(self, engine: str = "") -> tuple[Tape, str]:
         """Every example by itself, by torch.func where it can map the model; and the engine that it took."""
         given = (self.model, self.losses, self.content, self.n, self.points)
         if engine != "one by one":
@@ -77,81 +78,82 @@ class Case:
                 pass
         return record_one_by_one(*given), "one by one"
 
-    def losses_alone(self) -> Tensor:
+    def compute_losses_alone(self) -> Tensor:
         """Every example's loss as if it were alone, under the model randomness of its place in the batch."""
         first = self.points[0]
         seen = self.content if first.content is None else first.content
-        return losses_alone(self.model, self.losses, seen, first.params)
+        return compute_losses_alone(self.model, self.losses, seen, first.params)
 
 
 @contextmanager
-def unnoticed(start: Tensor | None = None) -> Iterator[Callable[[], bool]]:
-    """Leave torch's generator as it was found. Gives a function that says whether numbers were drawn since ``start``
+def keeping_generator(start: Tensor | None = None) -> Iterator[Callable[[], bool]]:
+    """Put torch's generator back afterwards. Gives a function that says whether numbers were drawn since ``start``
     (this moment by default), and goes back to it."""
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func on rare operations
         before = torch.get_rng_state() if start is None else start
 
-        def drawn() -> bool:
+        def rewind() -> bool:
             drew = not torch.equal(before, torch.get_rng_state())
             torch.set_rng_state(before)
             return drew
 
-        yield drawn
+        yield rewind
 
 
-def in_float64(case: Case, judge: Callable[[Case], Any], otherwise: Callable[[], Any]) -> Any:
+def judge_in_float64(case: Case, judge: Callable[[Case], Any], otherwise: Callable[[], Any]) -> Any:
     """``judge`` of the case in float64; ``otherwise`` where the model does not run in it."""
     try:
-        with doubled(case.model):
-            return judge(case.in_double())
+        with computing_in_float64(case.model):
+            return judge(case.widen())
     except HushError:
         raise
     except Exception:  # such as a float32 that is written into the forward
         return otherwise()
 
 
-def unmixed(case: Case, tape: Tape, which: Tensor, engine: str, random: bool, rewind: Callable[[], Any]) -> bool:
+def is_unmixed(case: Case, tape: Tape, which: Tensor, engine: str, random: bool, rewind: Callable[[], Any]) -> bool:
     """Whether the tape of a batch gives these examples what they have alone.
 
-    By place, an example draws the same in whatever company. Where nobody gave places, what a model draws belongs to
-    the rows of the batch: a model that draws is then compared by the losses of all of them, and one that torch.func
-    cannot map besides cannot be compared."""
-    if not random or by_place():
+    By place, an example draws the same in every batch. Without places, what a model draws belongs to the rows of the
+    batch: a model that draws is then compared by the losses of all of them, and one that torch.func cannot map either
+    cannot be compared."""
+    if not random or is_by_place():
         rewind()
-        with only(which):
-            return rows_agree(tape, which, case.some(which).alone(engine)[0])
+        with drawing_only(which):
+            return rows_agree(tape, which, case.take(which).record_alone(engine)[0])
     if engine == "one by one":
         return True
     rewind()
-    right = case.losses_alone()
-    return near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+    right = case.compute_losses_alone()
+    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12)
 
 
 def rows_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
     """Whether these examples of a tape have the losses and the gradients that they have alone."""
-    found, right = _rows(tape, which), _rows(alone, torch.arange(len(which)))
+    found, right = _take_rows(tape, which), _take_rows(alone, torch.arange(len(which)))
     sizes = [float(g.nan_to_num(0, 0, 0).norm()) for row in right for g in row.values()]
     scale = max(sizes, default=0.0) + 1e-12
     losses = alone.losses.detach()
     here = tape.losses[which.to(losses.device)].detach()
-    if not near(here, losses, scale):
+    if not are_near(here, losses, scale):
         return False
-    return all(_same(a[name], b[name], scale) for a, b in zip(found, right, strict=True) for name in b)
+    return all(_is_same(a[name], b[name], scale) for a, b in zip(found, right, strict=True) for name in b)
 
 
 def norms_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
     """Whether a tape's norms are those of the gradients that the examples have alone.
 
-    Whose norm is not finite is in no sum, and left out here."""
+    An example whose norm is not finite is in no sum, and left out here."""
     mine, right = tape.squared_norms(certain=False), alone.squared_norms(certain=False)
     pairs = [(mine[name][which.to(b.device)].sqrt(), b.sqrt()) for name, b in right.items()]
     largest = max((float(b.nan_to_num(0, 0, 0).max()) for _, b in pairs), default=0.0)
     pairs = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in pairs]
-    return all(near(a, b, largest + 1e-6) for a, b in pairs)  # a norm never underestimates: that of nothing is not zero
+    # a norm is never underestimated: that of nothing is not zero
+    return all(are_near(a, b, largest + 1e-6) for a, b in pairs)
 
 
-def near(a: Tensor, b: Tensor, scale: float) -> bool:
+def are_near(a: Tensor, b: Tensor, scale: float) -> bool:
     """Whether numbers agree, and are finite in the same places."""
     finite = torch.isfinite(b)
     if not torch.equal(finite, torch.isfinite(a)):
@@ -160,21 +162,21 @@ def near(a: Tensor, b: Tensor, scale: float) -> bool:
     return bool(((a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)).all())
 
 
-def _same(a: Tensor, b: Tensor, scale: float) -> bool:
+def _is_same(a: Tensor, b: Tensor, scale: float) -> bool:
     size = b.norm()
     if not bool(torch.isfinite(size)):
         return not bool(torch.isfinite(a).all())
     return bool((a - b).norm() <= CLOSE.get(b.dtype, 0.05) * (size + 1e-2 * scale))
 
 
-def _rows(tape: Tape, which: Tensor) -> list[Named]:
+def _take_rows(tape: Tape, which: Tensor) -> list[Named]:
     """The whole gradients of a few examples."""
     every = torch.zeros(len(which), len(tape.losses), dtype=tape.losses.dtype, device=tape.losses.device)
     every[torch.arange(len(which)), which.to(every.device)] = 1
     return [tape.sum(one) for one in every]
 
 
-def reason(case: Case, alone: Tape) -> str:
+def explain_difference(case: Case, alone: Tape) -> str:
     """Why book-keeping and the reference differ on a few examples: they meet, or a part of the gradient is missed.
 
     Where they do not meet, the ordinary gradient of the whole loss is the sum of those that the examples have alone."""
@@ -189,4 +191,4 @@ def reason(case: Case, alone: Tape) -> str:
             total[name] += 0 if g is None else point.coefficient * g
     right = alone.sum(torch.ones_like(alone.losses))
     scale = max(float(g.norm()) for g in right.values()) + 1e-12
-    return MISSED if all(_same(total[name], right[name], scale) for name in right) else MIXED
+    return MISSED if all(_is_same(total[name], right[name], scale) for name in right) else MIXED

@@ -18,10 +18,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.costs import ENTRY, GRAM, HOLD, ROOM, chunk_of, depth_of
-from hush.gradients.rounding import BLOCK, hidden, lengths, squares
+from hush.gradients.rounding import BLOCK, bound_columns, bound_squares, underflow_margin
 from hush.gradients.tape import Weights
-from hush.gradients.terms import Reach, Rows, Term, allowed, of_products, products
+from hush.gradients.terms import (
+    ENTRY,
+    GRAM,
+    HOLD,
+    ROOM,
+    HeldRows,
+    Reach,
+    Term,
+    add_allowance,
+    bound_from_grams,
+    chunk_of,
+    compute_grams,
+    depth_of,
+)
 from hush.gradients.windows import Columns, Filler
 
 
@@ -66,7 +78,7 @@ class Convolution:
         added = list(self.output_padding) or [0] * self.dims
         return list(self.stride), list(self.padding), list(self.dilation), self.transposed, added, self.groups
 
-    def padded(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
         """x with the zeros that two-sided padding cannot express."""
         return F.pad(x, self.extra) if self.extra else x
 
@@ -82,9 +94,9 @@ class Convolution:
 
     def term(self, x: Tensor, gy: Tensor, weight: Tensor) -> Term:
         """The gradients themselves where that is the cheaper way, else what they are made of."""
-        kept = Windowed(self, x, gy.contiguous(), weight)
+        windowed = Windowed(self, x, gy.contiguous(), weight)
         small = weight.numel() <= ROOM * (x[0].numel() + gy[0].numel())
-        return Rows(kept.rows(0, x.shape[0])) if small and kept.held_is_cheaper() else kept
+        return HeldRows(windowed.rows(0, x.shape[0])) if small and windowed.held_is_cheaper() else windowed
 
 
 @dataclass(frozen=True)
@@ -117,24 +129,24 @@ class Windowed:
         return self.weight[0].numel()
 
     def held_is_cheaper(self) -> bool:
-        """The cost model of :mod:`hush.gradients.costs` with the wide side's own Gram matrix."""
+        """The cost model of :func:`hush.gradients.terms.held_is_cheaper` with the wide side's own Gram matrix."""
         pairs = math.prod(self.wide.shape[2:]) ** 2 * self.wide.shape[1] * GRAM
         pairs += self.positions**2 * (
             self.weight.shape[0] * GRAM + self.weight[0, 0].numel() * ENTRY * self.rule.groups
         )
         return self.weight.numel() * HOLD < pairs
 
-    def factors(self, start: int, stop: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def unfold(self, start: int, stop: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A few examples at a time: windows (m·groups, window, P) and the narrow side (m·groups, channels, P)."""
         groups, step = self.rule.groups, min(step, stop - start)
         filler = Filler.of(self.rule, self.wide, self.narrow, tuple(self.weight.shape[2:]), step)
         for low in range(start, stop, step):
             high = min(low + step, stop)
-            windows, narrow = filler.windows_of(self.wide[low:high]), filler.narrow_of(self.narrow[low:high])
+            windows, narrow = filler.fill_windows(self.wide[low:high]), filler.fill_narrow(self.narrow[low:high])
             shape = ((high - low) * groups, -1, windows.shape[-1])
             yield windows.reshape(shape), narrow.reshape(shape)
 
-    def _few(self, n: int) -> int:
+    def _fit_cache(self, n: int) -> int:
         """How many examples' windows stay in the cache."""
         return chunk_of(self.wide.shape[1] * self.weight[0, 0].numel() * self.positions, n)
 
@@ -142,7 +154,7 @@ class Windowed:
         """gᵢ by one batched product over the windows, a few examples at a time."""
         n, groups = stop - start, self.rule.groups
         out, done = self.weight.new_empty(n * groups, self.weight.shape[0] // groups, self.window), 0
-        for windows, narrow in self.factors(start, stop, self._few(n)):
+        for windows, narrow in self.unfold(start, stop, self._fit_cache(n)):
             torch.bmm(narrow, windows.transpose(1, 2), out=out[done : done + len(windows)])
             done += len(windows)
         return out.view(n, *self.weight.shape)
@@ -150,28 +162,28 @@ class Windowed:
     def reach(self) -> Reach:
         """s = Σ_p ‖a_p‖‖b_p‖, the windows' lengths from those of the wide side's entries; by group, then together."""
         n, groups = self.x.shape[0], self.rule.groups
-        wide, narrow = (self._lengths(t, hidden(t.dtype)) for t in (self.wide, self.narrow))
-        windows = wide.new_full((n * groups, *self.narrow.shape[2:]), hidden(self.x.dtype))
+        wide, narrow = (self._bound_entries(t, underflow_margin(t.dtype)) for t in (self.wide, self.narrow))
+        windows = wide.new_full((n * groups, *self.narrow.shape[2:]), underflow_margin(self.x.dtype))
         for to, source in self._taps():
             windows[(slice(None), *to)] += wide[(slice(None), *source)]
         s = windows.mul_(narrow).sqrt_().view(n, groups, -1).sum(2)
         return Reach(self.positions, s.square_().sum(1).sqrt_())
 
-    def _lengths(self, side: Tensor, more: float) -> Tensor:
+    def _bound_entries(self, side: Tensor, more: float) -> Tensor:
         """‖entry‖² over the channels of one group, (n · groups, *positions)."""
         each = side.reshape(side.shape[0] * self.rule.groups, -1, math.prod(side.shape[2:]))
-        return lengths(each, more).view(-1, *side.shape[2:])
+        return bound_columns(each, more).view(-1, *side.shape[2:])
 
-    def squares(self, certain: bool = True) -> Tensor:
+    def bound_squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
         if not self.held_is_cheaper():
-            return self.gram_squares(certain)
+            return self.bound_by_grams(certain)
         n = self.x.shape[0]
-        rows = (torch.bmm(b, a.transpose(1, 2)) for a, b in self.factors(0, n, self._few(n)))
-        found = torch.cat([squares(r, certain=certain) for r in rows]).view(n, self.rule.groups).sum(1)
-        return allowed(found, [self.reach()], self.x.dtype) if certain else found
+        rows = (torch.bmm(b, a.transpose(1, 2)) for a, b in self.unfold(0, n, self._fit_cache(n)))
+        found = torch.cat([bound_squares(r, certain=certain) for r in rows]).view(n, self.rule.groups).sum(1)
+        return add_allowance(found, [self.reach()], self.x.dtype) if certain else found
 
-    def gram_squares(self, certain: bool = True) -> Tensor:
+    def bound_by_grams(self, certain: bool = True) -> Tensor:
         """The second way.
 
         The windows' Gram matrix sums entries of the wide side's own over the taps: (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}."""
@@ -183,22 +195,22 @@ class Windowed:
 
     def _gram(self, wide: Tensor, narrow: Tensor, certain: bool) -> Tensor:
         m, side, grid = wide.shape[0], tuple(self.wide.shape[2:]), tuple(self.narrow.shape[2:])
-        pairs = products(wide).view(m, *side, *side)
+        pairs = compute_grams(wide).view(m, *side, *side)
         windows = pairs.new_zeros(m, *grid, *grid)
         for to, source in self._taps():
             windows[(slice(None), *to, *to)] += pairs[(slice(None), *source, *source)]
         inner = (min(BLOCK, wide.shape[2]) + self.weight[0, 0].numel(), min(BLOCK, narrow.shape[2]))
         size = (m, self.positions, self.positions)
-        return of_products(windows.view(size), products(narrow), inner, wide.dtype, certain)
+        return bound_from_grams(windows.view(size), compute_grams(narrow), inner, wide.dtype, certain)
 
     def _taps(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
         """For each tap of the kernel, the positions at which it falls inside the wide side, and where it falls."""
         side, grid = self.wide.shape[2:], self.narrow.shape[2:]
         for tap in itertools.product(*map(range, self.weight.shape[2:])):
-            to, source = zip(*map(self._inside, range(self.rule.dims), tap, side, grid), strict=True)
+            to, source = zip(*map(self._overlap, range(self.rule.dims), tap, side, grid), strict=True)
             yield to, source
 
-    def _inside(self, dim: int, tap: int, size: int, positions: int) -> tuple[slice, slice]:
+    def _overlap(self, dim: int, tap: int, size: int, positions: int) -> tuple[slice, slice]:
         """The positions at which a tap falls inside the wide side along one dimension, and where it falls."""
         stride, offset = self.rule.stride[dim], tap * self.rule.dilation[dim] - self.rule.padding[dim]
         first = max(0, -(offset // stride))
@@ -206,12 +218,12 @@ class Windowed:
         start = first * stride + offset
         return slice(first, max(first, last)), slice(start, start + max(0, last - first) * stride, stride)
 
-    def weighted(self, weights: Weights) -> Tensor:
+    def sum(self, weights: Weights) -> Tensor:
         """Windows can cancel: their sum is made in double precision and rounded once."""
-        total = self.summed(weights)
+        total = self.sum_in_double(weights)
         return total.new_empty(total.shape, dtype=self.weight.dtype).copy_(total)
 
-    def summed(self, weights: Weights) -> Tensor:
+    def sum_in_double(self, weights: Weights) -> Tensor:
         """One product of matrices for a few examples at a time, in double precision."""
         m, groups, kernel = weights.stop - weights.start, self.rule.groups, tuple(self.weight.shape[2:])
         outputs, step = self.weight.shape[0] // groups, max(1, min(m, depth_of(self.window) // self.positions))

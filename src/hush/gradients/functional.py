@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from hush.draws import by_place, computing_again, drawing, only
-from hush.gradients.swapped import gradients_of, recording, refuse_unseen
-from hush.gradients.tape import HeldTape, Point, check_losses, rewinder
+from hush.draws import computing_again, drawing, drawing_only, is_by_place
+from hush.gradients.points import Point, check_losses, make_rewinder
+from hush.gradients.swaps import compute_gradients, recording, refuse_unseen
+from hush.gradients.tape import HeldTape
 from hush.named import Losses, Named, trainable
 from hush.source import tensors_of, to_each
 
@@ -25,11 +26,11 @@ def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, po
     own = {name: p.detach() for name, p in trainable(model).items()}
     total: Named = {}
     first: Tensor | None = None
-    rewind = rewinder(next(iter(own.values())).device)
+    rewind = make_rewinder(next(iter(own.values())).device)
     for point in points:
         rewind()
         seen = content if point.content is None else point.content
-        values, gradients = _one_point(model, losses, own | (point.params or {}), seen)
+        values, gradients = _record_point(model, losses, own | (point.params or {}), seen)
         first = values if first is None else first
         for name, g in gradients.items():
             term = g if point.coefficient == 1.0 else g * point.coefficient
@@ -38,19 +39,19 @@ def record_functional(model: nn.Module, losses: Losses, content: Any, n: int, po
     return HeldTape(first, total)
 
 
-def _one_point(model: nn.Module, losses: Losses, params: Named, content: Any) -> tuple[Tensor, Named]:
+def _record_point(model: nn.Module, losses: Losses, params: Named, content: Any) -> tuple[Tensor, Named]:
     originals = trainable(model)
-    one_loss = _alone(model, losses, originals, content)
+    one_loss = _isolate_loss(model, losses, originals, content)
     batched = tensors_of(content)
     in_dims = (None, *[0] * len(batched))
     with torch.enable_grad(), drawing():
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
     if values.requires_grad:  # nothing above does: there is a way to the originals
-        refuse_unseen(originals, gradients_of(values, list(originals.values()), torch.ones_like(values)))
+        refuse_unseen(originals, compute_gradients(values, list(originals.values()), torch.ones_like(values)))
     return values.detach(), {name: g.detach() for name, g in gradients.items()}
 
 
-def _alone(model: nn.Module, losses: Losses, originals: Named, content: Any) -> Callable[..., Tensor]:
+def _isolate_loss(model: nn.Module, losses: Losses, originals: Named, content: Any) -> Callable[..., Tensor]:
     """The loss of one example, in a batch of one, as a function of parameters and the example's own tensors."""
 
     def one_loss(current: Named, *example: Tensor) -> Tensor:
@@ -66,11 +67,11 @@ def _alone(model: nn.Module, losses: Losses, originals: Named, content: Any) -> 
 
 
 @torch.no_grad()
-def losses_alone(model: nn.Module, losses: Losses, content: Any, params: Named | None = None) -> Tensor:
+def compute_losses_alone(model: nn.Module, losses: Losses, content: Any, params: Named | None = None) -> Tensor:
     """Each example's loss as if it were alone in its batch, under the model randomness that it has in the batch."""
     originals, batched = trainable(model), tensors_of(content)
     at = {name: p.detach() for name, p in originals.items()} | (params or {})
-    one_loss, in_dims = _alone(model, losses, originals, content), (None, *[0] * len(batched))
+    one_loss, in_dims = _isolate_loss(model, losses, originals, content), (None, *[0] * len(batched))
     with drawing():
         values: Tensor = vmap(one_loss, in_dims=in_dims, randomness="different")(at, *batched)
     return values
@@ -79,11 +80,11 @@ def losses_alone(model: nn.Module, losses: Losses, content: Any, params: Named |
 def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]) -> HeldTape:
     """Per-example gradients by one ordinary backward pass an example: for what torch.func cannot map.
 
-    Each example has the model randomness of its own place; where nobody gave places, what torch's generator draws for
+    Each example has the model randomness of its own place; without places, what torch's generator draws for
     one after the other."""
     originals = trainable(model)
     own = {name: p.detach() for name, p in originals.items()}
-    rewind = rewinder(next(iter(own.values())).device)
+    rewind = make_rewinder(next(iter(own.values())).device)
     rows: dict[str, list[Tensor]] = {name: [torch.zeros_like(p)] * n for name, p in own.items()}
     values: list[Tensor] = []
     for number, point in enumerate(points):
@@ -92,25 +93,25 @@ def record_one_by_one(model: nn.Module, losses: Losses, content: Any, n: int, po
         places = {id(p): leaves[name] for name, p in originals.items()}
         seen = content if point.content is None else point.content
         for i in range(n):
-            if by_place():
+            if is_by_place():
                 rewind()
             single = to_each(lambda t, i=i: t[i : i + 1], seen)
-            with torch.enable_grad(), recording(model, places), only(torch.tensor([i])):
+            with torch.enable_grad(), recording(model, places), drawing_only(torch.tensor([i])):
                 with drawing(again=True):
                     loss = losses(model, single)
                 check_losses(loss, 1)
                 with computing_again():
-                    found = _gradients(loss, leaves, originals)
+                    found = _name_gradients(loss, leaves, originals)
             values += [loss.detach()] if number == 0 else []
             for name, g in found.items():
                 rows[name][i] = rows[name][i] + point.coefficient * g
     return HeldTape(torch.cat(values), {name: torch.stack(each) for name, each in rows.items()})
 
 
-def _gradients(loss: Tensor, leaves: Named, originals: Named) -> Named:
+def _name_gradients(loss: Tensor, leaves: Named, originals: Named) -> Named:
     """The gradients that one loss has, by name."""
     if not loss.requires_grad:
         return {}
-    found = gradients_of(loss, [*leaves.values(), *originals.values()], torch.ones_like(loss))
+    found = compute_gradients(loss, [*leaves.values(), *originals.values()], torch.ones_like(loss))
     refuse_unseen(originals, found[len(leaves) :])
     return {name: g for name, g in zip(leaves, found, strict=False) if g is not None}

@@ -1,4 +1,9 @@
-"""Book-keeping rules of single layers: the ordinary forward, the input's gradient, and a term for each parameter."""
+"""Book-keeping rules of linear layers, convolutions and bare parameters.
+
+A rule runs the ordinary forward, computes the input's gradient, and leaves a term for each parameter. A bare parameter
+is added, multiplied, expanded over the examples, or the right factor of a product: each example gets a view of it of
+its own, of which autograd computes the gradient as of any tensor.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +14,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hush.gradients.convolution import Convolution
-from hush.gradients.terms import Outer, Rows
-from hush.gradients.watched import Entry, Session, entry_of, handles, plain, refuse
-
-
-def opened(x: Any, *parameters: Any, least: int = 2) -> Session:
-    """The session of these parameters, after checking that x holds the examples in its first dimension."""
-    entries = [e for e in map(entry_of, parameters) if e is not None]
-    session = entries[0].session
-    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < least or x.shape[0] != session.n:
-        raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
-    return session
-
-
-def applied(function: Any, *args: Any) -> Tensor:
-    """The output of one of the layers below, tied into autograd's graph."""
-    out: Tensor = function.apply(*args)
-    return out
-
-
-def spread(x: Any, parameter: Any) -> Tensor:
-    """The parameter as a view per example, shaped to be broadcast against x; autograd computes its gradient."""
-    session, entry = opened(x, parameter, least=1), entry_of(parameter)
-    assert entry is not None
-    extra = x.dim() - entry.value.dim()
-    if extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
-        raise refuse("a parameter meets the dimension of the examples", parameter)
-    shape = (1,) * extra + tuple(entry.value.shape)
-    leaf = entry.value.view(shape).expand(session.n, *shape[1:]).detach().requires_grad_()
-    session.leaves.append((entry, leaf))
-    return leaf
+from hush.gradients.terms import HeldRows, Outer
+from hush.gradients.watched import (
+    Entry,
+    Watched,
+    apply_layer,
+    entry_of,
+    give_each_a_view,
+    handles,
+    refuse,
+)
 
 
 class _Linear(torch.autograd.Function):
@@ -60,17 +45,15 @@ def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tens
     weight, bias = entries
     b = gy.reshape(gy.shape[0], -1, gy.shape[-1])
     if weight is not None:
-        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b).cheapest())
+        weight.leave(Outer(x.reshape(x.shape[0], -1, x.shape[-1]), b).choose_form())
     if bias is not None:
-        bias.leave(Rows(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
+        bias.leave(HeldRows(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
 
 
 @handles(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b."""
-    session = opened(input, weight, bias)
-    entries = (entry_of(weight), entry_of(bias))
-    return applied(_Linear, session.anchor, input, plain(weight), plain(bias), entries)
+    return apply_layer(_Linear, input, (weight, bias))
 
 
 class _Conv(torch.autograd.Function):
@@ -89,52 +72,93 @@ class _Conv(torch.autograd.Function):
         if w is not None:
             w.leave(ctx.rule.term(x, gy, weight))
         if b is not None:
-            b.leave(Rows(gy.flatten(2).sum(2)))
+            b.leave(HeldRows(gy.flatten(2).sum(2)))
         gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
         return None, gx, None, None, None, None
 
 
 def _convolve(rule: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    session = opened(x, weight, bias)
     if x.dim() != rule.dims + 2:
         raise refuse("the convolution's input has no dimension of examples", weight, bias)
-    entries = (entry_of(weight), entry_of(bias))
-    return applied(_Conv, session.anchor, rule.padded(x), plain(weight), plain(bias), rule, entries)
+    return apply_layer(_Conv, rule.pad(x), (weight, bias), rule)
 
 
-def _convolution(dims: int) -> Any:
-    def forward(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        rule = Convolution.of(dims, stride, padding, dilation, groups, weight.shape[2:])
-        return _convolve(rule, input, weight, bias)
-
-    return forward
+# The arguments of F.conv1d … F.conv3d and of F.conv_transpose1d … F.conv_transpose3d, in order, with the defaults.
+_ORDINARY = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_TRANSPOSED = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
 
 
-def _transposed(dims: int) -> Any:
-    def forward(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> Tensor:
-        rule = Convolution.transpose(dims, stride, padding, output_padding, groups, dilation)
+def _make_convolution(dims: int, defaults: dict[str, int]) -> Any:
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
+        given = {**defaults, **dict(zip(defaults, args, strict=False)), **options}
+        if defaults is _TRANSPOSED:
+            rule = Convolution.transpose(dims, **given)
+        else:
+            rule = Convolution.of(dims, **given, kernel=weight.shape[2:])
         return _convolve(rule, input, weight, bias)
 
     return forward
 
 
 for _dims in (1, 2, 3):
-    handles(getattr(F, f"conv{_dims}d"))(_convolution(_dims))
-    handles(getattr(F, f"conv_transpose{_dims}d"))(_transposed(_dims))
+    handles(getattr(F, f"conv{_dims}d"))(_make_convolution(_dims, _ORDINARY))
+    handles(getattr(F, f"conv_transpose{_dims}d"))(_make_convolution(_dims, _TRANSPOSED))
+
+
+def _make_elementwise(function: Any) -> Any:
+    def forward(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(left, Watched):
+            return function(give_each_a_view(right, left), right, *args, **kwargs)
+        return function(left, give_each_a_view(left, right), *args, **kwargs)
+
+    return forward
+
+
+for _name in ("add", "sub", "mul", "div", "true_divide"):
+    _function = getattr(torch, _name)
+    handles(_function, getattr(Tensor, _name))(_make_elementwise(_function))
+for _name in ("add", "sub", "mul", "truediv"):
+    _function = getattr(Tensor, f"__{_name}__")
+    handles(_function)(_make_elementwise(_function))
+for _name in ("add", "mul"):
+    _function = getattr(Tensor, f"__{_name}__")
+    handles(getattr(Tensor, f"__r{_name}__"))(_make_elementwise(lambda left, right, f=_function: f(right, left)))
+for _name in ("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__"):
+    _function = getattr(Tensor, _name)
+    handles(_function)(_make_elementwise(_function))
+
+
+@handles(Tensor.expand)
+def expand(parameter: Watched, *sizes: Any) -> Tensor:
+    """A copy for every example, as class tokens and learned queries are used."""
+    shape = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
+    entry = entry_of(parameter)
+    assert entry is not None
+    n, extra = entry.session.n, len(shape) - entry.value.dim()
+    if shape[0] != n or extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
+        raise refuse("a parameter is expanded over something else than the examples", parameter)
+    like = entry.value.new_empty(0).expand(n, *[0] * (len(shape) - 1))
+    return give_each_a_view(like, parameter).expand(shape)
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, entries: tuple[Entry]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        (ctx.entry,) = entries
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        a, b = (t.reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
+        ctx.entry.leave(Outer(a, b).choose_form())
+        return None, gy @ weight.t() if ctx.needs_input_grad[1] else None, None, None
+
+
+@handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def matmul(input: Any, other: Any) -> Tensor:
+    """x W for a parameter W of two dimensions."""
+    if isinstance(input, Watched) or not isinstance(other, Watched) or other.dim() != 2:
+        raise refuse("a product with a parameter that is not its right factor has no book-keeping rule", input, other)
+    return apply_layer(_Matmul, input, (other,))

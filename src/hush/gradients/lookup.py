@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.layers import applied, opened
-from hush.gradients.rounding import squares
+from hush.gradients.rounding import bound_squares
 from hush.gradients.tape import Weights
 from hush.gradients.terms import Reach
-from hush.gradients.watched import Entry, entry_of, handles, plain, refuse
+from hush.gradients.watched import Entry, apply_layer, handles, refuse
 
 
 @dataclass(frozen=True)
@@ -51,30 +50,32 @@ class Lookup:
 
     def reach(self) -> Reach:
         """The sums are what is summed."""
-        return Reach(0, squares(self.sums).sqrt_())
+        return Reach(0, bound_squares(self.sums).sqrt_())
 
-    def squares(self, certain: bool = True) -> Tensor:
+    def bound_squares(self, certain: bool = True) -> Tensor:
         """‖gᵢ‖² over each example's distinct tokens."""
-        return squares(self.sums, certain=certain)
+        return bound_squares(self.sums, certain=certain)
 
-    def weighted(self, weights: Weights) -> Tensor:
+    def sum(self, weights: Weights) -> Tensor:
         """Add every weighted sum to its token's row: one addend an example."""
-        return self._added(weights.rows(self.tokens), weights.scale(self.sums))
+        return self._add_to_table(weights.rows(self.tokens), weights.scale(self.sums))
 
-    def summed(self, weights: Weights) -> Tensor:
+    def sum_in_double(self, weights: Weights) -> Tensor:
         """The same in double precision."""
         scale = weights.values.double().view(-1, 1, 1)
-        return self._added(weights.rows(self.tokens), weights.rows(self.sums) * scale)
+        return self._add_to_table(weights.rows(self.tokens), weights.rows(self.sums) * scale)
 
-    def _added(self, tokens: Tensor, scaled: Tensor) -> Tensor:
+    def _add_to_table(self, tokens: Tensor, scaled: Tensor) -> Tensor:
         return scaled.new_zeros(self.table).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tokens: Tensor, table: Tensor, padding: int | None, entry: Entry) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, tokens: Tensor, table: Tensor, padding: int | None, entries: tuple[Entry]
+    ) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.padding, ctx.entry = padding, entry
+        (ctx.entry,), ctx.padding = entries, padding
         return F.embedding(tokens, table)
 
     @staticmethod
@@ -100,7 +101,5 @@ def embedding(
     """One row of the table per token."""
     if max_norm is not None or scale_grad_by_freq:
         raise refuse("an embedding with max_norm or scale_grad_by_freq has no book-keeping rule", weight)
-    session = opened(input, weight, least=1)
-    entry = entry_of(weight)
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
-    return applied(_Embedding, session.anchor, input, plain(weight), padding, entry)
+    return apply_layer(_Embedding, input, (weight,), padding, least=1)

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hush.gradients.layers import applied, opened, spread
-from hush.gradients.terms import Rows
-from hush.gradients.watched import Entry, entry_of, handles, plain, refuse
+from hush.gradients.terms import HeldRows
+from hush.gradients.watched import Entry, apply_layer, give_each_a_view, handles, refuse
 
 Entries = tuple[Entry | None, Entry | None]
 _INPUT_ONLY = [True, False, False]
@@ -23,8 +22,9 @@ _INPUT_ONLY = [True, False, False]
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, settings: Any, entries: Entries) -> Tensor:
-        shape, eps = settings
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, shape: list[int], eps: float, entries: Entries
+    ) -> Tensor:
         out, mean, rstd = torch.native_layer_norm(x, shape, scale, shift, eps)
         ctx.save_for_backward(x, mean, rstd, scale, shift)
         ctx.shape, ctx.entries = shape, entries
@@ -36,14 +36,14 @@ class _LayerNorm(torch.autograd.Function):
         weight, bias = ctx.entries
         each = (x.shape[0], -1, *ctx.shape)
         if weight is not None:
-            weight.leave(Rows(((x - mean).mul_(rstd).mul_(gy)).reshape(each).sum(1)))
+            weight.leave(HeldRows(((x - mean).mul_(rstd).mul_(gy)).reshape(each).sum(1)))
         if bias is not None:
-            bias.leave(Rows(gy.reshape(each).sum(1)))
+            bias.leave(HeldRows(gy.reshape(each).sum(1)))
         gx = None
         if ctx.needs_input_grad[1]:
             rule = torch.ops.aten.native_layer_norm_backward
             gx = rule(gy, x, ctx.shape, mean, rstd, scale, shift, _INPUT_ONLY)[0]
-        return None, gx, None, None, None, None
+        return None, gx, None, None, None, None, None
 
 
 @handles(F.layer_norm, torch.layer_norm)
@@ -56,17 +56,16 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """y = x̂ · scale + shift over the last dimensions."""
-    session = opened(input, weight, bias)
     if input.dim() <= len(normalized_shape):
         raise refuse("the normalised dimensions include the examples", weight, bias)
-    settings, entries = (list(normalized_shape), eps), (entry_of(weight), entry_of(bias))
-    return applied(_LayerNorm, session.anchor, input, plain(weight), plain(bias), settings, entries)
+    return apply_layer(_LayerNorm, input, (weight, bias), list(normalized_shape), eps)
 
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, settings: Any, entries: Entries) -> Tensor:
-        groups, eps = settings
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, scale: Any, shift: Any, groups: int, eps: float, entries: Entries
+    ) -> Tensor:
         x = x.contiguous()
         n, channels = x.shape[:2]
         size = math.prod(x.shape[2:])
@@ -86,14 +85,14 @@ class _GroupNorm(torch.autograd.Function):
         if weight is not None:
             product = torch.mul(gy, x).view(n, ctx.groups, -1, size).sum(3)
             centred = product - total.view_as(product) * mean.view(n, ctx.groups, 1)
-            weight.leave(Rows((centred * rstd.view(n, ctx.groups, 1)).reshape(n, channels)))
+            weight.leave(HeldRows((centred * rstd.view(n, ctx.groups, 1)).reshape(n, channels)))
         if bias is not None:
-            bias.leave(Rows(total))
+            bias.leave(HeldRows(total))
         gx = None
         if ctx.needs_input_grad[1]:
             rule = torch.ops.aten.native_group_norm_backward
             gx = rule(gy, x, mean, rstd, scale, n, channels, size, ctx.groups, _INPUT_ONLY)[0]
-        return None, gx, None, None, None, None
+        return None, gx, None, None, None, None, None
 
 
 @handles(F.group_norm, torch.group_norm)
@@ -106,9 +105,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """y = x̂ · scale + shift per channel."""
-    session = opened(input, weight, bias)
-    settings, entries = (num_groups, eps), (entry_of(weight), entry_of(bias))
-    return applied(_GroupNorm, session.anchor, input, plain(weight), plain(bias), settings, entries)
+    return apply_layer(_GroupNorm, input, (weight, bias), num_groups, eps)
 
 
 @handles(F.instance_norm)
@@ -134,4 +131,4 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor, eps: float | 
     """y = x / rms(x) · scale over the last dimensions."""
     if input.dim() <= len(normalized_shape):
         raise refuse("the normalised dimensions include the examples", weight)
-    return F.rms_norm(input, list(normalized_shape), None, eps) * spread(input, weight)
+    return F.rms_norm(input, list(normalized_shape), None, eps) * give_each_a_view(input, weight)

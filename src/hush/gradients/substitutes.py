@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def substituted(modules: Iterable[nn.Module]) -> Iterator[None]:
+def substituting(modules: Iterable[nn.Module]) -> Iterator[None]:
     """A model's modules with the forwards of this file in place of torch's; a forward of a module's own stays."""
     ours = {m: f for m in modules if (f := _SUBSTITUTES.get(type(m))) and "forward" not in m.__dict__}
-    with forwards({m: functools.partial(f, m) for m, f in ours.items()}):
+    with replacing_forwards({m: functools.partial(f, m) for m, f in ours.items()}):
         yield
 
 
 @contextmanager
-def forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Modules with another forward; theirs comes back after, also one that a module was given by hand."""
+def replacing_forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Modules with another forward; afterwards each has its own again, also one that was assigned to it."""
     before = {module: module.__dict__.get("forward") for module in replacements}
     try:
         for module, forward in replacements.items():
@@ -39,16 +39,16 @@ def forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None
                 module.__dict__["forward"] = own
 
 
-def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
+def _make_additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
     """A mask to be added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float("-inf"))
 
 
-def _merged(m: nn.MultiheadAttention, padding: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor | None:
+def _merge_masks(m: nn.MultiheadAttention, padding: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor | None:
     """Both masks as one, broadcast against scores of shape (n, heads, L, S)."""
-    mask, padding = _additive(mask, like), _additive(padding, like)
+    mask, padding = _make_additive(mask, like), _make_additive(padding, like)
     if mask is not None and mask.dim() == 3:
         mask = mask.view(-1, m.num_heads, *mask.shape[1:])
     if padding is None:
@@ -57,7 +57,7 @@ def _merged(m: nn.MultiheadAttention, padding: Tensor | None, mask: Tensor | Non
     return padding if mask is None else mask + padding
 
 
-def _projections(m: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, same: bool) -> tuple[Tensor, ...]:
+def _project(m: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, same: bool) -> tuple[Tensor, ...]:
     """The three projections; the packed weight is used whole, so that its gradient is one."""
     width, weight, bias = m.embed_dim, m.in_proj_weight, m.in_proj_bias
     if same and weight is not None:
@@ -72,7 +72,7 @@ def _projections(m: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, same
     )
 
 
-def attention(
+def attend(
     m: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -91,9 +91,9 @@ def attention(
     same = query is key and key is value
     if not m.batch_first:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    each = _projections(m, query, key, value, same)
+    each = _project(m, query, key, value, same)
     heads = [x.reshape(*x.shape[:2], m.num_heads, m.head_dim).transpose(1, 2) for x in each]
-    mask = _merged(m, key_padding_mask, attn_mask, query)
+    mask = _merge_masks(m, key_padding_mask, attn_mask, query)
     dropout = m.dropout if m.training else 0.0
     weights: Tensor | None = None
     if need_weights or dropout or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -132,7 +132,9 @@ def _tanh_cell(gates: Tensor, state: tuple[Tensor, ...], recurrent: Tensor) -> t
 _CELLS = {"LSTM": _lstm_cell, "GRU": _gru_cell, "RNN_TANH": _tanh_cell, "RNN_RELU": _relu_cell}
 
 
-def _direction(m: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], suffix: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _run_direction(
+    m: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], suffix: str
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer in one direction over x of shape (n, T, features)."""
 
     def own(name: str) -> Tensor | None:
@@ -152,7 +154,7 @@ def _direction(m: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], suffix: str)
     return (out.flip(1) if suffix.endswith("_reverse") else out), state
 
 
-def recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
+def run_recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
     """LSTM, GRU and plain recurrent layers, step by step."""
     if not isinstance(input, Tensor) or input.dim() != 3:
         return type(m).forward(m, input, hx)
@@ -167,7 +169,7 @@ def recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
         outputs = []
         for side in range(sides):
             start = tuple(s[layer * sides + side] for s in states)
-            out, state = _direction(m, x, start, f"l{layer}{'_reverse' * side}")
+            out, state = _run_direction(m, x, start, f"l{layer}{'_reverse' * side}")
             outputs.append(out)
             last.append(state)
         x = torch.cat(outputs, -1)
@@ -178,8 +180,8 @@ def recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
 
 
 _SUBSTITUTES: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.MultiheadAttention: attention,
-    nn.LSTM: recurrent,
-    nn.GRU: recurrent,
-    nn.RNN: recurrent,
+    nn.MultiheadAttention: attend,
+    nn.LSTM: run_recurrent,
+    nn.GRU: run_recurrent,
+    nn.RNN: run_recurrent,
 }

@@ -8,33 +8,22 @@ rounding of both is in :class:`Tape`; ARITHMETIC.md derives it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hush.errors import BadInput
-from hush.gradients.exact import exact_products
-from hush.gradients.rounding import squares, towards_zero
+from hush.arithmetic import Piece
+from hush.gradients.rounding import bound_squares, exact_products, round_towards_zero
 from hush.named import Named
-from hush.source import tensors_of
 
 
 class GradientWarning(UserWarning):
-    """Said once per model: a part of it takes the slow road, or could not be checked."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One term of a combined gradient gᵢ = Σ_p coefficient_p ∇lossᵢ(params_p; content_p).
-
-    ``None`` is the model's own parameters, and the batch's own content."""
-
-    coefficient: float = 1.0
-    params: Named | None = None
-    content: Any = None
+    """Said once per model: a part of it is computed the slow way, or could not be checked."""
 
 
 class Tape(Protocol):
@@ -46,10 +35,13 @@ class Tape(Protocol):
        is never underestimated. What is not finite stays not finite.
     2. Each coordinate of ``sum`` is either a sum of at most one addend an example, in the parameter's own type, or is
        summed in double precision and rounded once; that sum errs by less than 1e-6 of the largest wᵢ√Vᵢ for up to
-       384 examples of 4 096 positions, or 1 024 of 512 (:func:`hush.gradients.rounding.double_error`).
+       384 examples of 4 096 positions, or 1 024 of 512.
     3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and no other row's arithmetic has
        another shape because of it.
     4. Weights are rounded towards zero where the parameter's type is coarser than theirs.
+
+    It relies on weights that are finite, one for each example, and on tensors of the batch and of the forward that are
+    not changed in place before its last sum.
     """
 
     @property
@@ -72,10 +64,10 @@ class Tape(Protocol):
 class Suspects:
     """Which examples a tape has found not to be finite: the others need no mask where their weight is zero."""
 
-    rows: Tensor | None = None  # None: nobody has looked
+    rows: Tensor | None = None  # None: not known yet
 
-    def noted(self, squared: Named) -> Named:
-        """The squared norms as they are, after a look at them."""
+    def note(self, squared: Named) -> Named:
+        """The squared norms as they are; which of them are not finite is noted."""
         self.rows = ~torch.isfinite(torch.stack(list(squared.values())).sum(0)) if squared else None
         return squared
 
@@ -92,8 +84,8 @@ class HeldTape:
     def squared_norms(self, certain: bool = True) -> Named:
         """‖gᵢ[name]‖² from the gradients themselves."""
         with exact_products():
-            found = {name: squares(g, certain=certain) for name, g in self.gradients.items()}
-        return self.suspects.noted(found)
+            found = {name: bound_squares(g, certain=certain) for name, g in self.gradients.items()}
+        return self.suspects.note(found)
 
     @torch.no_grad()
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
@@ -103,7 +95,7 @@ class HeldTape:
                 name: Weights.of(weights_of(weights, name), g.dtype, start, stop, self.suspects.rows)
                 for name, g in self.gradients.items()
             }
-            return {name: weighted_rows(g, chosen[name]) for name, g in self.gradients.items()}
+            return {name: sum_rows(g, chosen[name]) for name, g in self.gradients.items()}
 
 
 @dataclass(frozen=True)
@@ -144,7 +136,7 @@ class Weights:
 
         Rows that are known to be finite (not among the ``suspects``) need no mask."""
         stop = len(values) if stop is None else stop
-        values = towards_zero(values.detach()[start:stop], dtype)
+        values = round_towards_zero(values.detach()[start:stop], dtype)
         dead = values == 0 if suspects is None else (values == 0) & suspects[start:stop]
         return Weights(values, start, stop, dead if bool(dead.any()) else None)
 
@@ -165,39 +157,80 @@ class Weights:
         return self.rows(tensor) * self.values.view(-1, *[1] * (tensor.dim() - 1))
 
 
-def weighted_rows(rows: Tensor, weights: Weights) -> Tensor:
+def sum_rows(rows: Tensor, weights: Weights) -> Tensor:
     """Σᵢ wᵢ rowsᵢ, one addend an example."""
     shape = rows.shape[1:]
     part = weights.rows(rows)
     return (weights.values @ part.reshape(part.shape[0], math.prod(shape))).view(shape)
 
 
-def rewinder(device: torch.device) -> Callable[[], None]:
-    """Remember torch's generators, and so the number of the next draw (hush.draws); the function returned brings them
-    back to this moment."""
-    state = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+@dataclass(eq=False)
+class CurrentPiece:
+    """The piece that is being computed, and whether anything was recorded of it."""
 
-    def rewind() -> None:
-        torch.set_rng_state(state)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
-
-    return rewind
+    piece: Piece
+    recorded: bool = False
 
 
-def batch_size(content: Any) -> int:
-    """The number of examples: the first dimension that all tensors of the content share."""
-    tensors = tensors_of(content)
-    sizes = sorted({t.shape[0] for t in tensors if t.dim() > 0})
-    if len(sizes) != 1 or any(t.dim() == 0 for t in tensors):
-        raise BadInput("every tensor of a batch must have the examples in its first dimension")
-    return sizes[0]
+_CURRENT: ContextVar[CurrentPiece | None] = ContextVar("piece", default=None)
 
 
-def check_losses(losses: Any, n: int) -> None:
-    """One loss per example, or a sentence that says so; how many examples a batch has is private."""
-    if not isinstance(losses, Tensor) or losses.shape != (n,):
-        got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else repr(type(losses).__name__)
-        got = "another number of them" if isinstance(losses, Tensor) and losses.dim() == 1 else got
-        raise BadInput(f"losses must return one loss per example, shape (n,), got {got}: use reduction='none'")
+@contextmanager
+def placing(piece: Piece) -> Iterator[CurrentPiece]:
+    """Within it, recordings are of this piece."""
+    seen = CurrentPiece(piece)
+    token = _CURRENT.set(seen)
+    try:
+        yield seen
+    finally:
+        _CURRENT.reset(token)
+
+
+def fit_to_piece(tape: Tape) -> Tape:
+    """The tape as the run's present piece wants it."""
+    seen = _CURRENT.get()
+    if seen is None:
+        return tape
+    seen.recorded = True
+    return PieceTape(tape, seen.piece)
+
+
+@dataclass(frozen=True)
+class PieceTape:
+    """A tape whose empty rows count for nothing and whose sums are cut into blocks."""
+
+    tape: Tape
+    piece: Piece
+
+    @property
+    def losses(self) -> Tensor:
+        """The examples' losses; empty rows have none."""
+        losses = self.tape.losses
+        return losses if self.piece.empty is None else losses[~self.piece.empty.to(losses.device)]
+
+    def squared_norms(self, certain: bool = True) -> Named:
+        """As they are, infinite at empty rows."""
+        found = self.tape.squared_norms(certain)
+        if self.piece.empty is None:
+            return found
+        return {name: v.masked_fill(self.piece.empty.to(v.device), torch.inf) for name, v in found.items()}
+
+    def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
+        """Σᵢ wᵢ gᵢ: parts of a block in the gradients' own type, blocks in float64."""
+        assert (start, stop) == (0, None), "a piece is summed as a whole"
+        total: Named | None = None
+        for bounds in self.piece.blocks:
+            block = self._sum_block(weights, bounds)
+            if total is None:
+                total = block
+            else:
+                total = {name: total[name].double().add_(value) for name, value in block.items()}
+        assert total is not None
+        return total
+
+    def _sum_block(self, weights: Tensor | Named, bounds: tuple[int, ...]) -> Named:
+        total = self.tape.sum(weights, bounds[0], bounds[1])
+        for low, high in zip(bounds[1:-1], bounds[2:], strict=True):
+            for name, value in self.tape.sum(weights, low, high).items():
+                total[name] += value
+        return total

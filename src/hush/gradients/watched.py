@@ -1,9 +1,26 @@
-"""Parameters whose every use is seen.
+"""Parameters whose every use is seen, and what a book-keeping rule is.
 
 During a recording each trainable parameter is replaced by a ``Watched`` stand-in without gradient, so autograd
 propagates the activations' gradients alone. A function that takes a stand-in is either one of the known ones, which
 leaves a term on the parameter's entry when the backward pass reaches it, or it is not, and the recording stops with
 ``Unhandled``: no use of a parameter can go unnoticed.
+
+A rule is a function with the arguments of the torch function that it stands for, under :func:`handles`. It promises:
+
+1. Its output is that of the torch function.
+2. Its backward gives the input the gradient that it has in ordinary training.
+3. Every parameter among its arguments gets one term a use (or a view for every example, of which autograd computes the
+   gradient), and row i of the term is the gradient of example i alone, with what :class:`hush.gradients.terms.Term`
+   promises about its rounding.
+4. Where the examples are not in the first dimension of its input, or a setting is not covered, it raises ``Unhandled``
+   and leaves nothing.
+
+It may rely on this: the session's ``n`` is the number of examples; its anchor requires a gradient, so that the backward
+is reached even where the input needs none; it runs once for every forward, and its backward once at most.
+
+A new rule touches two files: the module of rules that it belongs to (:mod:`layers`, :mod:`lookup`,
+:mod:`normalisation`), and ``tests/gradients/test_rules.py``, where a row of its table tests all four promises. A new
+module of rules is also imported by :mod:`hush.gradients.book_keeping`.
 """
 
 from __future__ import annotations
@@ -85,10 +102,10 @@ class Watched(Tensor):
             if func in _HARMLESS:
                 return func(*args, **(kwargs or {}))
         label = getattr(func, "__name__", str(func))
-        raise Unhandled(_names(args), f"'{label}' has no book-keeping rule")
+        raise Unhandled(_collect_names(args), f"'{label}' has no book-keeping rule")
 
 
-def plain(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """The tensor behind a stand-in; anything else as it is, unless it would need a gradient that no rule gives it."""
     if isinstance(value, Watched):
         return value.entry.value
@@ -104,16 +121,48 @@ def entry_of(value: Any) -> Entry | None:
 
 def refuse(why: str, *values: Any) -> Unhandled:
     """The signal that these parameters are used in an unknown way."""
-    return Unhandled(_names(values), why)
+    return Unhandled(_collect_names(values), why)
 
 
-def _names(values: Any) -> list[str]:
+def open_session(x: Any, *parameters: Any, least: int = 2) -> Session:
+    """The session of these parameters, after checking that x holds the examples in its first dimension."""
+    entries = [e for e in map(entry_of, parameters) if e is not None]
+    session = entries[0].session
+    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < least or x.shape[0] != session.n:
+        raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
+    return session
+
+
+def apply_layer(function: Any, x: Any, parameters: tuple[Any, ...], *settings: Any, least: int = 2) -> Tensor:
+    """The output of a layer at x, tied into autograd's graph.
+
+    ``function``, an autograd.Function, gets the session's anchor, x, the parameters' own tensors, the settings, and the
+    parameters' entries, on which its backward leaves their terms."""
+    session, entries = open_session(x, *parameters, least=least), tuple(map(entry_of, parameters))
+    out: Tensor = function.apply(session.anchor, x, *map(unwrap, parameters), *settings, entries)
+    return out
+
+
+def give_each_a_view(x: Any, parameter: Any) -> Tensor:
+    """The parameter as a view per example, shaped to be broadcast against x; autograd computes its gradient."""
+    session, entry = open_session(x, parameter, least=1), entry_of(parameter)
+    assert entry is not None
+    extra = x.dim() - entry.value.dim()
+    if extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
+        raise refuse("a parameter meets the dimension of the examples", parameter)
+    shape = (1,) * extra + tuple(entry.value.shape)
+    leaf = entry.value.view(shape).expand(session.n, *shape[1:]).detach().requires_grad_()
+    session.leaves.append((entry, leaf))
+    return leaf
+
+
+def _collect_names(values: Any) -> list[str]:
     found: list[str] = []
     for value in values:
         if isinstance(value, Watched):
             found.append(value.entry.name)
         elif isinstance(value, (list, tuple)):
-            found.extend(_names(value))
+            found.extend(_collect_names(value))
     return found
 
 

@@ -14,7 +14,7 @@ SHORT, WASTE = 10, 1.25  # rows of at most SHORT positions are copied as runs, i
 SMALL = 1 << 15  # numbers in the padded input of those examples whose windows are copied at once
 
 
-class Settings(Protocol):
+class Geometry(Protocol):
     """What the windows depend on."""
 
     @property
@@ -36,15 +36,15 @@ class Filler:
     run from its first to its last entry, and the narrow side gets zeros at the entries in between.
     """
 
-    rule: Settings
+    rule: Geometry
     kernel: tuple[int, ...]
     grid: tuple[int, ...]
     buffer: Tensor
     planes: Tensor | None
-    spread: Tensor | None  # the narrow side on the planes' own rows, where windows are copied as runs
+    spaced: Tensor | None  # the narrow side on the planes' own rows, where windows are copied as runs
 
     @staticmethod
-    def of(rule: Settings, wide: Tensor, narrow: Tensor, kernel: tuple[int, ...], step: int) -> Filler:
+    def of(rule: Geometry, wide: Tensor, narrow: Tensor, kernel: tuple[int, ...], step: int) -> Filler:
         """The buffers for ``step`` examples."""
         channels, grid = wide.shape[1], tuple(narrow.shape[2:])
         sizes = zip(wide.shape[2:], rule.padding, rule.stride, strict=True)
@@ -56,19 +56,19 @@ class Filler:
         waste = math.prod(blocks[1:]) / max(1, math.prod(grid[1:]))
         if planes is None or one or grid[-1] > SHORT or waste > WASTE:
             return Filler(rule, kernel, grid, wide.new_empty(step, channels, *kernel, *grid), planes, None)
-        spread = wide.new_zeros(step, narrow.shape[1], grid[0], *blocks[1:])
+        spaced = wide.new_zeros(step, narrow.shape[1], grid[0], *blocks[1:])
         run = sum((g - 1) * math.prod(blocks[i + 1 :]) for i, g in enumerate(grid)) + 1
-        return Filler(rule, kernel, grid, wide.new_empty(step, channels, *kernel, run), planes, spread)
+        return Filler(rule, kernel, grid, wide.new_empty(step, channels, *kernel, run), planes, spaced)
 
-    def narrow_of(self, narrow: Tensor) -> Tensor:
+    def fill_narrow(self, narrow: Tensor) -> Tensor:
         """The narrow side of these examples, (m, channels, P)."""
-        if self.spread is None:
+        if self.spaced is None:
             return narrow.reshape(*narrow.shape[:2], -1)
         m = len(narrow)
-        self.spread[(slice(m), slice(None), *(slice(g) for g in self.grid))] = narrow
-        return self.spread[:m].flatten(2)[:, :, : self.buffer.shape[-1]]
+        self.spaced[(slice(m), slice(None), *(slice(g) for g in self.grid))] = narrow
+        return self.spaced[:m].flatten(2)[:, :, : self.buffer.shape[-1]]
 
-    def windows_of(self, wide: Tensor) -> Tensor:
+    def fill_windows(self, wide: Tensor) -> Tensor:
         """The windows of these examples, (m, channels · kernel, P)."""
         m = len(wide)
         windows = self.buffer[:m]
@@ -76,7 +76,7 @@ class Filler:
             windows.copy_(self._view(wide, self.rule.stride))
         else:
             self._split(wide, self.planes)
-            if max(self.rule.stride) == 1 and self.spread is None:
+            if max(self.rule.stride) == 1 and self.spaced is None:
                 windows.copy_(self._view(self.planes[(0,) * len(self.grid)][:m], self.rule.stride))
             else:
                 self._gather(windows, self.planes)
@@ -89,7 +89,7 @@ class Filler:
             at = [t * d for t, d in zip(tap, self.rule.dilation, strict=True)]
             plane = planes[tuple(a % s for a, s in zip(at, stride, strict=True))][:m]
             first = [a // s for a, s in zip(at, stride, strict=True)]
-            if self.spread is None:
+            if self.spaced is None:
                 block = [slice(f, f + g) for f, g in zip(first, self.grid, strict=True)]
                 source = plane[(slice(None), slice(None), *block)]
             else:
@@ -123,7 +123,7 @@ class Columns:
 
     The channels of an entry lie together, so that a window's row is a few long runs of the padded input."""
 
-    rule: Settings
+    rule: Geometry
     kernel: tuple[int, ...]
     grid: tuple[int, ...]
     plane: Tensor  # (groups, a few examples, *padded, channels)
@@ -131,7 +131,7 @@ class Columns:
 
     @staticmethod
     def of(
-        rule: Settings, wide: Tensor, grid: tuple[int, ...], kernel: tuple[int, ...], m: int, groups: int
+        rule: Geometry, wide: Tensor, grid: tuple[int, ...], kernel: tuple[int, ...], m: int, groups: int
     ) -> Columns:
         """The buffers for m examples."""
         channels = wide.shape[1] // groups

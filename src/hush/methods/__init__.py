@@ -8,7 +8,7 @@ from typing import Any
 
 from hush import validate
 from hush.errors import BadInput, nearest
-from hush.imported import imported
+from hush.imports import import_object
 from hush.methods.auto import Candidate, auto, choose, reason, recommend
 from hush.methods.catalogue import catalogue
 from hush.methods.descent import Descent
@@ -53,7 +53,7 @@ def find(name: str) -> Method:
 
 def _of_others(name: str) -> Method:
     """A factory of others, which must be callable with a setting."""
-    found: Method = imported(name)
+    found: Method = import_object(name)
     try:
         options(found)
         if not inspect.signature(found).parameters:

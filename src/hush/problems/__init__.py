@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.errors import BadInput, nearest
+from hush.imports import call_with, import_factory
 from hush.problems.evaluation import Evaluation, evaluate, evaluate_problem
-from hush.problems.factories import call_with, find_factory
-from hush.problems.own import from_files
+from hush.problems.own_data import from_files
 from hush.problems.problem import Problem, cross_entropy
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ __all__ = [
 
 def names() -> list[tuple[str, str]]:
     """Every problem that ships with hush: (name, one-line summary), sorted by name."""
-    return sorted((row.name, row.summary) for row in _table().values())
+    return sorted((row.name, row.summary) for row in _import_table().values())
 
 
 def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_dir: str | Path | None = None) -> Problem:
@@ -47,16 +47,16 @@ def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_di
         raise BadInput(f"validation must be a fraction of at least 0 and below 1, got {validation}")
     place = None if data_dir is None else Path(data_dir)
     if ":" in name:
-        found = call_with(find_factory(name), {"seed": seed, "validation": validation, "data_dir": place})
+        found = call_with(import_factory(name), {"seed": seed, "validation": validation, "data_dir": place})
         if not isinstance(found, Problem):
             raise BadInput(f"'{name}' returned {type(found).__name__} where a hush.problems.Problem was expected")
         return found
-    if name not in _table():
-        raise BadInput(f"unknown problem '{name}': {nearest(name, _table())}")
-    return _table()[name].load(seed=seed, validation=validation, data_dir=place)
+    if name not in _import_table():
+        raise BadInput(f"unknown problem '{name}': {nearest(name, _import_table())}")
+    return _import_table()[name].load(seed=seed, validation=validation, data_dir=place)
 
 
-def _table() -> dict[str, Row]:
+def _import_table() -> dict[str, Row]:
     """Imported when it is asked for: the loaders bring the libraries that download."""
     from hush.problems.table import PROBLEMS
 

@@ -73,15 +73,15 @@ def evaluate(
     with _evaluating(model) as outputs:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         for indices in torch.split(torch.arange(len(source)), batch_size):
-            content = _to(source.take(indices), device)
+            content = _move(source.take(indices), device)
             outputs.clear()
             start = time.perf_counter()
             values = losses(model, content)
             total += float(values.double().sum())
             seconds += time.perf_counter() - start
             if classes is not None:
-                confusion += _confusion(outputs[-1], content[-1], classes)
-    figures = {} if classes is None else _figures(confusion, class_names)
+                confusion += _count_confusion(outputs[-1], content[-1], classes)
+    figures = {} if classes is None else _compute_figures(confusion, class_names)
     return Evaluation(len(source), total / len(source), seconds, **figures)
 
 
@@ -98,7 +98,7 @@ def evaluate_problem(
     )
 
 
-def _confusion(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
+def _count_confusion(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
     if scores.dim() != 2 or scores.shape[1] != classes:
         shape = ", ".join(map(str, scores.shape[1:]))
         raise BadInput(f"the model gives scores of shape (n, {shape}) where (n, {classes}) was expected")
@@ -108,21 +108,23 @@ def _confusion(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes).cpu()
 
 
-def _figures(confusion: Tensor, names: tuple[str, ...] | None) -> dict[str, Any]:
+def _compute_figures(confusion: Tensor, names: tuple[str, ...] | None) -> dict[str, Any]:
     right, have, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     per_class = []
     for i in range(len(confusion)):
-        hits, of, told = int(right[i]), int(have[i]), int(said[i])
+        hits, of, predicted = int(right[i]), int(have[i]), int(said[i])
         name = str(i) if names is None else names[i]
-        per_class.append(ClassFigures(name, of, _ratio(hits, told), _ratio(hits, of), _ratio(2 * hits, of + told)))
+        per_class.append(
+            ClassFigures(name, of, _divide(hits, predicted), _divide(hits, of), _divide(2 * hits, of + predicted))
+        )
     return {
-        "accuracy": _ratio(int(right.sum()), int(confusion.sum())),
+        "accuracy": _divide(int(right.sum()), int(confusion.sum())),
         "confusion": tuple(tuple(row) for row in confusion.tolist()),
         "per_class": tuple(per_class),
     }
 
 
-def _ratio(part: int, of: int) -> float:
+def _divide(part: int, of: int) -> float:
     return part / of if of else 0.0
 
 
@@ -141,7 +143,7 @@ def _evaluating(model: nn.Module) -> Iterator[list[Tensor]]:
         model.train(training)
 
 
-def _to(content: Any, device: torch.device) -> Any:
+def _move(content: Any, device: torch.device) -> Any:
     if isinstance(content, Tensor):
         return content.to(device)
-    return tuple(_to(part, device) for part in content)
+    return tuple(_move(part, device) for part in content)

@@ -40,7 +40,7 @@ def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(features), labels, reduction="none")
 
 
-def classification(
+def make_classification(
     split: Split,
     model: Callable[[], nn.Module],
     *,
@@ -50,9 +50,9 @@ def classification(
     assumptions: tuple[str, ...] = (),
     class_names: tuple[str, ...] | None = None,
 ) -> Problem:
-    """A classification problem from a split, with a validation part of its training rows when asked for; whoever
-    loads it by a name gives it that name."""
-    train, held = with_validation(split.train, validation, seed)
+    """A classification problem from a split, with a validation part of its training rows when asked for. The
+    caller gives it a name."""
+    train, held = hold_out_validation(split.train, validation, seed)
     return Problem(
         name="",
         summary="",
@@ -67,7 +67,7 @@ def classification(
     )
 
 
-def with_validation(train: Arrays, fraction: float, seed: int) -> tuple[Arrays, Arrays | None]:
+def hold_out_validation(train: Arrays, fraction: float, seed: int) -> tuple[Arrays, Arrays | None]:
     """(training part, validation part or None), deterministic by seed."""
     if fraction == 0:
         return train, None

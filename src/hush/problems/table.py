@@ -23,7 +23,7 @@ from hush.data.scattering import scatter
 from hush.data.splits import Split
 from hush.named import Losses
 from hush.problems.models import VAE, Encoder, Funnel, ResNet18, Single, lenet5, logistic, mlp, p1, p2, vae_losses
-from hush.problems.problem import Metric, Problem, cross_entropy, with_validation
+from hush.problems.problem import Metric, Problem, cross_entropy, hold_out_validation
 
 PUBLISHED = (0.1307, 0.3081)
 CENTRED = (0.5, 0.5)
@@ -68,14 +68,14 @@ class Row:
     def load(self, *, seed: int, validation: float, data_dir: Path | None) -> Problem:
         """The problem, with its data read and a validation part of its training rows when asked for."""
         split = self.data.load(data_dir)
-        train, held = with_validation(split.train, validation, seed)
+        train, held = hold_out_validation(split.train, validation, seed)
         return Problem(
             name=self.name,
             summary=self.summary,
             train=train,
             test=split.test,
             validation=held,
-            model=_behind_encoder(self.model, split),
+            model=_put_behind_encoder(self.model, split),
             losses=self.losses,
             metric=self.metric,
             classes=self.data.classes,
@@ -90,7 +90,7 @@ def list_datasets_read() -> dict[str, Dataset]:
     return {dataset.name: dataset for row in PROBLEMS.values() for dataset in row.data.datasets}
 
 
-def _behind_encoder(model: Callable[[], nn.Module], split: Split) -> Callable[[], nn.Module]:
+def _put_behind_encoder(model: Callable[[], nn.Module], split: Split) -> Callable[[], nn.Module]:
     schema = split.schema
     return model if schema is None else lambda: nn.Sequential(Encoder(schema.features), model())
 
@@ -107,7 +107,7 @@ def _load_full_mnist5k(data_dir: Path | None) -> Split:
     return Split((images, labels), mnist.load(mnist.MNIST, data_dir).test)
 
 
-def _linear(features: int) -> nn.Module:
+def _build_linear(features: int) -> nn.Module:
     return nn.Sequential(Single(), logistic(features, 10))
 
 
@@ -154,18 +154,18 @@ _ROWS = (
     Row("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, lambda: logistic(30, 2)),  # 62
     Row("mnist5k-twolayer", f"{_5K}, {_TWO_LAYERS}", MNIST5K, lambda: mlp([784, 128, 10])),  # 101 770
     Row("mnist5k-full-twolayer", f"{_ALL_5K}, {_TWO_LAYERS}", MNIST5K_FULL, lambda: mlp([784, 128, 10])),  # 101 770
-    Row("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, lambda: _linear(81 * 7 * 7)),  # 39 700
+    Row("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, lambda: _build_linear(81 * 7 * 7)),  # 39 700
     Row("mnist-mlp", f"MNIST, {_MLP}", MNIST, lambda: mlp([784, 512, 256, 128, 10], dropout=0.2)),  # 567 434
     Row("mnist-lenet", "MNIST, LeNet-5", MNIST, lenet5),  # 61 706
     Row("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, lambda: Funnel(1, 28)),  # 659 732
-    Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, lambda: _linear(81 * 7 * 7)),  # 39 700
+    Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, lambda: _build_linear(81 * 7 * 7)),  # 39 700
     Row("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, p2),  # 225 034
     Row("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, VAE, vae_losses, "loss"),  # 1 875 265
-    Row("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, lambda: _linear(81 * 7 * 7)),  # 39 700
+    Row("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, lambda: _build_linear(81 * 7 * 7)),  # 39 700
     Row("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, p1),  # 258 762
     Row("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, ResNet18),  # 11 173 962
     Row("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, lambda: Funnel(3, 32)),  # 1 018 708
-    Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, lambda: _linear(3 * 81 * 8 * 8)),  # 155 530
+    Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, lambda: _build_linear(3 * 81 * 8 * 8)),  # 155 530
     Row("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, lambda: logistic(112, 2)),  # 226
     Row("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, lambda: mlp([112, 64, 32, 2])),  # 9 378
 )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hush.draws import computing_again, drawing
-from hush.named import Losses, Named, State, Sums, per_example, trainable
+from hush.named import Losses, Named, State, Sums, check_per_example, trainable
 from hush.queries.clipped import diagnostics
 from hush.queries.query import Channel
 from hush.release import Release
@@ -34,7 +34,7 @@ class PlainSum:
         """The gradient of the piece's summed loss."""
         params = trainable(model)
         with drawing(proven=False, again=True):
-            values = per_example(losses(model, content))
+            values = check_per_example(losses(model, content))
         with computing_again(proven=False):
             grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
         named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import plotly.offline
 
 from hush.matrices.series import Array
-from hush.printable import printable
+from hush.printable import make_printable
 from hush.report.noise_view import NoiseView, Picture
 
 OWN, SAME, POISSON = "#1f4e79", "#c0504d", "#7f7f7f"
@@ -34,8 +34,8 @@ def noise_page(view: NoiseView) -> str:
     return template.render(
         view=view,
         plan=view.plan,
-        method=printable(view.plan.method),
-        guarantee=printable(view.plan.guarantee().sentence()),
+        method=make_printable(view.plan.method),
+        guarantee=make_printable(view.plan.guarantee().sentence()),
         gain=_gain(view),
         tree=view.strategy.shape[0] != view.strategy.shape[1],
         reduced=max(view.strategy.block + view.inverse.block) > 1,
@@ -47,7 +47,7 @@ def noise_page(view: NoiseView) -> str:
 
 def _shown(view: NoiseView) -> str:
     """The method's name inside a figure, whose texts may hold tags."""
-    return html.escape(printable(view.plan.method))
+    return html.escape(make_printable(view.plan.method))
 
 
 def _gain(view: NoiseView) -> str:

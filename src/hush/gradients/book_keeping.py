@@ -1,27 +1,34 @@
 """The book-keeping engine: one forward, one backward of the activations' gradients, then norms and one contraction.
 
 Bu, Wang, Zha, Karypis 2022, "Differentially private optimization on large model at small cost".
+
+Modules without a rule are left to torch.func, which maps each of them over the examples by itself in an otherwise
+ordinary forward. Every example gets a view of the module's parameters of its own; autograd computes their gradients as
+of any tensor, and these are the per-example gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
 
-import hush.gradients.elementwise
+import hush.gradients.layers
 import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.draws import Unplaced, drawing
-from hush.gradients.alone import Known, mapped
-from hush.gradients.exact import exact_products
-from hush.gradients.substitutes import forwards
-from hush.gradients.swapped import gradients_of, recording, refuse_unseen
-from hush.gradients.tape import Point, Suspects, Tape, Weights, check_losses, rewinder, weights_of
-from hush.gradients.terms import Rows, Term, chunked_squares, together
+from hush.gradients.points import Point, check_losses, make_rewinder
+from hush.gradients.rounding import exact_products
+from hush.gradients.substitutes import replacing_forwards
+from hush.gradients.swaps import compute_gradients, recording, refuse_unseen
+from hush.gradients.tape import Suspects, Tape, Weights, weights_of
+from hush.gradients.terms import HeldRows, Term, bound_in_chunks, merge_terms
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 from hush.named import Losses, Named, trainable
 
@@ -40,13 +47,13 @@ class BookTape:
         """Bounds of ‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
         with exact_products():
             found = {name: self._squares(name, certain) for name in self.params}
-        return self.suspects.noted(found) if certain else found
+        return self.suspects.note(found) if certain else found
 
     def _squares(self, name: str, certain: bool) -> Tensor:
         terms, n, param = self.terms[name], self.losses.shape[0], self.params[name]
         if not terms:
             return param.new_zeros(n, dtype=torch.float64)
-        return terms[0].squares(certain) if len(terms) == 1 else chunked_squares(terms, n, param.numel(), certain)
+        return terms[0].bound_squares(certain) if len(terms) == 1 else bound_in_chunks(terms, n, param.numel(), certain)
 
     @torch.no_grad()
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
@@ -66,10 +73,10 @@ class BookTape:
         """One addend an example, or double precision: also where several terms of one parameter can cancel."""
         terms, param = self.terms[name], self.params[name]
         if len(terms) == 1:
-            return terms[0].weighted(weights)
+            return terms[0].sum(weights)
         total = torch.zeros_like(param, dtype=torch.float64)
         for term in terms:
-            total += term.summed(weights)
+            total += term.sum_in_double(weights)
         return total.to(param.dtype)
 
 
@@ -89,20 +96,20 @@ def record_book_keeping(
     params = trainable(model)
     terms: dict[str, list[Term]] = {name: [] for name in params}
     first: Tensor | None = None
-    rewind = rewinder(next(iter(params.values())).device)
+    rewind = make_rewinder(next(iter(params.values())).device)
     for point in points:
         rewind()
-        values, entries = _one_point(model, losses, content, n, params, point, alone, {} if known is None else known)
+        values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
         first = values if first is None else first
         for entry in entries:
             terms[entry.name] += entry.terms
     assert first is not None
     return BookTape(
-        first, {name: p.detach() for name, p in params.items()}, {name: together(t) for name, t in terms.items()}
+        first, {name: p.detach() for name, p in params.items()}, {name: merge_terms(t) for name, t in terms.items()}
     )
 
 
-def _one_point(
+def _record_point(
     model: nn.Module,
     losses: Losses,
     content: Any,
@@ -117,7 +124,11 @@ def _one_point(
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
-    with torch.enable_grad(), recording(model, stand_ins), forwards(mapped(model, alone, session, known)):
+    with (
+        torch.enable_grad(),
+        recording(model, stand_ins),
+        replacing_forwards(map_over_examples(model, alone, session, known)),
+    ):
         try:
             with drawing():
                 values = losses(model, content if point.content is None else point.content)
@@ -129,13 +140,73 @@ def _one_point(
 
 
 def _backward(session: Session, values: Tensor, coefficient: float, params: Named) -> None:
-    """Have every use leave its term; the originals are asked for too, since no way should lead to them."""
+    """Every use leaves its term. The originals' gradients are asked for too: there should be none."""
     if not values.requires_grad:
         return
     leaves, originals = list(session.leaves), list(params.values())
     inputs = [session.anchor, *(leaf for _, leaf in leaves), *originals]
-    _, *found = gradients_of(values, inputs, torch.full_like(values, coefficient))
+    _, *found = compute_gradients(values, inputs, torch.full_like(values, coefficient))
     refuse_unseen(params, found[len(leaves) :])
     for (entry, _), gradient in zip(leaves, found, strict=False):
         if gradient is not None:
-            entry.leave(Rows(gradient.reshape(session.n, *entry.value.shape)))
+            entry.leave(HeldRows(gradient.reshape(session.n, *entry.value.shape)))
+
+
+Known = dict[str, list[list[bool]]]
+"""By module, for each of its calls: which of the inputs hold the examples."""
+
+
+def map_over_examples(
+    model: nn.Module, names: Iterable[str], session: Session, known: Known
+) -> dict[nn.Module, Callable[..., Any]]:
+    """The forwards of these modules as maps over single examples."""
+    modules = dict(model.named_modules())
+    return {modules[name]: _map_module(modules[name], session, known.setdefault(name, [])) for name in names}
+
+
+def _map_module(module: nn.Module, session: Session, known: list[list[bool]]) -> Callable[..., Any]:
+    calls, own = itertools.count(), module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with replacing_forwards({module: own}):
+            return _call_mapped(module, session, args, kwargs, known, next(calls))
+
+    return forward
+
+
+def _make_leaf(entry: Entry) -> Tensor:
+    session = entry.session
+    leaf = entry.value.expand(session.n, *entry.value.shape).detach().requires_grad_()
+    session.leaves.append((entry, leaf))
+    return leaf
+
+
+def _call_mapped(
+    module: nn.Module, session: Session, args: Any, kwargs: Any, known: list[list[bool]], call: int
+) -> Any:
+    stand_ins = {name: p for name, p in module.named_parameters() if isinstance(p, Watched)}
+    watched = {name: p.entry for name, p in stand_ins.items()}
+    leaves = {name: _make_leaf(entry) for name, entry in watched.items()}
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == session.n for v in flat]
+    if not any(batched):
+        raise Unhandled(
+            [entry.name for entry in watched.values()], "no input of the module has the examples in its first dimension"
+        )
+    if call == len(known):
+        known.append(batched)
+    if known[call] != batched:  # such as a table with as many rows as this batch has examples
+        raise Unhandled(
+            [entry.name for entry in watched.values()],
+            "which inputs of the module hold examples changes between batches",
+        )
+
+    def one(params: dict[str, Tensor], *values: Any) -> Any:
+        single = [v.unsqueeze(0) if b else v for v, b in zip(values, batched, strict=True)]
+        inner_args, inner_kwargs = pytree.tree_unflatten(single, spec)
+        with recording(module, {id(p): params[name] for name, p in stand_ins.items()}):
+            out = module(*inner_args, **inner_kwargs)
+        return pytree.tree_map(lambda t: t.squeeze(0), out)
+
+    dims = tuple(0 if b else None for b in batched)
+    return vmap(one, in_dims=(0, *dims), randomness="different")(leaves, *flat)

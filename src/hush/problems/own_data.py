@@ -20,9 +20,9 @@ from hush.data.schema import Column, Schema, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
 from hush.errors import BadInput, nearest
-from hush.problems.factories import call_with, find_factory
+from hush.imports import call_with, import_factory
 from hush.problems.models import Encoder, lenet5, logistic, mlp, small_cnn
-from hush.problems.problem import Problem, classification
+from hush.problems.problem import Problem, make_classification
 from hush.randomness import seeded
 
 MODELS = ("mlp", "logistic", "lenet", "cnn")
@@ -52,8 +52,8 @@ def from_files(
     place, given = Path(path), read_schema(schema)
     read = _read(place, target, given, public)
     split = _split(read, test, target, given)
-    network = _network(model, split.train[0], read.schema, len(read.classes))
-    base = classification(
+    network = _choose_factory(model, split.train[0], read.schema, len(read.classes))
+    base = make_classification(
         split,
         network,
         classes=len(read.classes),
@@ -83,16 +83,16 @@ def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Col
     if public and place.suffix not in TABLES:
         raise BadInput(f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table")
     if place.is_dir():
-        return _folder(place, given)
+        return _read_folder(place, given)
     if place.suffix == ".npz":
-        return _npz(place, target, given)
+        return _read_npz(place, target, given)
     if place.suffix in TABLES:
         schema = infer_schema(place, target, given, public)
         return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
-def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
+def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
     """``root``/class/image, or ``root``/train/class/image with ``root``/test/class/image."""
     inside = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     own_test = inside == ["test", "train"]
@@ -102,12 +102,12 @@ def _folder(root: Path, given: Mapping[str, Any]) -> _Own:
         (test_images, test_labels), test_names = read_images(root / "test")
         if test_names != names or test_images.shape[1:] != images.shape[1:]:
             raise BadInput(f"'{root}/train' and '{root}/test' differ in their classes or in the size of their images")
-        test = (_centred(test_images, given), test_labels)
+        test = (_centre(test_images, given), test_labels)
     said = (COUNT, "the classes (the folders' names), the images' size and their channels are public")
-    return _Own((_centred(images, given), labels), test, None, names, said)
+    return _Own((_centre(images, given), labels), test, None, names, said)
 
 
-def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
+def _read_npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
     found, classes = read_arrays(path, target)
     names = tuple(map(str, given.get("classes", range(classes))))
     if len(names) < classes:
@@ -115,14 +115,14 @@ def _npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
     said = (COUNT, "the shape of an example and the number of classes are public")
     rows, test = found["train"], found.get("test")
     if rows[0].dim() > 2:
-        images = {part: (_centred(x, given), y) for part, (x, y) in found.items()}
+        images = {part: (_centre(x, given), y) for part, (x, y) in found.items()}
         return _Own(images["train"], images.get("test"), None, names, said)
     columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
     schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said)
     return _Own(rows, test, schema, names, said)
 
 
-def _centred(images: Tensor, given: Mapping[str, Any]) -> Tensor:
+def _centre(images: Tensor, given: Mapping[str, Any]) -> Tensor:
     """Pixels with their public range mapped to [−1, 1]: bytes have 0 … 255, other numbers [0, 1] or the schema's."""
     low, high = given.get("range") or ((0, 255) if images.dtype == torch.uint8 else (0, 1))
     values = images.float()
@@ -149,7 +149,11 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
         known = (
             set(other.classes) <= set(read.classes) if Path(test).suffix == ".npz" else other.classes == read.classes
         )
-        if not known or other.rows[0].shape[1:] != read.rows[0].shape[1:] or _names(other) != _names(read):
+        if (
+            not known
+            or other.rows[0].shape[1:] != read.rows[0].shape[1:]
+            or _list_columns(other) != _list_columns(read)
+        ):
             raise BadInput(f"'{test}' differs from the training data in its classes or in the shape of an example")
         return Split(read.rows, other.rows)
     if not 0 < test < 1 or int(test * len(read.rows[0])) < 1:
@@ -157,24 +161,28 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
     return Split(*hold_out(read.rows, test, seed=0, stream="test"))
 
 
-def _names(own: _Own) -> list[str]:
+def _list_columns(own: _Own) -> list[str]:
     return [] if own.schema is None else [column.name for column in own.schema.features]
 
 
-def _network(model: str | None, features: Tensor, schema: Schema | None, classes: int) -> Callable[[], nn.Module]:
+def _choose_factory(
+    model: str | None, features: Tensor, schema: Schema | None, classes: int
+) -> Callable[[], nn.Module]:
     """The factory of the chosen model, behind an encoder if the data is a table."""
     if schema is None:
-        return _chosen(model or "cnn", tuple(features.shape[1:]), classes)
+        return _choose_model(model or "cnn", tuple(features.shape[1:]), classes)
     width = Encoder(schema.features).width
-    inner = _chosen(model or "mlp", (width,), classes)
+    inner = _choose_model(model or "mlp", (width,), classes)
     return lambda: nn.Sequential(Encoder(schema.features), inner())
 
 
-def _chosen(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+def _choose_model(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     flat = math.prod(shape)
     if ":" in model:
-        build_own = find_factory(model)
-        return lambda: _module(call_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model)
+        build_own = import_factory(model)
+        return lambda: _check_module(
+            call_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model
+        )
     if model == "mlp":
         return lambda: mlp([flat, 128, 64, classes])
     if model == "logistic":
@@ -190,7 +198,7 @@ def _chosen(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn
     return lambda: build(images, classes)
 
 
-def _module(made: Any, model: str) -> nn.Module:
-    if not isinstance(made, nn.Module):
-        raise BadInput(f"'{model}' returned {type(made).__name__} where a torch.nn.Module was expected")
-    return made
+def _check_module(built: Any, model: str) -> nn.Module:
+    if not isinstance(built, nn.Module):
+        raise BadInput(f"'{model}' returned {type(built).__name__} where a torch.nn.Module was expected")
+    return built

@@ -1,18 +1,32 @@
-"""Factories of other people's code: named ``package.module:attribute``, called with what they take."""
+"""Other people's objects by the name ``package.module:attribute``, so that nothing needs to be registered."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hush.errors import BadInput
-from hush.imported import imported
 
 
-def find_factory(path: str) -> Callable[..., Any]:
+def import_object(path: str) -> Any:
+    """The object that ``package.module:attribute`` names."""
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise BadInput(f"'{path}' cannot be imported: {error}") from error
+    except Exception as error:  # whatever the module's own code raises
+        raise BadInput(f"'{path}' cannot be imported: its module stops with {type(error).__name__}") from error
+    return found
+
+
+def import_factory(path: str) -> Callable[..., Any]:
     """The function or class that ``package.module:attribute`` names."""
-    found = imported(path)
+    found = import_object(path)
     if not callable(found):
         raise BadInput(f"'{path}' is not a function or class that can be called")
     return found  # type: ignore[no-any-return]

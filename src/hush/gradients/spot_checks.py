@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hush.errors import Refused
 from hush.gradients.automatic import engine_of
-from hush.gradients.comparison import Case, in_float64, unmixed, unnoticed
-from hush.gradients.engine import BookTape
+from hush.gradients.book_keeping import BookTape
+from hush.gradients.comparison import Case, is_unmixed, judge_in_float64, keeping_generator
 from hush.gradients.tape import Tape
 from hush.named import Losses
 from hush.randomness import Secret
@@ -49,19 +49,19 @@ class Inspected:
         if case.n < 2 or not (isinstance(tape, BookTape) or engine == "one by one"):
             return  # torch.func gives every example a batch of its own
         which = torch.tensor(sorted({int(pick * case.n) for pick in self.picks}))
-        with unnoticed(start) as drawn:
+        with keeping_generator(start) as rewind:
             random = not torch.equal(start, torch.get_rng_state())
 
-            def different(case: Case) -> bool:
-                drawn()
-                return not unmixed(case, case.booked(book), which, engine, random, drawn)
+            def is_different(case: Case) -> bool:
+                rewind()
+                return not is_unmixed(case, case.keep_book(book), which, engine, random, rewind)
 
-            if unmixed(case, tape, which, engine, random, drawn):
+            if is_unmixed(case, tape, which, engine, random, rewind):
                 return
-            if in_float64(case, different, lambda: True):
-                raise Mixing(self._why())
+            if judge_in_float64(case, is_different, lambda: True):
+                raise Mixing(self._explain())
 
-    def _why(self) -> str:
+    def _explain(self) -> str:
         return (
             f"at step {self.step} the examples of a batch meet in the model or its loss: what an example adds depends "
             "on the others, so clipping does not bound it. Nothing of this step was released, and this run releases "
@@ -80,14 +80,14 @@ class Watch:
     period: int = PERIOD
     first: int = FIRST
 
-    def over(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
+    def inspect(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
         """The losses of one of the pieces of a step: as they are, or inspected."""
-        due, place, *picks = self._draws(step // self.period)
+        due, place, *picks = self._draw(step // self.period)
         if step > self.first and step % self.period != int(due * self.period):
             return losses
         return Inspected(losses, step, tuple(picks)) if piece == int(place * pieces) else losses
 
-    def _draws(self, block: int) -> list[float]:
+    def _draw(self, block: int) -> list[float]:
         """Numbers from 0 to 1, without 1, for one period."""
         drawn = self.secret.derive("spot check", block, size=4 * (2 + PICKED))
         return [int.from_bytes(drawn[i : i + 4], "little") / 2**32 for i in range(0, len(drawn), 4)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.errors import Refused
-from hush.gradients.substitutes import substituted
+from hush.gradients.substitutes import substituting
 from hush.named import Named
 
 _DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
@@ -28,11 +28,11 @@ def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
     """The model as an engine runs it: ``others`` in the places of its parameters (by id), the forwards of
     :mod:`hush.gradients.substitutes`, and nothing compiled."""
     modules = list(model.modules())
-    with _uncompiled(), substituted(modules), _places(model, modules, others):
+    with _without_compiling(), substituting(modules), _swapping(model, modules, others):
         yield
 
 
-def _uncompiled() -> Any:
+def _without_compiling() -> Any:
     """torch.compile would trace through the stand-ins; what it compiled runs as it was written instead."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
@@ -46,7 +46,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Contents:
     """What a module holds: its parameters, its buffers and its attributes."""
 
     module: nn.Module
@@ -55,8 +55,8 @@ class _Kept:
     attributes: dict[str, Any]
 
     @staticmethod
-    def of(module: nn.Module) -> _Kept:
-        return _Kept(module, dict(module._parameters), dict(module._buffers), dict(module.__dict__))
+    def of(module: nn.Module) -> _Contents:
+        return _Contents(module, dict(module._parameters), dict(module._buffers), dict(module.__dict__))
 
     def replace(self, others: Mapping[int, Any]) -> None:
         """Put the others in their places."""
@@ -68,13 +68,13 @@ class _Kept:
             weights = self.module._flat_weights
             self.module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
 
-    def assigned(self, others: Mapping[int, Any]) -> list[str]:
+    def find_assigned(self, others: Mapping[int, Any]) -> list[str]:
         """What is neither as it was nor as it was replaced."""
         found: list[str] = []
         for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
             if before or now:
                 expected = {key: others.get(id(tensor), tensor) for key, tensor in before.items()}
-                found += _different(expected, now)
+                found += _find_different(expected, now)
         return found
 
     def restore(self) -> None:
@@ -87,7 +87,7 @@ class _Kept:
         attributes, before = self.module.__dict__, self.attributes
         if "_flat_weights" in before:
             attributes["_flat_weights"] = before["_flat_weights"]
-        for key in _different(before, attributes):
+        for key in _find_different(before, attributes):
             if key not in before and _holds_tensors(attributes[key]):
                 del attributes[key]
             elif _holds_tensors(attributes.get(key)):
@@ -95,21 +95,21 @@ class _Kept:
 
 
 @contextmanager
-def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
+def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
     """Other tensors in the places of parameters and buffers; refuse a forward that assigns any of them itself."""
     for module in modules:
         if not isinstance(module._parameters, dict):  # torch.jit keeps its own
-            raise Refused(jitted(_name(model, module)))
-    kept = [_Kept.of(module) for module in modules]
+            raise Refused(explain_jit(_find_name(model, module)))
+    contents = [_Contents.of(module) for module in modules]
     assigned: list[str] = []
     try:
-        for each in kept:
+        for each in contents:
             each.replace(others)
         yield
-        for each in kept:
-            assigned += [f"{_name(model, each.module)}.{key}".lstrip(".") for key in each.assigned(others)]
+        for each in contents:
+            assigned += [f"{_find_name(model, each.module)}.{key}".lstrip(".") for key in each.find_assigned(others)]
     finally:
-        for each in kept:
+        for each in contents:
             each.restore()
     if assigned:
         raise Refused(
@@ -119,12 +119,12 @@ def _places(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int,
         )
 
 
-def _name(model: nn.Module, module: nn.Module) -> str:
+def _find_name(model: nn.Module, module: nn.Module) -> str:
     found: str = next(name for name, each in model.named_modules() if each is module)
     return found
 
 
-def jitted(name: str) -> str:
+def explain_jit(name: str) -> str:
     """Why a module that torch.jit made is refused."""
     return (
         f"{f'layer {name!r}' if name else 'the model'} was compiled by torch.jit, which hides the uses of its "
@@ -132,10 +132,10 @@ def jitted(name: str) -> str:
     )
 
 
-def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _find_different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys under which not the same objects lie."""
     if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
-        return []  # the same objects in the same order; a key that was renamed in between is nobody's
+        return []  # the same objects in the same order; renamed keys do not occur
     return [key for key in {**before, **now} if key not in now or key not in before or now[key] is not before[key]]
 
 
@@ -144,32 +144,32 @@ def _holds_tensors(value: Any) -> bool:
 
 
 @contextmanager
-def doubled(model: nn.Module) -> Iterator[None]:
-    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes anew."""
+def computing_in_float64(model: nn.Module) -> Iterator[None]:
+    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes."""
     tensors = [*model.parameters(), *model.buffers()]
-    others = {id(t): _parameter_like(t, in_double(t)) for t in tensors}
+    others = {id(t): _make_parameter_like(t, widen(t)) for t in tensors}
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _places(model, list(model.modules()), others):
+        with _swapping(model, list(model.modules()), others):
             yield
     finally:
         torch.set_default_dtype(usual)
 
 
-def in_double(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
     """A tensor in double precision; whole numbers stay."""
     if tensor.is_complex():
         return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype))
     return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
-def _parameter_like(old: Tensor, new: Tensor) -> Tensor:
+def _make_parameter_like(old: Tensor, new: Tensor) -> Tensor:
     return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-def gradients_of(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
-    """autograd's gradients of these inputs, None where it finds no way to one."""
+def compute_gradients(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
+    """autograd's gradients of these inputs, None for an input that the values do not depend on."""
     try:
         return torch.autograd.grad(values, inputs, start, allow_unused=True)
     except RuntimeError as error:

@@ -1,0 +1,218 @@
+"""What is checked of a model before training and during it; a model that fails is refused, with the remedy.
+
+Before: no layer mixes examples, no buffer learns from a batch (:func:`check_model`). During: whatever a forward writes
+into a buffer or a parameter carries the batch past the noise (:class:`Untouched`). Running statistics, an embedding
+with ``max_norm``, a memory of past features: each of them would be released with the model, or meet other examples in a
+later step, without clipping and without noise. The same holds for weights that somebody changes between two steps: only
+what the plan's rule wrote is covered.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hush.errors import Refused
+from hush.gradients.spot_checks import Mixing
+from hush.gradients.swaps import explain_jit
+from hush.named import Named
+
+_PRECISE = (torch.float32, torch.float64)
+_MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse layers that mix examples, buffers that a training forward changes and coarse numbers; say what to do."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise Refused(
+                f"parameter '{name}' is complex, and clipping and noise are proven for real numbers only: keep its "
+                "real and imaginary parts as two real parameters and join them in forward with torch.complex"
+            )
+        if parameter.requires_grad and parameter.dtype not in _PRECISE:
+            raise Refused(
+                f"parameter '{name}' is {str(parameter.dtype).removeprefix('torch.')}, too coarse for the proof: "
+                "rounding moves a sum by more than one example may, and leaves gaps in the noise; use model.float()"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refused(explain_jit(name))
+        where = f"layer '{name}' ({type(module).__name__})"
+        if isinstance(module, _MIXING) and (module.training or not module.track_running_stats):
+            raise Refused(
+                f"{where} mixes the examples of a batch, so no example has a gradient of its own to clip: "
+                "convert it with model = hush.to_group_norm(model)"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
+            raise Refused(
+                f"{where} keeps running statistics, which leave the batch without noise: "
+                "make it with track_running_stats=False, or convert it with model = hush.to_group_norm(model)"
+            )
+        if hasattr(module, "weight_u") or type(module).__name__ == "_SpectralNorm":
+            raise Refused(
+                f"{where} uses spectral normalisation, whose buffers change in every training forward: remove it"
+            )
+
+
+def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of the model with GroupNorm in place of every BatchNorm (and InstanceNorm with running statistics).
+
+    The number of groups is the largest divisor of the channels up to ``groups``; scale and shift are kept.
+    """
+    return _convert(copy.deepcopy(model), groups)
+
+
+def _convert(module: nn.Module, groups: int) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
+        isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+    ):
+        return _make_group_norm(module, groups)
+    for name, child in module.named_children():
+        setattr(module, name, _convert(child, groups))
+    return module
+
+
+def _make_group_norm(old: nn.modules.batchnorm._NormBase, groups: int) -> nn.GroupNorm:
+    channels = old.num_features
+    count = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
+    if isinstance(old, nn.modules.instancenorm._InstanceNorm):
+        count = channels
+    new = nn.GroupNorm(count, channels, eps=old.eps, affine=old.affine).train(old.training)
+    if old.affine:
+        new.weight, new.bias = old.weight, old.bias
+        new = new.to(old.weight.device, old.weight.dtype)
+    return new
+
+
+class Untouched:
+    """The buffers and frozen parameters of a model as they are now; nothing but the trained parameters may change.
+
+    Every step is checked by torch's own count of writes, which costs nothing; `complete` compares the bits. The trained
+    parameters are looked at when the rule has written them and again after the next forward, since ``weight.data`` has
+    no count of writes of its own: twice 0.15 ns a weight, a twentieth of what its noise costs.
+    """
+
+    def __init__(self, model: nn.Module, params: Named) -> None:
+        self._model, self._params = model, params
+        self._known = {name: (_count_writes(t), _digest(t)) for name, t in self._find_others().items()}
+        self._left: _Bits | None = None
+        self._why = ""
+
+    def note_written(self) -> None:
+        """The rule has written the trained parameters; any other change from now on is noticed."""
+        self._left = _Bits.of(self._params)
+
+    def _find_others(self) -> Named:
+        """Everything of the model that is not trained, under all its names."""
+        trained = {id(p) for p in self._params.values()}
+        model = self._model
+        every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        return {name: t for name, t in every if id(t) not in trained}
+
+    @contextmanager
+    def during_forward(self, *, complete: bool) -> Iterator[None]:
+        """Refuse a forward (and all that follows, a release too) that writes into the model."""
+        if self._left is None:
+            self.note_written()
+        before = {name: _count_writes(p) for name, p in self._params.items()}
+        try:
+            yield
+        except Mixing as stop:
+            self._why = str(stop)
+            raise
+        finally:
+            for name, p in self._params.items():
+                if _count_writes(p) != before[name]:
+                    self._why = self._why or _explain_change(f"parameter '{name}'")
+        self.check(complete=complete)
+
+    def check(self, *, complete: bool) -> None:
+        """Refuse where something changed that is not trained, or something trained that the rule did not write."""
+        others = self._find_others()
+        changed = [name for name in self._params if name in others]  # another one stands in its place
+        if self._left is not None:
+            changed += self._left.find_changed(self._params)
+        if changed and not self._why:
+            self._why = (
+                f"parameter '{changed[0]}' was changed since the last step by something else than this run's rule (an "
+                "optimizer, load_state_dict, weight.data), which no guarantee covers: let the run alone change the "
+                "weights, or start a new run from weights that were not made from these data"
+            )
+        if self._why:
+            raise Refused(self._why)
+        for name, tensor in others.items():
+            writes, digest = self._known.get(name, (None, ""))
+            if (complete or writes != _count_writes(tensor)) and digest != _digest(tensor):
+                self._why = _explain_change(f"{'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} '{name}'")
+                raise Refused(self._why)
+
+    def check_release(self) -> None:
+        """Refuse to release a model that holds more than its trained parameters and what it began with."""
+        self.check(complete=True)
+        names = {name for name, _ in self._model.named_parameters(remove_duplicate=False)} | set(self._known)
+        for name in self._model.state_dict():
+            if name not in names:
+                raise Refused(
+                    f"'{name}' of the model's state is no parameter and no buffer: nothing covers its release"
+                )
+
+
+def _explain_change(what: str) -> str:
+    return (
+        f"{what} changes in a training forward, so it would carry the data past the noise: use a layer without running "
+        "statistics, such as GroupNorm (model = hush.to_group_norm(model)), or an embedding without max_norm"
+    )
+
+
+def _count_writes(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+SMALL = 1 << 12  # tensors of fewer numbers are compared as they are
+
+
+@dataclass(frozen=True)
+class _Bits:
+    """What parameters are at one moment: a copy of the small ones, and of each large one the sum of its bits as whole
+    numbers that wrap around, the fastest sum there is that sees every bit."""
+
+    small: Tensor
+    large: tuple[int, ...]
+
+    @staticmethod
+    def of(params: Named) -> _Bits:
+        whole = [p.detach().view(_WHOLE[p.element_size()]) for p in params.values()]
+        small = [w.reshape(-1).view(torch.uint8) for w in whole if w.numel() < SMALL]
+        large = tuple(int(w.sum(dtype=w.dtype)) for w in whole if w.numel() >= SMALL)
+        return _Bits(torch.cat([torch.empty(0, dtype=torch.uint8, device=whole[0].device), *small]), large)
+
+    def find_changed(self, params: Named) -> list[str]:
+        """The parameters that are something else now."""
+        now = _Bits.of(params)
+        if now.large == self.large and torch.equal(now.small, self.small):
+            return []
+        before, large = iter(torch.split(self.small, _list_sizes(params))), iter(self.large)
+        after, large_now = iter(torch.split(now.small, _list_sizes(params))), iter(now.large)
+        return [
+            name
+            for name, p in params.items()
+            if (not torch.equal(next(before), next(after)) if p.numel() < SMALL else next(large) != next(large_now))
+        ]
+
+
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _list_sizes(params: Named) -> list[int]:
+    return [p.numel() * p.element_size() for p in params.values() if p.numel() < SMALL]
+
+
+def _digest(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(data.numpy().data, digest_size=16).hexdigest()

@@ -1,0 +1,97 @@
+"""The guarantees of Source, line by line, for every kind of data that hush makes a source of."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from hush import BadInput
+from hush.source import Tensors, as_source, tensors_of, to_each
+
+N = 11
+FEATURES = torch.arange(N * 6, dtype=torch.float32).view(N, 2, 3)
+LABELS = torch.arange(N) * 7
+
+
+class Items(Dataset):
+    """Items that are dicts, as tokenizers give them."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return {"features": FEATURES[index], "label": LABELS[index]}
+
+
+class Pairs:
+    """No Dataset by name: a length and items are enough."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return FEATURES[index], int(LABELS[index])
+
+
+SOURCES = {"tensor": FEATURES, "tensors": (FEATURES, LABELS), "dataset": Items(), "items": Pairs()}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request):
+    return as_source(SOURCES[request.param])
+
+
+def rows(source, indices):
+    return tensors_of(source.take(torch.tensor(indices, dtype=torch.int64)))
+
+
+def test_the_length_is_the_number_of_examples(source):
+    assert len(source) == N
+
+
+@pytest.mark.parametrize("empty", [FEATURES[:0], (FEATURES[:0], LABELS[:0])])
+def test_no_examples_are_no_data(empty):
+    with pytest.raises(BadInput, match="holds no examples"):
+        as_source(empty)
+
+
+@pytest.mark.parametrize("indices", [[3], [10, 0, 5], [4, 4], list(range(N))])
+def test_row_j_is_example_j_in_any_order_and_company(source, indices):
+    found = rows(source, indices)
+    assert torch.equal(found[0], FEATURES[indices])
+    if len(found) == 2:
+        assert torch.equal(found[1], LABELS[indices])
+    again = rows(source, indices)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("indices", [[], [3], [10, 0, 5]])
+def test_examples_lie_in_dimension_0_and_the_others_stay(source, indices):
+    usual = rows(source, [0, 1])
+    found = rows(source, indices)
+    assert [len(t) for t in found] == [len(indices)] * len(usual)
+    assert [(t.shape[1:], t.dtype) for t in found] == [(t.shape[1:], t.dtype) for t in usual]
+
+
+def test_tensors_of_different_lengths_and_numbers_that_are_not_finite_are_refused():
+    with pytest.raises(BadInput, match=r"share their first dimension, got lengths \[10, 11\]"):
+        Tensors((FEATURES, LABELS[1:]))
+    with pytest.raises(BadInput, match="tensor 0 of the data holds values that are not finite"):
+        Tensors((torch.tensor([1.0, float("nan")]),))
+    with pytest.raises(BadInput, match="got int"):
+        as_source(3)
+
+
+def test_a_function_reaches_every_tensor_and_keeps_the_shape_of_the_content():
+    pair = namedtuple("pair", "x y")
+    content = {"a": pair(LABELS, [FEATURES, "name"]), "b": 3}
+    found = to_each(lambda t: t[:1], content)
+    assert type(found["a"]) is pair
+    assert found["b"] == 3
+    assert found["a"].y[1] == "name"
+    assert torch.equal(found["a"].x, LABELS[:1])
+    assert torch.equal(found["a"].y[0], FEATURES[:1])
+    assert [t.shape for t in tensors_of(content)] == [LABELS.shape, FEATURES.shape]
