@@ -72,7 +72,7 @@ def die_at(event: int) -> None:
         return moved
 
     files.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.resume import Progress
+    from hush.bench.figures import Progress
 
     step = Progress.step
 
@@ -103,7 +103,7 @@ def test_a_sweep_killed_again_and_again_ends_like_one_that_was_not(tmp_path, sma
     assert status == 0
     assert contents(store) == whole
     assert list((store.root / "working").iterdir()) == []
-    assert [p.name for p in store.claims.directory.iterdir()] == ["mutex"]
+    assert [p.name for p in store.locks.directory.iterdir()] == ["mutex"]
     assert max(store.record(key)["resumed"] for key in sorted(store.keys())) >= 1
 
 

@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import load
 
 from hush.bench import execute
-from hush.bench.claims import Claims
 from hush.bench.execute import Inline, Local
-from hush.bench.resume import COPIES, Progress, read_progress, write_progress
+from hush.bench.figures import COPIES, Progress, read_progress, write_progress
+from hush.bench.locks import JobLocks
 from hush.bench.run import Settings
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
@@ -165,9 +165,9 @@ def test_locks_that_do_nothing_are_noticed(tmp_path, small, monkeypatch) -> None
         sweep(small, open_store(tmp_path / "store"), Inline())
 
 
-def test_a_claim_is_read_back(tmp_path, monkeypatch) -> None:
-    claims = Claims(tmp_path)
-    from hush.bench import claims as module
+def test_a_job_lock_is_read_back(tmp_path, monkeypatch) -> None:
+    locks = JobLocks(tmp_path)
+    from hush.bench import locks as module
 
     real = module.write_atomic
 
@@ -177,4 +177,4 @@ def test_a_claim_is_read_back(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(module, "write_atomic", and_somebody_else)
     with pytest.raises(BadInput, match="locks do nothing"):
-        claims.take("key")
+        locks.take("key")
