@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.bench.locks import JobLocks
+from hush.checkpoint import OtherVersion, Unreadable, read_checkpoint
 from hush.errors import BadInput
 from hush.files import PRIVATE, move_atomic, writable_directory, write_atomic
 from hush.printable import json_text
@@ -110,6 +111,17 @@ class Store:
         if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
             shutil.rmtree(working, ignore_errors=True)
 
+    def check_unfinished(self, keys: Iterable[str]) -> None:
+        """Raise BadInput where one of these runs was begun by another version of hush: to begin it anew would throw away
+        its steps."""
+        others = [key for key in keys if _is_of_another_version(self.root / "working" / key)]
+        if others:
+            folder = self.root / "working" / others[0]
+            raise BadInput(
+                f"{len(others)} unfinished or failed runs in '{self.root}' were begun by another version of hush: finish "
+                f"them with that version, or remove their folders (such as '{folder}') to begin them anew"
+            )
+
     def forget(self, key: str) -> None:
         """Remove a finished run, so that it is run again; the rename makes it vanish at once."""
         gone = self.root / "working" / f"forgotten.{secrets.token_hex(4)}"
@@ -151,6 +163,19 @@ def check_store(root: Path) -> None:
         raise BadInput(f"'{root}' is not a store of benchmark runs") from error
     if found != FORMAT:
         raise BadInput(f"'{root}' is a store of another format ('{found}'; this hush reads '{FORMAT}')")
+
+
+def _is_of_another_version(working: Path) -> bool:
+    """By the newest checkpoint that is whole."""
+    for path in sorted(working.glob(CHECKPOINTS), reverse=True):
+        try:
+            read_checkpoint(path)
+        except OtherVersion:
+            return True
+        except Unreadable:
+            continue
+        return False
+    return False
 
 
 def _write(folder: Path, result: Result) -> None:

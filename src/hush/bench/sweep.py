@@ -105,6 +105,7 @@ def sweep(
     watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Carry out what is left of a spec; a failed run is kept as it is unless ``retry_failed``."""
+    store.check_unfinished(trial.key for trial in spec.trials if retry_failed or not store.has(trial.key))
     store.tidy()
     if retry_failed:
         _forget_failed(store, spec.trials)

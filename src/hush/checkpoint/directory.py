@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hush.checkpoint.digests import VARYING, Tell, digest_data, digest_frozen
-from hush.checkpoint.file import Saved, Unreadable, read_checkpoint, to_bytes
+from hush.checkpoint.file import OtherVersion, Saved, Unreadable, read_checkpoint, to_bytes
 from hush.checkpoint.tree import revive
 from hush.checkpoint.witness import FileWitness, begin_witness, resume_witness
 from hush.errors import BadInput, Refused
@@ -84,11 +84,13 @@ class Checkpoints:
         return sorted(self.directory.glob("checkpoint-*.safetensors"), reverse=True)
 
     def newest(self) -> Found:
-        """The newest checkpoint that is whole."""
+        """The newest checkpoint that is whole; `OtherVersion` where another version of hush wrote it."""
         damaged: list[str] = []
         for path in self.files():
             try:
                 return Found(read_checkpoint(path), tuple(damaged))
+            except OtherVersion:
+                raise
             except Unreadable as error:
                 damaged.append(str(error))
         return Found(None, tuple(damaged))

@@ -29,6 +29,10 @@ class Unreadable(BadInput):
     """A checkpoint that is damaged or is none; the text says how."""
 
 
+class OtherVersion(Unreadable):
+    """A whole checkpoint in the format of another version of hush."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint that was read and found whole: facts about its run, and the run's state."""
@@ -61,10 +65,10 @@ def read_checkpoint(path: Path) -> Saved:
         if metadata["digest"] != digest_content(text, tensors):
             raise Unreadable(f"'{path.name}' is damaged: its digest does not fit its content")
         facts = json.loads(text)
-        if facts.pop("format") != FORMAT:
-            raise Unreadable(
-                f"'{path.name}' is a checkpoint of another version of hush, without a record of what its noise met: "
-                "finish the run with that version"
+        if (found := facts.pop("format")) != FORMAT:
+            raise OtherVersion(
+                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}'), and it is "
+                "left as it is: finish the run with that version, or start a new one in another directory"
             )
         state = unflatten(facts.pop("state"), tensors)
         _check_kinds(facts, state)
