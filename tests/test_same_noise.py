@@ -18,6 +18,7 @@ from hush.attempts import Attempt, History
 from hush.charging import charge
 from hush.checkpoint import Checkpoints
 from hush.checkpoint.sums import ROW, TagFile, tag_of
+from hush.checkpoint.witness import read_releases
 from hush.ciphers import counter_bytes, expanded_key, tagger
 from hush.errors import Refused
 from hush.gradients import Augmented
@@ -510,6 +511,18 @@ class TestCard:
         assert again.guarantee == first.guarantee
         lines = (tmp_path / "private/releases.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [STEPS]
+
+    def test_half_a_line_does_not_swallow_the_next_release(self, tmp_path) -> None:
+        """A power cut in the middle of a line: its weights were not written, and the line after it counts."""
+        p = plan()
+        first = taken_back(p, tmp_path / "private", 3)
+        first.release(tmp_path / "one")
+        path = tmp_path / "private/releases.jsonl"
+        line = path.read_bytes()
+        path.write_bytes(line[:20])
+        resumed(p, tmp_path / "private").release(tmp_path / "two")
+        assert path.read_bytes() == line[:20] + b"\n" + line
+        assert read_releases(path) == [json.loads(line)]
 
     def test_a_record_that_does_not_reach_a_release_is_none(self, tmp_path) -> None:
         p = plan()

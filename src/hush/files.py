@@ -35,10 +35,15 @@ class NoLocks(BadInput):
     """A disk on which processes cannot take turns: it refuses locks, for the reason given, or its locks do nothing."""
 
     def __init__(self, directory: Path, error: OSError | None = None) -> None:
-        why = "" if error is None else (error.strerror or str(error)).lower()
-        refused = f"the disk under '{directory}' cannot lock files ({why}): use a local disk"
-        idle = f"locks do nothing on the disk under '{directory}': use a directory on a local disk"
-        super().__init__(refused if error is not None else idle)
+        if error is None:
+            super().__init__(f"locks do nothing on the disk under '{directory}': use a directory on a local disk")
+        else:
+            super().__init__(f"the disk under '{directory}' cannot lock files ({explain(error)}): use a local disk")
+
+
+def explain(error: OSError) -> str:
+    """What the operating system refused, in a few words."""
+    return (error.strerror or str(error)).lower()
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:

@@ -72,15 +72,15 @@ def die_at(event: int) -> None:
         return moved
 
     files.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.figures import Progress
+    from hush.bench.figures import Figures
 
-    step = Progress.step
+    step = Figures.step
 
     def stepping(self, *arguments):
         tick()
         step(self, *arguments)
 
-    Progress.step = stepping
+    Figures.step = stepping
 
 
 @pytest.fixture

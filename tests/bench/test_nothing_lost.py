@@ -13,7 +13,7 @@ from safetensors.torch import load
 
 from hush.bench import execute
 from hush.bench.execute import Inline, Local
-from hush.bench.figures import COPIES, Progress, read_progress, write_progress
+from hush.bench.figures import COPIES, Figures, read_figures, write_figures
 from hush.bench.locks import JobLocks
 from hush.bench.run import Settings
 from hush.bench.spec import read_spec
@@ -132,7 +132,7 @@ def test_without_any_figures_the_run_goes_on_and_says_what_it_has_lost(tmp_path,
 
 
 def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
-    write_progress(tmp_path, Progress({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
+    write_figures(tmp_path, Figures({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
     for name in COPIES:
         path = tmp_path / name
         content = path.read_bytes()
@@ -140,9 +140,9 @@ def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
             damaged = bytearray(content)
             damaged[place] ^= 64
             path.write_bytes(damaged)
-            assert read_progress(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
+            assert read_figures(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
         path.write_bytes(content)
-    assert read_progress(tmp_path).epochs == [{"step": 1}]
+    assert read_figures(tmp_path).epochs == [{"step": 1}]
 
 
 def test_a_disk_that_cannot_lock_is_told_in_one_sentence(tmp_path, small, monkeypatch, capsys) -> None:

@@ -83,7 +83,7 @@ class WatchedLosses:
 
 
 @dataclass
-class Progress:
+class Figures:
     """What a run has shown so far: private figures a step (``curves``), public ones an evaluated epoch."""
 
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -102,13 +102,13 @@ class Progress:
         for name, value in (figures | {"accuracy": accuracy}).items():
             self.curves.setdefault(name, [math.nan] * self.unknown).append(value)
 
-    def cut(self, step: int) -> Progress:
+    def cut(self, step: int) -> Figures:
         """What was known after this step, NaN for what is not known of the steps before it."""
         known = {name: values[:step] for name, values in self.curves.items()}
         curves = {name: values + [math.nan] * (step - len(values)) for name, values in known.items()}
         epochs = [line for line in self.epochs if line["step"] <= step]
         unknown = self.unknown if curves else step
-        return Progress(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
+        return Figures(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
 
 
 class TrialCheckpoint:
@@ -118,28 +118,28 @@ class TrialCheckpoint:
         self._checkpoints = Checkpoints(directory / "run")
         self._directory, self._every, self._last = directory, every, time.monotonic()
 
-    def resume(self, start: Callable[[], Run]) -> tuple[Run, Progress]:
+    def resume(self, start: Callable[[], Run]) -> tuple[Run, Figures]:
         """The run from its checkpoint, or from the start where there is none that can be used."""
         run = start()
         found = self._checkpoints.newest()
         if found.saved is None:
             self._checkpoints.begin(run)
-            return run, Progress()
+            return run, Figures()
         try:
             self._checkpoints.restore(run, found.saved)
         except Refused:  # of another version of the data or of hush
             run = start()
             self._checkpoints.begin(run)
-            return run, Progress()
-        progress = read_progress(self._directory).cut(found.saved.step)
+            return run, Figures()
+        progress = read_figures(self._directory).cut(found.saved.step)
         progress.resumed += 1
         return run, progress
 
-    def keep(self, run: Run, progress: Progress) -> None:
+    def keep(self, run: Run, progress: Figures) -> None:
         """Write a checkpoint if it is time to."""
         if time.monotonic() - self._last < self._every or run.next >= run.plan.steps:
             return
-        write_progress(self._directory, progress)
+        write_figures(self._directory, progress)
         self._checkpoints.save(run)
         self._last = time.monotonic()
 
@@ -148,7 +148,7 @@ class TrialCheckpoint:
         self._checkpoints.close()
 
 
-def write_progress(directory: Path, progress: Progress) -> None:
+def write_figures(directory: Path, progress: Figures) -> None:
     """All figures in one file, and again in another."""
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in progress.curves.items()}
     rest = {name: value for name, value in vars(progress).items() if name != "curves"}
@@ -157,19 +157,19 @@ def write_progress(directory: Path, progress: Progress) -> None:
         write_atomic(directory / name, _digest(content) + content, mode=PRIVATE)
 
 
-def read_progress(directory: Path) -> Progress:
+def read_figures(directory: Path) -> Figures:
     """The figures of the copy that is whole and reaches furthest; none where no copy is whole."""
     found = [progress for name in COPIES if (progress := _read(directory / name)) is not None]
-    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=Progress())
+    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=Figures())
 
 
-def _read(path: Path) -> Progress | None:
+def _read(path: Path) -> Figures | None:
     try:
         content = path.read_bytes()
         if content[:DIGEST] != _digest(content[DIGEST:]):
             return None
         rest, _, figures = content[DIGEST:].partition(b"\n")
-        return Progress({name: values.tolist() for name, values in load(figures).items()}, **json.loads(rest))
+        return Figures({name: values.tolist() for name, values in load(figures).items()}, **json.loads(rest))
     except (OSError, SafetensorError, ValueError, TypeError):
         return None
 

@@ -112,14 +112,13 @@ class Store:
             shutil.rmtree(working, ignore_errors=True)
 
     def check_unfinished(self, keys: Iterable[str]) -> None:
-        """Raise BadInput where one of these runs was begun by another version of hush: to begin it anew would throw away
-        its steps."""
+        """Raise BadInput where another version of hush began one of these runs: begun anew, it would lose its steps."""
         others = [key for key in keys if _is_of_another_version(self.root / "working" / key)]
         if others:
             folder = self.root / "working" / others[0]
             raise BadInput(
-                f"{len(others)} unfinished or failed runs in '{self.root}' were begun by another version of hush: finish "
-                f"them with that version, or remove their folders (such as '{folder}') to begin them anew"
+                f"{len(others)} unfinished or failed runs in '{self.root}' were begun by another version of hush: "
+                f"finish them with that version, or remove their folders (such as '{folder}') to begin them anew"
             )
 
     def forget(self, key: str) -> None:

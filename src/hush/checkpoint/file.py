@@ -67,8 +67,8 @@ def read_checkpoint(path: Path) -> Saved:
         facts = json.loads(text)
         if (found := facts.pop("format")) != FORMAT:
             raise OtherVersion(
-                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}'), and it is "
-                "left as it is: finish the run with that version, or start a new one in another directory"
+                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}'), and "
+                "stays as it is: finish the run with that version, or start a new one in another directory"
             )
         state = unflatten(facts.pop("state"), tensors)
         _check_kinds(facts, state)

@@ -59,7 +59,9 @@ class FileWitness:
         }
         if line in read_releases(path):
             return
-        append_durably(path, (json.dumps(line) + "\n").encode(), mode=PRIVATE)
+        before = path.read_bytes() if path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # half a line that a crash left must not swallow this one
+        append_durably(path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -25,7 +25,7 @@ import urllib3
 from hush.data import pinned
 from hush.data.dataset import Archive, Dataset, File, Mirror
 from hush.errors import BadInput, HushError
-from hush.files import move_atomic, take_turn
+from hush.files import explain, move_atomic, take_turn
 
 Progress = Callable[[str, int, int | None], None]
 """Told (file, bytes so far, bytes in all or None) as a download goes on."""
@@ -51,7 +51,7 @@ def fetch_missing(dataset: Dataset, missing: Sequence[File], cache: Path, progre
     except requests.exceptions.RequestException as error:
         raise DownloadError(f"the download of {dataset.name} failed: {_complaint(error)}") from error
     except OSError as error:
-        raise BadInput(f"the cache '{cache}' cannot be used: {(error.strerror or str(error)).lower()}") from error
+        raise BadInput(f"the cache '{cache}' cannot be used: {explain(error)}") from error
 
 
 def _fetch_from_mirrors(dataset: Dataset, missing: Sequence[File], target: Path, progress: Progress) -> None:

@@ -18,7 +18,7 @@ from typing import IO, cast
 
 from hush.data.dataset import Dataset, File
 from hush.errors import BadInput
-from hush.files import find_cache, write_atomic
+from hush.files import explain, find_cache, write_atomic
 
 SUFFIXES = ("", ".gz", ".xz")
 
@@ -55,7 +55,7 @@ def is_present(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise BadInput(f"'{path.parent}' cannot be read: {_reason(error)}") from error
+        raise BadInput(f"'{path.parent}' cannot be read: {explain(error)}") from error
     return True
 
 
@@ -70,7 +70,7 @@ def read_verified(path: Path, file: File, shown: str | None = None) -> bytes:
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise Altered(f"'{name}' is altered: it does not unpack ({error})") from error
     except OSError as error:
-        raise BadInput(f"'{name}' cannot be read: {_reason(error)}") from error
+        raise BadInput(f"'{name}' cannot be read: {explain(error)}") from error
     return verify_bytes(content, name, file)
 
 
@@ -109,7 +109,3 @@ def store(content: bytes, path: Path) -> None:
 def _environment(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(value) if value else None
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
