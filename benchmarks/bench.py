@@ -24,7 +24,7 @@ from hush.bench.run import load as load_problem
 from hush.bench.run import make
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
 from hush.loop import train
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded

@@ -15,13 +15,13 @@ from torch import nn
 
 from hush import problems
 from hush.bench.accounts import POINTS, Accounts, pick_steps
-from hush.bench.estimate import estimate
 from hush.bench.execute import Inline
 from hush.bench.figures import WatchedLosses
 from hush.bench.run import Settings, load, make, perform
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
+from hush.bench.timing import estimate
 from hush.loop import train
 from hush.methods import make_plan
 from hush.problems import cross_entropy, evaluate_problem

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hush.bench.execute import Inline
 from hush.bench.store import StoreTrouble, open_store
-from hush.bench.sweep import make_table, show_live, sweep, tell_duration
+from hush.bench.sweeps import make_table, show_live, sweep, tell_duration
 from hush.cli import main
 
 TINY = """
@@ -192,7 +192,7 @@ def test_the_live_table(tmp_path, small) -> None:
 
 def test_running_and_failed_are_counted(tmp_path, small) -> None:
     from hush.bench.run import failed
-    from hush.bench.sweep import Tally
+    from hush.bench.sweeps import Tally
 
     store = open_store(tmp_path / "s")
     store.locks.take(small.trials[0].key)

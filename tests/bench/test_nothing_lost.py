@@ -18,7 +18,7 @@ from hush.bench.locks import JobLocks
 from hush.bench.run import Settings
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
 from hush.cli import main
 from hush.errors import BadInput
 

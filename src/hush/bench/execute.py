@@ -52,10 +52,10 @@ class Executor(Protocol):
         ...
 
 
-def executor(name: str, workers: int | None = None) -> Executor:
+def make_executor(name: str, workers: int | None = None) -> Executor:
     """The executor of that name; ``workers`` is the number of cores by default."""
     validate.one_of(EXECUTORS, executor=name)
-    count = cores() if workers is None else workers
+    count = count_cores() if workers is None else workers
     validate.whole(workers=count)
     return Inline() if name == "inline" else Local(count)
 
@@ -122,11 +122,11 @@ class Local:
     def carry_out(self, job: Job, watch: Watch) -> None:
         """Start the workers, replace those that die, and stop when all are done."""
         context = multiprocessing.get_context("spawn")
-        threads = max(1, min(cores() // self.workers, torch.get_num_threads()))
+        threads = max(1, min(count_cores() // self.workers, torch.get_num_threads()))
         deaths: dict[str, int] = {}
 
         def start(number: int) -> multiprocessing.process.BaseProcess:
-            device = device_of(number)
+            device = choose_device(number)
             process = context.Process(target=_worker, args=(job, device, threads, os.getpid()), daemon=True)
             process.start()
             return process
@@ -185,13 +185,13 @@ def _worker(job: Job, device: str, threads: int, parent: int) -> None:
         sys.exit(0)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def device_of(number: int) -> str:
+def choose_device(number: int) -> str:
     """The device of a worker: GPUs in turn, else the processor."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if count else "cpu"

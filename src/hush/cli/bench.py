@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from hush.bench.check import check_spec
-from hush.bench.estimate import estimate
-from hush.bench.execute import cores, executor
+from hush.bench.execute import count_cores, make_executor
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import Store, StoreTrouble, check_store, open_store
-from hush.bench.sweep import show_live, sweep, tell_duration
+from hush.bench.sweeps import show_live, sweep, tell_duration
+from hush.bench.timing import estimate
 from hush.cli import options as o
 from hush.cli.console import say, show, show_json
 
@@ -34,11 +34,11 @@ def bench(
 
     Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
     """
-    chosen = executor(executor_name, workers)
+    chosen = make_executor(executor_name, workers)
     read = read_spec(spec)
     check_spec(read, call_others=not dry_run)
     if dry_run:
-        _tell_plan(read, store, workers or cores(), as_json=as_json)
+        _tell_plan(read, store, workers or count_cores(), as_json=as_json)
         return
     if store is None:
         raise typer.BadParameter("name a directory for the results: --store DIR")
