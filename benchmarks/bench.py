@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from hush.bench.accounts import Accounts
-from hush.bench.check import check
+from hush.bench.check import check_spec
 from hush.bench.execute import Inline
-from hush.bench.frame import load
+from hush.bench.frame import read_runs
 from hush.bench.run import load as load_problem
 from hush.bench.run import make
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
 from hush.loop import train
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
@@ -56,7 +56,7 @@ def expand() -> None:
     """Read, expand and check every spec that ships."""
     for path in sorted(SPECS.glob("*.toml")):
         spec = read_spec(path)
-        check(spec)
+        check_spec(spec)
         assert spec.trials
 
 
@@ -96,7 +96,7 @@ def main() -> None:
             folder = full / "runs" / f"{number:032x}"
             folder.mkdir()
             (folder / "record.json").write_text(json.dumps(record | {"key": folder.name}, indent=1))
-        cpu, wall = timed(lambda: load(full))
+        cpu, wall = timed(lambda: read_runs(full))
         print(f"load {RUNS + count} runs: {cpu:.2f} s CPU ({wall:.2f} s wall)")
 
 

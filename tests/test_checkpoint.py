@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from hush.charging import charge
 from hush.checkpoint import Checkpoints, Unreadable
-from hush.checkpoint.file import read, to_bytes
+from hush.checkpoint.file import read_checkpoint, to_bytes
 from hush.errors import BadInput, HushError, Refused
 from hush.ledger.account import Ledger
 from hush.loop import train
@@ -199,7 +199,7 @@ class TestFile:
             assert path.stat().st_mode & 0o777 == 0o600, path
         kept = Checkpoints(directory)
         assert [p.name for p in kept.files()] == [f"checkpoint-000000000{n}.safetensors" for n in (4, 3)]
-        state = read(kept.files()[0]).state
+        state = read_checkpoint(kept.files()[0]).state
         kept.close()
         assert set(state) >= {"step", "secret", "params", "rule", "public", "private", "noise"}
         assert state["step"] == 4
@@ -223,7 +223,7 @@ class TestFile:
         }
         path = tmp_path / "x"
         path.write_bytes(to_bytes({}, state))
-        back = read(path).state
+        back = read_checkpoint(path).state
         assert set(back) == {"step", "a", "a.b", "n", "i", "e", "t"}
         assert set(back["a"]) == {"b"}
         assert torch.equal(back["a"]["b"], torch.ones(2))
@@ -242,14 +242,14 @@ class TestFile:
         path = tmp_path / "checkpoint-0000000003.safetensors"
         damage(path, how)
         with pytest.raises(Unreadable, match="damaged|cut short"):
-            read(path)
+            read_checkpoint(path)
 
     def test_one_of_an_earlier_version_says_what_to_do(self, tmp_path, monkeypatch):
         monkeypatch.setattr("hush.checkpoint.file.FORMAT", "hush checkpoint 2")
         stopped(plan(), tmp_path, 3)
         monkeypatch.undo()
         with pytest.raises(Unreadable, match="another version of hush.*finish the run with that version"):
-            read(tmp_path / "checkpoint-0000000003.safetensors")
+            read_checkpoint(tmp_path / "checkpoint-0000000003.safetensors")
 
     def test_every_byte_counts(self, tmp_path):
         stopped(plan(), tmp_path, 1)
@@ -258,12 +258,12 @@ class TestFile:
         for place in range(0, len(good), 37):
             path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
             try:
-                state = read(path).state
+                state = read_checkpoint(path).state
             except Unreadable:
                 continue
             path.write_bytes(good)  # only a change that means nothing (JSON's own spaces) may pass
-            assert torch.equal(state["params"]["0.weight"], read(path).state["params"]["0.weight"])
-            assert state["secret"] == read(path).state["secret"]
+            assert torch.equal(state["params"]["0.weight"], read_checkpoint(path).state["params"]["0.weight"])
+            assert state["secret"] == read_checkpoint(path).state["secret"]
 
     @pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
     def test_the_one_before_is_used(self, how, tmp_path):
@@ -364,12 +364,12 @@ class TestRefusals:
         stopped(plan(), tmp_path, 3, data=Rows(noisy=True))
         weights = resumed(plan(), tmp_path, data=Rows(noisy=True))
         assert not same(weights, straight(plan()))  # the steps were taken on what was read then
-        assert read(tmp_path / f"checkpoint-{STEPS:010d}.safetensors").step == STEPS
+        assert read_checkpoint(tmp_path / f"checkpoint-{STEPS:010d}.safetensors").step == STEPS
 
     def test_the_digest_of_the_data_says_nothing_without_the_secret(self, tmp_path):
         for name, secret in (("a", 1), ("b", 2)):
             stopped(plan(), tmp_path / name, 1, secret=secret)
-        first, second = (read(tmp_path / n / "checkpoint-0000000001.safetensors").facts for n in "ab")
+        first, second = (read_checkpoint(tmp_path / n / "checkpoint-0000000001.safetensors").facts for n in "ab")
         assert first["digests"]["data"] != second["digests"]["data"]
 
     def test_another_model(self, tmp_path):
@@ -504,4 +504,4 @@ class TestLedger:
         self.begin(tmp_path, 3)
         key = start(plan()).secret.key.hex()
         assert key not in (tmp_path / "l.jsonl").read_text()
-        assert key in json.dumps(read(next((tmp_path / "run").glob("*3.safetensors"))).state["secret"])
+        assert key in json.dumps(read_checkpoint(next((tmp_path / "run").glob("*3.safetensors"))).state["secret"])

@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from hush.attempts import Attempt, History
 from hush.charging import charge
 from hush.checkpoint import Checkpoints
-from hush.checkpoint.sums import ROW, Record, tag_of
+from hush.checkpoint.sums import ROW, TagFile, tag_of
+from hush.checkpoint.witness import read_releases
 from hush.errors import Refused
 from hush.gradients import Augmented
 from hush.ledger.account import BudgetSpent, Ledger
@@ -374,14 +375,14 @@ class TestRecord:
             file.write(b"\x00\x00\x00\x00\x05")
         run = resumed(p, tmp_path)
         assert not run.history.again
-        assert Record.read(path).attempts == [Attempt(0, STEPS)]
+        assert TagFile.read(path).attempts == [Attempt(0, STEPS)]
 
     def test_it_says_nothing_without_the_secret_and_is_its_owners(self, tmp_path) -> None:
         for name in ("a", "b"):
             begun(plan(), tmp_path / name, 2)
         paths = [next((tmp_path / name).glob("sums-*")) for name in ("a", "b")]
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in paths)
-        tags = [set(Record.read(path).again.values()) for path in paths]
+        tags = [set(TagFile.read(path).again.values()) for path in paths]
         assert len(tags[0] | tags[1]) == 4
 
     def test_a_finished_run_may_be_looked_at_without_it(self, tmp_path) -> None:
@@ -512,6 +513,18 @@ class TestCard:
         lines = (tmp_path / "private/releases.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [STEPS]
 
+    def test_half_a_line_does_not_swallow_the_next_release(self, tmp_path) -> None:
+        """A power cut in the middle of a line: its weights were not written, and the line after it counts."""
+        p = plan()
+        first = taken_back(p, tmp_path / "private", 3)
+        first.release(tmp_path / "one")
+        path = tmp_path / "private/releases.jsonl"
+        line = path.read_bytes()
+        path.write_bytes(line[:20])
+        resumed(p, tmp_path / "private").release(tmp_path / "two")
+        assert path.read_bytes() == line[:20] + b"\n" + line
+        assert read_releases(path) == [json.loads(line)]
+
     def test_a_record_that_does_not_reach_a_release_is_none(self, tmp_path) -> None:
         p = plan()
         first = taken_back(p, tmp_path, 3)
@@ -555,7 +568,7 @@ class TestLedger:
         with pytest.raises(BudgetSpent, match="would bring dataset 'd'"):
             resumed(p, tmp_path / "run", STEPS, ledger, losses=other_losses)
         assert ledger.read_bytes() == before
-        assert Record.read(next((tmp_path / "run").glob("sums-*"))).attempts == [Attempt(0, 5)]
+        assert TagFile.read(next((tmp_path / "run").glob("sums-*"))).attempts == [Attempt(0, 5)]
         Ledger(ledger).set_budget("d", 10 * p.guarantee().epsilon, p.delta)
         run = resumed(p, tmp_path / "run", STEPS, ledger, losses=other_losses)
         assert run.history.attempts == (Attempt(0, 5), Attempt(4, STEPS))
@@ -616,7 +629,7 @@ class TestBrokenOff:
             taken_back(p, directory, 3)
             calls = 0
             with monkeypatch.context() as patch:
-                real = Record.append
+                real = TagFile.append
 
                 def broken(self, *arguments, real=real, number=number):
                     nonlocal calls
@@ -625,7 +638,7 @@ class TestBrokenOff:
                         raise KeyboardInterrupt
                     real(self, *arguments)
 
-                patch.setattr(Record, "append", broken)
+                patch.setattr(TagFile, "append", broken)
                 try:
                     resumed(p, directory, losses=other_losses)
                 except KeyboardInterrupt:

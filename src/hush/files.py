@@ -1,18 +1,49 @@
-"""Files that are whole or absent: write beside, flush to the disk, rename."""
+"""Everything that hush asks of a disk: files that are whole or absent, locks, and a cache. No other module does this.
+
+- **Whole or absent.** `write_atomic` writes beside, flushes to the disk and renames; `move_atomic` does the last step
+  for what was written elsewhere on the same disk; `append_durably` adds lines that are on the disk when it returns, or
+  are not there.
+- **Locks** are the kernel's (`flock`): they end with their holder, however it ends. `lock_file` locks a file that is
+  open, `try_lock` takes a lock and keeps it or says that somebody else has it, `take_turn` waits for one. A file system
+  without locks raises an error; one that grants every lock is noticed by `take_turn`, which asks for its own lock a
+  second time, and both are `NoLocks` in one sentence.
+- **The cache.** `recall` reads what was kept under a name and makes it where it is absent or not whole; the name holds
+  a digest of all that the content depends on. A cache that cannot be written is no reason to fail.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, TypeVar
 
 from hush.errors import BadInput
 
 PRIVATE = 0o600
 PUBLIC = 0o644
+Value = TypeVar("Value")
+
+
+class NoLocks(BadInput):
+    """A disk on which processes cannot take turns: it refuses locks, for the reason given, or its locks do nothing."""
+
+    def __init__(self, directory: Path, error: OSError | None = None) -> None:
+        if error is None:
+            super().__init__(f"locks do nothing on the disk under '{directory}': use a directory on a local disk")
+        else:
+            super().__init__(f"the disk under '{directory}' cannot lock files ({explain(error)}): use a local disk")
+
+
+def explain(error: OSError) -> str:
+    """What the operating system refused, in a few words."""
+    return (error.strerror or str(error)).lower()
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
@@ -30,10 +61,31 @@ def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
         beside.unlink(missing_ok=True)
 
 
-def remove_parts(directory: Path, name: str = "*") -> None:
-    """Remove what killed processes left half written; only where no other process writes the same files."""
-    for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
-        part.unlink(missing_ok=True)
+def move_atomic(source: Path, target: Path) -> None:
+    """Give a file or a folder on the same disk its place, at once; a folder that is not empty is never replaced."""
+    os.rename(source, target)
+    sync_directory(target.parent)
+
+
+def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
+    """Add to the end of a file, on the disk when this returns; where that fails the file is as it was."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
+    try:
+        start = os.lseek(descriptor, 0, os.SEEK_END)
+        try:
+            while content:  # a write may take less than it is given
+                content = content[os.write(descriptor, content) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, start)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(descriptor: int) -> None:
+    """Everything written to an open file is on the disk when this returns."""
+    os.fsync(descriptor)
 
 
 def sync_directory(directory: Path) -> None:
@@ -43,6 +95,12 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_parts(directory: Path, name: str = "*") -> None:
+    """Remove what killed processes left half written; only where no other process writes the same files."""
+    for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
+        part.unlink(missing_ok=True)
 
 
 def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
@@ -57,37 +115,97 @@ def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
     return directory
 
 
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """One process at a time in here, by the kernel's lock on a file, which ends with its holder.
+def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file until it is closed; False where another holds it and ``wait`` is False.
 
-    Some network disks refuse locks and some grant every one of them: the first raises an error, the second is noticed
-    because a second lock on the same file is granted too."""
-    held = os.open(path, os.O_RDWR | os.O_CREAT, PUBLIC)
+    A shared lock is granted beside other shared ones. The error of a file system without locks is an OSError, for the
+    caller to put into its own words."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        _lock(held, path, fcntl.LOCK_EX)
-        second = os.open(path, os.O_RDWR)
-        try:
-            if _lock(second, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                raise no_locks(path.parent)
-        finally:
-            os.close(second)
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if wait:
+            raise
+        return False
+    return True
+
+
+def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
+    """The descriptor of a lock on ``path``, which is given back by closing it; None where another process has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        if _lock(descriptor, path, wait=False):
+            return descriptor
+    except NoLocks:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+@contextmanager
+def take_turn(path: Path, *, prove: bool = True) -> Iterator[None]:
+    """One process at a time in here, by a lock on a file, made if need be, or on a folder.
+
+    With ``prove`` a disk that grants a second lock on the same file is refused, as its locks do nothing; without it the
+    turn is a courtesy, for work that does no harm when it is done twice."""
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    held = os.open(path, flags, PUBLIC)
+    try:
+        _lock(held, path)
+        if prove and _is_granted_again(path, flags):
+            raise NoLocks(path.parent)
         yield
     finally:
         os.close(held)
 
 
-def no_locks(directory: Path) -> BadInput:
-    """The error of a disk on which two processes can hold one lock."""
-    return BadInput(f"locks do nothing on the disk under '{directory}': use a directory on a local disk")
-
-
-def _lock(descriptor: int, path: Path, how: int) -> bool:
+def _is_granted_again(path: Path, flags: int) -> bool:
+    second = os.open(path, flags)
     try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        return False
+        return _lock(second, path, wait=False)
+    finally:
+        os.close(second)
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool = True) -> bool:
+    try:
+        return lock_file(descriptor, wait=wait)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise BadInput(f"the disk under '{path.parent}' cannot lock files ({why}): use a local disk") from error
-    return True
+        raise NoLocks(path.parent, error) from error
+
+
+def find_cache() -> Path:
+    """Where downloads and computed files are kept: $HUSH_CACHE, else hush's folder in the user's cache directory."""
+    if chosen := os.environ.get("HUSH_CACHE"):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "hush"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hush"
+
+
+def read_kept(path: Path, parse: Callable[[IO[bytes]], Value]) -> Value | None:
+    """What ``parse`` reads from a kept file; None where there is none, or a ValueError says that it is of no use."""
+    try:
+        with path.open("rb") as file:
+            return parse(file)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def keep(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
+    """Put a file into the cache, whole; a disk that does not take it is no reason to fail."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content, mode=mode)
+
+
+def recall(
+    path: Path, parse: Callable[[IO[bytes]], Value], make: Callable[[], Value], pack: Callable[[Value], bytes]
+) -> Value:
+    """What is kept at ``path`` if it is there and whole, else what ``make`` gives, kept there for the next time."""
+    found = read_kept(path, parse)
+    if found is None:
+        found = make()
+        keep(path, pack(found))
+    return found

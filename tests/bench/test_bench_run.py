@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hush import problems
-from hush.bench.accounts import POINTS, Accounts, spread
-from hush.bench.estimate import estimate
+from hush.bench.accounts import POINTS, Accounts, pick_steps
 from hush.bench.execute import Inline
+from hush.bench.figures import WatchedLosses
 from hush.bench.run import Settings, load, make, perform
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
-from hush.bench.watch import WatchedLosses
+from hush.bench.sweeps import sweep
+from hush.bench.timing import estimate
 from hush.loop import train
 from hush.methods import make_plan
 from hush.problems import cross_entropy, evaluate_problem
@@ -261,8 +261,8 @@ def test_an_estimate_knows_the_methods_that_need_epsilon(small) -> None:
 
 
 def test_epsilon_is_computed_for_a_bounded_number_of_epochs() -> None:
-    assert spread([1, 2, 3]) == [1, 2, 3]
-    some = spread(list(range(1, 501)))
+    assert pick_steps([1, 2, 3]) == [1, 2, 3]
+    some = pick_steps(list(range(1, 501)))
     assert len(some) == POINTS
     assert (some[0], some[-1]) == (1, 500)
 
@@ -307,9 +307,9 @@ noise_multiplier = 1.0
 lr = [0.01, 0.05]
 """
     spec = read_spec(write_spec(text))
-    from hush.bench.check import check
+    from hush.bench.check import check_spec
 
-    check(spec)
+    check_spec(spec)
     assert sweep(spec, store, Inline()).summary() == {"runs": 4, "done": 4, "failed": 0, "skipped": 0, "diverged": 0}
     records = [store.record(t.key) for t in spec.trials if t.method != "dp-sgd"]
     assert [r["status"] for r in records] == ["proven", "proven"]

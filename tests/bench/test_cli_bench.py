@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from hush.bench.execute import Inline
-from hush.bench.live import duration, live_table, table
 from hush.bench.store import StoreTrouble, open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import make_table, show_live, sweep, tell_duration
 from hush.cli import main
 
 TINY = """
@@ -173,30 +172,30 @@ def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, 
 
 def test_the_live_table(tmp_path, small) -> None:
     store = open_store(tmp_path / "s")
-    store.claims.take(small.trials[0].key)
+    store.locks.take(small.trials[0].key)
     frames: list[str] = []
 
     def watch(tally) -> None:
         drawn = Console(file=io.StringIO(), width=120)
-        drawn.print(table(tally))
+        drawn.print(make_table(tally))
         frames.append(drawn.file.getvalue())
 
-    store.claims.drop(small.trials[0].key)
+    store.locks.drop(small.trials[0].key)
     sweep(small, store, Inline(), watch=watch)
     assert "4 of 4 runs done, 0 failed, about 0 seconds left" in frames[-1]
     assert "dp-adam" in frames[-1]
     terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with live_table(console=terminal) as show:
+    with show_live(console=terminal) as show:
         sweep(small, store, Inline(), watch=show)
     assert "running" in terminal.file.getvalue()
 
 
 def test_running_and_failed_are_counted(tmp_path, small) -> None:
     from hush.bench.run import failed
-    from hush.bench.sweep import Tally
+    from hush.bench.sweeps import Tally
 
     store = open_store(tmp_path / "s")
-    store.claims.take(small.trials[0].key)
+    store.locks.take(small.trials[0].key)
     store.finish(small.trials[2].key, failed(small.trials[2], 0.0, "no reason"))
     tally = Tally(store, small.trials)
     assert tally.time_left() is None
@@ -211,4 +210,4 @@ def test_running_and_failed_are_counted(tmp_path, small) -> None:
     [(5, "about 5 seconds"), (119, "about 119 seconds"), (150, "about 2.5 minutes"), (36000, "about 10 hours")],
 )
 def test_durations(seconds, text) -> None:
-    assert duration(seconds) == text
+    assert tell_duration(seconds) == text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hush.bench import estimate as module
-from hush.bench.estimate import START, Estimate, estimate
+from hush.bench import timing as module
 from hush.bench.spec import read_spec
+from hush.bench.timing import START, Estimate, estimate
 
 TEXT = """
 [[grid]]

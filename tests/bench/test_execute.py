@@ -16,11 +16,11 @@ import pytest
 from hush import files
 from hush.bench import execute, run
 from hush.bench import store as store_module
-from hush.bench.execute import Inline, Local, executor
+from hush.bench.execute import Inline, Local, make_executor
 from hush.bench.run import Settings
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, StoreTrouble, open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
 from hush.errors import BadInput
 
 TIMES = {"started", "seconds", "train_seconds", "evaluation_seconds", "inference_seconds", "resumed", "machine"}
@@ -72,15 +72,15 @@ def die_at(event: int) -> None:
         return moved
 
     files.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.resume import Progress
+    from hush.bench.figures import Figures
 
-    step = Progress.step
+    step = Figures.step
 
     def stepping(self, *arguments):
         tick()
         step(self, *arguments)
 
-    Progress.step = stepping
+    Figures.step = stepping
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_sweep_killed_again_and_again_ends_like_one_that_was_not(tmp_path, sma
     assert status == 0
     assert contents(store) == whole
     assert list((store.root / "working").iterdir()) == []
-    assert [p.name for p in store.claims.directory.iterdir()] == ["mutex"]
+    assert [p.name for p in store.locks.directory.iterdir()] == ["mutex"]
     assert max(store.record(key)["resumed"] for key in sorted(store.keys())) >= 1
 
 
@@ -235,12 +235,12 @@ def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
 
 
 def test_executors_by_name() -> None:
-    assert executor("inline") == Inline()
-    assert executor("local", 3) == Local(3)
+    assert make_executor("inline") == Inline()
+    assert make_executor("local", 3) == Local(3)
     with pytest.raises(BadInput, match="unknown executor 'locl': did you mean 'local'"):
-        executor("locl")
+        make_executor("locl")
     with pytest.raises(BadInput, match="workers must be a whole number"):
-        executor("local", 0)
+        make_executor("local", 0)
 
 
 def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:

@@ -12,13 +12,13 @@ import pytest
 from safetensors.torch import load
 
 from hush.bench import execute
-from hush.bench.claims import Claims
 from hush.bench.execute import Inline, Local
-from hush.bench.resume import COPIES, Progress, read_progress, write_progress
+from hush.bench.figures import COPIES, Figures, read_figures, write_figures
+from hush.bench.locks import JobLocks
 from hush.bench.run import Settings
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
 from hush.cli import main
 from hush.errors import BadInput
 
@@ -132,7 +132,7 @@ def test_without_any_figures_the_run_goes_on_and_says_what_it_has_lost(tmp_path,
 
 
 def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
-    write_progress(tmp_path, Progress({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
+    write_figures(tmp_path, Figures({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
     for name in COPIES:
         path = tmp_path / name
         content = path.read_bytes()
@@ -140,9 +140,9 @@ def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
             damaged = bytearray(content)
             damaged[place] ^= 64
             path.write_bytes(damaged)
-            assert read_progress(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
+            assert read_figures(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
         path.write_bytes(content)
-    assert read_progress(tmp_path).epochs == [{"step": 1}]
+    assert read_figures(tmp_path).epochs == [{"step": 1}]
 
 
 def test_a_disk_that_cannot_lock_is_told_in_one_sentence(tmp_path, small, monkeypatch, capsys) -> None:
@@ -165,9 +165,9 @@ def test_locks_that_do_nothing_are_noticed(tmp_path, small, monkeypatch) -> None
         sweep(small, open_store(tmp_path / "store"), Inline())
 
 
-def test_a_claim_is_read_back(tmp_path, monkeypatch) -> None:
-    claims = Claims(tmp_path)
-    from hush.bench import claims as module
+def test_a_job_lock_is_read_back(tmp_path, monkeypatch) -> None:
+    locks = JobLocks(tmp_path)
+    from hush.bench import locks as module
 
     real = module.write_atomic
 
@@ -177,4 +177,4 @@ def test_a_claim_is_read_back(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(module, "write_atomic", and_somebody_else)
     with pytest.raises(BadInput, match="locks do nothing"):
-        claims.take("key")
+        locks.take("key")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hush.bench.check import check
+from hush.bench.check import check_spec
 from hush.bench.spec import read_spec
 from hush.methods import catalogue
 
@@ -37,7 +37,7 @@ def test_a_shipped_spec_is_valid(path) -> None:
     missing = sorted({trial.method for trial in spec.trials if ":" not in trial.method} - set(catalogue()))
     if missing:
         pytest.skip(f"no method {', '.join(missing)} in this version")
-    check(spec)
+    check_spec(spec)
 
 
 def test_the_spec_in_the_documentation_can_be_copied(tmp_path) -> None:
@@ -45,7 +45,7 @@ def test_the_spec_in_the_documentation_can_be_copied(tmp_path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
     spec = read_spec(path)
-    check(spec)
+    check_spec(spec)
     assert len(spec.trials) == 19
 
 

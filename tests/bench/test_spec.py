@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hush.bench.check import NEEDED, check
+from hush.bench.check import NEEDED, check_spec
 from hush.bench.lines import Lines
 from hush.bench.spec import read_spec
 from hush.bench.trial import REVISED
@@ -121,7 +121,7 @@ def test_a_method_that_does_not_exist_can_be_counted_but_not_run(write_spec) -> 
     spec = read_spec(write_spec(f'[[grid]]\n{BASE}method = ["dp-sgd", "dp-tomorrow"]\nlr = [1, 2]\n'))
     assert len(spec.trials) == 4
     with pytest.raises(BadInput, match=r"spec.toml, line 6: unknown method 'dp-tomorrow'"):
-        check(spec)
+        check_spec(spec)
 
 
 GOOD = f'[defaults]\n{BASE}[[grid]]\nmethod = "dp-sgd"\n'  # the grid is in line 6, its method in line 7
@@ -173,7 +173,7 @@ BAD = [
 @pytest.mark.parametrize(("text", "sentence"), BAD, ids=[sentence[:50] for _, sentence in BAD])
 def test_a_malformed_spec_is_refused_with_line_and_reason(write_spec, text, sentence) -> None:
     with pytest.raises(BadInput) as error:
-        check(read_spec(write_spec(text)))
+        check_spec(read_spec(write_spec(text)))
     assert sentence in str(error.value)
     assert "spec.toml, line " in str(error.value)
     assert "\n" not in str(error.value)
@@ -181,11 +181,11 @@ def test_a_malformed_spec_is_refused_with_line_and_reason(write_spec, text, sent
 
 def test_auto_is_checked_at_the_epsilon_of_the_spec(write_spec) -> None:
     text = GOOD.replace("dp-sgd", "auto")
-    check(read_spec(write_spec(text)))
+    check_spec(read_spec(write_spec(text)))
     with pytest.raises(BadInput, match="line 5: method 'auto' compares methods at the same ε: give epsilon"):
-        check(read_spec(write_spec(text.replace("epsilon = 1.0", "noise_multiplier = 1.0"))))
+        check_spec(read_spec(write_spec(text.replace("epsilon = 1.0", "noise_multiplier = 1.0"))))
     with pytest.raises(BadInput, match="line 8: method 'auto' chooses the sampling"):
-        check(read_spec(write_spec(text + "sampling = 'poisson'\n")))
+        check_spec(read_spec(write_spec(text + "sampling = 'poisson'\n")))
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_auto_is_checked_at_the_epsilon_of_the_spec(write_spec) -> None:
 )
 def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, problem, package, extra) -> None:
     spec = read_spec(write_spec(GOOD.replace("digits-mlp", problem)))
-    check(spec)
+    check_spec(spec)
     monkeypatch.setitem(sys.modules, package, None)
     sentence = rf"spec.toml, line 2: problem '{problem}' needs {package}: pip install 'hush\[{extra}\]'"
     with pytest.raises(BadInput, match=sentence):
-        check(spec)
+        check_spec(spec)
 
 
 def test_every_problem_that_needs_a_package_is_known_to_the_check() -> None:
@@ -210,7 +210,7 @@ def test_every_problem_that_needs_a_package_is_known_to_the_check() -> None:
 
 def test_the_good_spec_of_these_tests_is_good(write_spec) -> None:
     spec = read_spec(write_spec(GOOD))
-    check(spec)
+    check_spec(spec)
     (trial,) = spec.trials
     assert (trial.problem, trial.method) == ("digits-mlp", "dp-sgd")
     assert trial.settings == {"batch_size": 64, "delta": 1e-5, "epochs": 1, "epsilon": 1.0}
@@ -230,10 +230,10 @@ def test_options_that_need_many_steps_are_tried_at_their_true_size(write_spec) -
     with pytest.raises(BadInput, match="8 bands need groups of at least a batch: at most 4 bands fit"):
         make_plan("dp-bandmf", examples=4 * 5000, batch_size=5000, steps=8, noise_multiplier=1.0, bands=8)
     spec = read_spec(write_spec(text + "bands = 8\n"))
-    check(spec)  # 4 batches are too few for it, and the data are more
+    check_spec(spec)  # 4 batches are too few for it, and the data are more
     assert [trial.options["bands"] for trial in spec.trials] == [8]
     with pytest.raises(BadInput, match="line 8: 11 bands need groups of at least a batch: at most 10 bands fit"):
-        check(read_spec(write_spec(text + "bands = 11\n")))
+        check_spec(read_spec(write_spec(text + "bands = 11\n")))
 
 
 def test_lines() -> None:

@@ -1,4 +1,4 @@
-"""The store: whole folders, claims that outlive nobody, and tables."""
+"""The store: whole folders, job locks that outlive nobody, and tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from hush.bench.claims import Owner, started
-from hush.bench.frame import choose, curves, load
+from hush.bench.frame import choose_settings, read_curves, read_runs
+from hush.bench.locks import Owner, find_start
 from hush.bench.store import Result, Store, open_store
 from hush.errors import BadInput
 
@@ -25,7 +25,7 @@ def store(tmp_path) -> Store:
 def gone() -> Owner:
     """A process that has lived and died."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(socket.gethostname(), process.pid, started(process.pid) or "")
+    owner = Owner(socket.gethostname(), process.pid, find_start(process.pid) or "")
     assert owner.is_alive()
     process.kill()
     process.communicate()
@@ -33,7 +33,7 @@ def gone() -> Owner:
 
 
 def leave_claim(store: Store, key: str, owner: Owner) -> None:
-    (store.claims.directory / f"{key}.lock").write_text(json.dumps(vars(owner)))
+    (store.locks.directory / f"{key}.lock").write_text(json.dumps(vars(owner)))
 
 
 def test_a_result_appears_whole(store) -> None:
@@ -63,34 +63,34 @@ def test_a_result_that_cannot_be_written_leaves_nothing(store) -> None:
 
 
 def test_a_claim_excludes_others_until_it_is_dropped(store) -> None:
-    assert store.claims.take("k")
-    assert not store.claims.take("k")
-    assert store.claims.owner("k") == Owner.me()
-    assert set(store.claims.held()) == {"k"}
-    store.claims.drop("k")
-    assert store.claims.take("k")
+    assert store.locks.take("k")
+    assert not store.locks.take("k")
+    assert store.locks.owner("k") == Owner.me()
+    assert set(store.locks.held()) == {"k"}
+    store.locks.drop("k")
+    assert store.locks.take("k")
 
 
 def test_a_finished_run_cannot_be_claimed(store) -> None:
-    assert not store.claims.take("k", lambda: True)
-    assert store.claims.owner("k") is None
+    assert not store.locks.take("k", lambda: True)
+    assert store.locks.owner("k") is None
 
 
 def test_the_claim_of_a_killed_process_is_taken_over(store) -> None:
     leave_claim(store, "k", gone())
-    assert store.claims.held() == {}
-    assert store.claims.take("k")
-    assert store.claims.owner("k") == Owner.me()
+    assert store.locks.held() == {}
+    assert store.locks.take("k")
+    assert store.locks.owner("k") == Owner.me()
 
 
 def test_a_reused_process_number_is_another_process(store) -> None:
     leave_claim(store, "k", Owner(socket.gethostname(), os.getpid(), "long ago"))
-    assert store.claims.take("k")
+    assert store.locks.take("k")
 
 
 def test_a_zombie_is_dead() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(socket.gethostname(), process.pid, started(process.pid) or "")
+    owner = Owner(socket.gethostname(), process.pid, find_start(process.pid) or "")
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has collected it
     assert not owner.is_alive()
@@ -99,19 +99,19 @@ def test_a_zombie_is_dead() -> None:
 
 def test_a_claim_from_another_host_is_honoured(store) -> None:
     leave_claim(store, "k", Owner("elsewhere", 1, "x"))
-    assert not store.claims.take("k")
+    assert not store.locks.take("k")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "a", "pid": "x", "started": ""}'])
 def test_a_note_that_cannot_be_read_is_void(store, content) -> None:
-    (store.claims.directory / "k.lock").write_text(content)
-    assert store.claims.take("k")
+    (store.locks.directory / "k.lock").write_text(content)
+    assert store.locks.take("k")
 
 
 def test_somebody_elses_claim_is_not_dropped(store) -> None:
     leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))
-    store.claims.drop("k")
-    assert store.claims.owner("k") == Owner("elsewhere", os.getpid(), "x")
+    store.locks.drop("k")
+    assert store.locks.owner("k") == Owner("elsewhere", os.getpid(), "x")
 
 
 def test_tidying_removes_what_the_dead_left_and_nothing_else(store) -> None:
@@ -121,10 +121,10 @@ def test_tidying_removes_what_the_dead_left_and_nothing_else(store) -> None:
         (store.root / "working" / key / "secret").write_text("x")
     leave_claim(store, "unfinished", gone())
     leave_claim(store, "running", Owner.me())
-    (store.claims.directory / ".x.lock.00.part").write_text("")
+    (store.locks.directory / ".x.lock.00.part").write_text("")
     store.tidy()
     assert {p.name for p in (store.root / "working").iterdir()} == {"unfinished", "running"}
-    assert {p.name for p in store.claims.directory.iterdir()} == {"running.lock", "mutex"}
+    assert {p.name for p in store.locks.directory.iterdir()} == {"running.lock", "mutex"}
 
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path) -> None:
@@ -132,7 +132,7 @@ def test_a_directory_that_is_no_store_is_refused(tmp_path) -> None:
     with pytest.raises(BadInput, match="neither a store nor empty"):
         open_store(tmp_path)
     with pytest.raises(BadInput, match="not a store"):
-        load(tmp_path)
+        read_runs(tmp_path)
     (tmp_path / "store.json").write_text('{"format": "hush store 99"}')
     with pytest.raises(BadInput, match="another format"):
         open_store(tmp_path)
@@ -154,13 +154,13 @@ def fake(key: str, lr: float, seed: int, validation: float | None, test: float, 
 def test_load_gives_a_row_a_run(store) -> None:
     store.finish("a", fake("a", 0.1, 1, 0.5, 0.6))
     store.finish("b", fake("b", 0.2, 1, 0.7, 0.4))
-    frame = load(store.root)
+    frame = read_runs(store.root)
     assert len(frame) == 2
     row = frame[frame.key == "b"].iloc[0]
     assert (row.problem, row.method, row.lr, row.target_epsilon, row.epsilon) == ("p", "m", 0.2, 3, 2.99)
     assert row.test_accuracy == 0.4
     assert "confusion" not in frame
-    assert list(curves(store).key) == ["a", "b"]
+    assert list(read_curves(store).key) == ["a", "b"]
 
 
 def test_choosing_reads_validation_and_reports_test(store) -> None:
@@ -169,7 +169,7 @@ def test_choosing_reads_validation_and_reports_test(store) -> None:
     ):
         store.finish(str(number), fake(str(number), lr, number, validation, test))
     store.finish("x", fake("x", 0.3, 9, None, 0.0, outcome="diverged"))
-    best = choose(load(store)).iloc[0]
+    best = choose_settings(read_runs(store)).iloc[0]
     assert best.lr == 0.1  # 0.3 diverged once; 0.2 is best on the test set, which must not count
     assert best.test == pytest.approx(0.72)
     assert best.runs == 2
@@ -178,7 +178,7 @@ def test_choosing_reads_validation_and_reports_test(store) -> None:
 def test_choosing_without_a_validation_part_is_refused(store) -> None:
     store.finish("a", fake("a", 0.1, 1, None, 0.6))
     with pytest.raises(BadInput, match="no validation part"):
-        choose(load(store))
+        choose_settings(read_runs(store))
 
 
 def test_thousands_of_runs_load(store) -> None:
@@ -188,4 +188,4 @@ def test_thousands_of_runs_load(store) -> None:
         folder = store.root / "runs" / f"{number:032x}"
         folder.mkdir()
         (folder / "record.json").write_text(text)
-    assert len(load(store)) == 2476
+    assert len(read_runs(store)) == 2476

@@ -20,7 +20,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hush.checkpoint.file import digest
+from hush.checkpoint.file import digest_content
 from hush.cli import main
 
 CALLS = int(os.environ.get("HUSH_FUZZ", "320"))
@@ -259,7 +259,7 @@ def _crafted(chance: random.Random, path: Path) -> None:
     if chance.random() < 0.3:
         tensors.pop(chance.choice(sorted(tensors)))
     text = json.dumps(facts)
-    save_file(tensors, path, {"hush": text, "digest": digest(text, tensors)})
+    save_file(tensors, path, {"hush": text, "digest": digest_content(text, tensors)})
 
 
 def bench(chance: random.Random, folder: Path) -> list[str]:

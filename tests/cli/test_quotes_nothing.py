@@ -16,7 +16,7 @@ from hush import problems
 from hush.bench.execute import Inline
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import sweep
 from hush.cli import main
 from hush.errors import HushError
 from hush.gradients.points import check_losses, read_batch_size

@@ -17,7 +17,7 @@ NAMES = "| a comment\n>50K, <=50K.\n\nage: continuous.\nsex: Female, Male.\nfnlw
 
 
 def test_idx_values_and_shape() -> None:
-    assert mnist.parse(IDX, 3).tolist() == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
+    assert mnist.parse_idx(IDX, 3).tolist() == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
 
 
 def test_idx_with_the_wrong_magic() -> None:
@@ -28,7 +28,7 @@ def test_idx_with_the_wrong_magic() -> None:
 @pytest.mark.parametrize("content", [IDX[:-1], IDX + b"x", IDX[:10]])
 def test_idx_of_the_wrong_length(content: bytes) -> None:
     with pytest.raises(BadInput, match="is truncated"):
-        mnist.parse(content, 3)
+        mnist.parse_idx(content, 3)
 
 
 def test_idx_labels_out_of_range() -> None:
@@ -39,7 +39,7 @@ def test_idx_labels_out_of_range() -> None:
 
 def test_cifar_record() -> None:
     content = bytes([7]) + bytes([1]) * 1024 + bytes([2]) * 1024 + bytes(range(256)) * 4
-    images, labels = cifar.parse(content * 2)
+    images, labels = cifar.parse_batch(content * 2)
     assert labels.tolist() == [7, 7]
     assert images.shape == (2, 3, 32, 32)
     assert images[1, :2].flatten(1).float().mean(1).tolist() == [1, 2]  # red plane, green plane
@@ -48,15 +48,15 @@ def test_cifar_record() -> None:
 
 def test_cifar_truncated_and_out_of_range() -> None:
     with pytest.raises(BadInput, match="is truncated: 3072 bytes"):
-        cifar.parse(bytes(3072))
+        cifar.parse_batch(bytes(3072))
     with pytest.raises(BadInput, match="holds a label outside 0 … 9"):
-        cifar.parse(bytes([10]) + bytes(3072))
+        cifar.parse_batch(bytes([10]) + bytes(3072))
 
 
 def test_adult_rows_by_the_public_description() -> None:
     schema = adult.parse_names(NAMES)
     assert [c.name for c in schema.features] == ["age", "sex"]
-    rows, labels = adult.parse(b"|1x3 Cross validator\n39, Male, 7, <=50K.\n50, ?, 8, >50K.\n\n", schema)
+    rows, labels = adult.parse_rows(b"|1x3 Cross validator\n39, Male, 7, <=50K.\n50, ?, 8, >50K.\n\n", schema)
     assert rows.tolist() == [[39, 1], [50, 2]]  # the unknown category has a slot of its own
     assert labels.tolist() == [0, 1]
 
@@ -64,9 +64,9 @@ def test_adult_rows_by_the_public_description() -> None:
 def test_adult_bad_rows() -> None:
     schema = adult.parse_names(NAMES)
     with pytest.raises(BadInput, match="line 1 of adult.data has 3 columns where 4 were expected"):
-        adult.parse(b"39, Male, <=50K\n", schema, "adult.data")
+        adult.parse_rows(b"39, Male, <=50K\n", schema, "adult.data")
     with pytest.raises(BadInput, match="line 1 of adult.data has a label that is not <=50K or >50K"):
-        adult.parse(b"39, Male, 7, rich\n", schema, "adult.data")
+        adult.parse_rows(b"39, Male, 7, rich\n", schema, "adult.data")
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_real_images(data_dir: Path, dataset: Dataset, first: list[int]) -> None
 
 def test_real_cifar_test_batch(data_dir: Path) -> None:
     official = cifar.CIFAR10
-    path = pinned.find(official, official.file("test_batch.bin"), data_dir)
+    path = pinned.find_file(official, official.file("test_batch.bin"), data_dir)
     assert path is not None
-    images, labels = cifar.parse(pinned.read(path, official.file("test_batch.bin")))
+    images, labels = cifar.parse_batch(pinned.read_verified(path, official.file("test_batch.bin")))
     assert images.shape == (10_000, 3, 32, 32)
     assert torch.bincount(labels).tolist() == [1000] * 10
     assert labels[:4].tolist() == [3, 8, 8, 0]

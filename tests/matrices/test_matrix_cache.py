@@ -95,14 +95,6 @@ def test_solvers_use_it(folder):
     assert len(list(folder.iterdir())) == 2
 
 
-def test_directory(monkeypatch, tmp_path):
-    monkeypatch.delenv("HUSH_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.directory() == tmp_path / "hush" / "matrices"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.directory() == Path.home() / ".cache" / "hush" / "matrices"
-
-
 def test_files_are_the_users_own(folder):
     ask(Solver())
     (path,) = folder.iterdir()

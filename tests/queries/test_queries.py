@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from hush.checkpoint.file import read, to_bytes
+from hush.checkpoint.file import read_checkpoint, to_bytes
 from hush.checkpoint.tree import revive
 from hush.errors import BadInput
 from hush.gradients import record
@@ -165,7 +165,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name, tmp_path) -> None:
         first.step(first.batch(step))
     (tmp_path / "state").write_bytes(to_bytes({}, first.state()))
     second = start()
-    second.restore(revive(read(tmp_path / "state").state, second.state(), second.device))
+    second.restore(revive(read_checkpoint(tmp_path / "state").state, second.state(), second.device))
     for batch in second.batches():
         second.step(batch)
     for a, b in zip(straight.model.parameters(), second.model.parameters(), strict=True):

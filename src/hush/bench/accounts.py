@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hush.files import write_atomic
+from hush.files import recall
 from hush.identity import NoIdentity
 from hush.plan import Plan
 from hush.rules import SGD
@@ -32,29 +32,27 @@ class Accounts:
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
         """The plan with the smallest σ for ε, from the directory where it has been computed before."""
-        sigma = self._kept(f"sigma for {epsilon!r}", plan, lambda: plan.calibrated(epsilon).sigma)
+        sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.calibrated(epsilon).sigma)
         return replace(plan, sigma=float(sigma))
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
         """ε after some of these numbers of steps, the last always among them; for at most ``POINTS`` of them."""
         if not plan.private:
             return {}
-        some = spread(steps)
-        found = self._kept(f"epsilon after {some}", plan, lambda: [plan.guarantee(t).epsilon for t in some])
+        some = pick_steps(steps)
+        found = self._recall(f"epsilon after {some}", plan, lambda: [plan.guarantee(t).epsilon for t in some])
         return dict(zip(some, found, strict=True))
 
-    def _kept(self, what: str, plan: Plan, compute: Any) -> Any:
+    def _recall(self, what: str, plan: Plan, compute: Any) -> Any:
         told = None if self.directory is None else _identity(plan)
         if self.directory is None or told is None:
             return compute()
         name = hashlib.blake2b(f"{what}\0{VERSIONS}\0{told!r}".encode(), digest_size=16).hexdigest()
-        path = self.directory / f"{name}.json"
-        try:
-            return json.loads(path.read_bytes())["value"]
-        except (OSError, ValueError, KeyError):
-            value = compute()
-            write_atomic(path, json.dumps({"what": what, "method": plan.method, "value": value}).encode())
-            return value
+
+        def pack(value: Any) -> bytes:
+            return json.dumps({"what": what, "method": plan.method, "value": value}).encode()
+
+        return recall(self.directory / f"{name}.json", lambda file: json.load(file)["value"], compute, pack)
 
 
 def _identity(plan: Plan) -> str | None:
@@ -65,7 +63,7 @@ def _identity(plan: Plan) -> str | None:
         return None
 
 
-def spread(steps: Sequence[int]) -> list[int]:
+def pick_steps(steps: Sequence[int]) -> list[int]:
     """At most ``POINTS`` of the numbers, evenly spread, the first and the last among them."""
     if len(steps) <= POINTS:
         return list(steps)

@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def check(spec: Spec, *, call_others: bool = True) -> None:
+def check_spec(spec: Spec, *, call_others: bool = True) -> None:
     """Raise BadInput, naming the line, where a run of the spec could not start. Code of others, named
     ``package.module:factory``, is imported; a method of others makes a plan here unless ``call_others`` is False."""
     known = {name for name, _ in names()}

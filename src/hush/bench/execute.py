@@ -1,6 +1,6 @@
 """One verb to carry out a job: in this process, or in several of them.
 
-The store is the queue. Every worker runs the same few lines (:func:`work`): claim a trial that is not finished, run
+The store is the queue. Every worker runs the same few lines (:func:`work`): take a trial that is not finished, run
 it, put the result in its place, until nothing is left. So workers need no messages, any number of them may come and go,
 and two sweeps on one store share the work.
 """
@@ -52,10 +52,10 @@ class Executor(Protocol):
         ...
 
 
-def executor(name: str, workers: int | None = None) -> Executor:
+def make_executor(name: str, workers: int | None = None) -> Executor:
     """The executor of that name; ``workers`` is the number of cores by default."""
     validate.one_of(EXECUTORS, executor=name)
-    count = cores() if workers is None else workers
+    count = count_cores() if workers is None else workers
     validate.whole(workers=count)
     return Inline() if name == "inline" else Local(count)
 
@@ -74,7 +74,7 @@ def _work(job: Job, store: Store) -> None:
     while left := [trial for trial in job.trials if not store.has(trial.key)]:
         busy = True
         for trial in left:
-            if store.claims.take(trial.key, partial(store.has, trial.key)):
+            if store.locks.take(trial.key, partial(store.has, trial.key)):
                 busy = False
                 _run(trial, store, job.settings)
         if busy:
@@ -83,7 +83,7 @@ def _work(job: Job, store: Store) -> None:
 
 
 def _run(trial: Trial, store: Store, settings: Settings) -> None:
-    """Run one claimed trial; the claim is given up whatever happens short of a kill."""
+    """Run one trial that was taken; its lock is given up whatever happens short of a kill."""
     try:
         store.finish(trial.key, perform(trial, store, settings))
     except OSError as error:
@@ -92,7 +92,7 @@ def _run(trial: Trial, store: Store, settings: Settings) -> None:
         store.finish(trial.key, failed(trial, time.time(), error))
     finally:
         with contextlib.suppress(OSError):
-            store.claims.drop(trial.key)
+            store.locks.drop(trial.key)
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class Local:
     def carry_out(self, job: Job, watch: Watch) -> None:
         """Start the workers, replace those that die, and stop when all are done."""
         context = multiprocessing.get_context("spawn")
-        threads = max(1, min(cores() // self.workers, torch.get_num_threads()))
+        threads = max(1, min(count_cores() // self.workers, torch.get_num_threads()))
         deaths: dict[str, int] = {}
 
         def start(number: int) -> multiprocessing.process.BaseProcess:
-            device = device_of(number)
+            device = choose_device(number)
             process = context.Process(target=_worker, args=(job, device, threads, os.getpid()), daemon=True)
             process.start()
             return process
@@ -156,16 +156,16 @@ class Local:
         if process.exitcode == FULL:
             raise StoreTrouble(FULL, os.strerror(FULL), str(job.store))
         store = Store(job.store)
-        keys = [trial for trial in job.trials if (o := store.claims.owner(trial.key)) and o.pid == process.pid]
+        keys = [trial for trial in job.trials if (o := store.locks.owner(trial.key)) and o.pid == process.pid]
         for name in [trial.key for trial in keys] or ["before any run"]:
             deaths[name] = deaths.get(name, 0) + 1
         if deaths.get("before any run", 0) > LIVES * self.workers:
             raise ChildProcessError(f"workers end with code {process.exitcode} before they start a run")
         for trial in keys:
-            if deaths[trial.key] >= LIVES and store.claims.take(trial.key, partial(store.has, trial.key)):
+            if deaths[trial.key] >= LIVES and store.locks.take(trial.key, partial(store.has, trial.key)):
                 reason = f"its process died with code {process.exitcode}, for the {LIVES}. time"
                 store.finish(trial.key, failed(trial, time.time(), reason))
-                store.claims.drop(trial.key)
+                store.locks.drop(trial.key)
 
 
 def _worker(job: Job, device: str, threads: int, parent: int) -> None:
@@ -185,13 +185,13 @@ def _worker(job: Job, device: str, threads: int, parent: int) -> None:
         sys.exit(0)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def device_of(number: int) -> str:
+def choose_device(number: int) -> str:
     """The device of a worker: GPUs in turn, else the processor."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if count else "cpu"

@@ -16,18 +16,18 @@ from hush.errors import BadInput
 LEFT_OUT = ("config", "confusion", "per_class", "class_names", "claims", "assumptions", "versions", "machine", "format")
 
 
-def load(store: str | Path | Store) -> Any:
+def read_runs(store: str | Path | Store) -> Any:
     """A pandas frame, one row a run: its parameters (problem, method, lr, epsilon …) and its results.
 
     The ε asked for is ``target_epsilon``, the ε of the guarantee ``epsilon``. Tables inside a record (the confusion
     matrix, every claim) are read by :meth:`Store.record`.
     """
-    return _pandas().DataFrame([_row(record) for record in _opened(store).records()])
+    return _pandas().DataFrame([_row(record) for record in _open(store).records()])
 
 
-def curves(store: str | Path | Store) -> Any:
+def read_curves(store: str | Path | Store) -> Any:
     """A pandas frame, one row an evaluated epoch of a run: key, step, epoch, ε so far, validation and test figures."""
-    opened = _opened(store)
+    opened = _open(store)
     rows: list[dict[str, Any]] = []
     for key in sorted(opened.keys()):
         for line in (opened.folder(key) / EPOCHS).read_text().splitlines():
@@ -35,7 +35,7 @@ def curves(store: str | Path | Store) -> Any:
     return _pandas().DataFrame(rows)
 
 
-def choose(
+def choose_settings(
     frame: Any, by: Sequence[str] = ("problem", "method", "target_epsilon"), over: Sequence[str] = ("lr",)
 ) -> Any:
     """For each group ``by``, the setting of ``over`` that is best on the validation part, with its test figures.
@@ -73,7 +73,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
     return {**asked, **options, **results}
 
 
-def _opened(store: str | Path | Store) -> Store:
+def _open(store: str | Path | Store) -> Store:
     if isinstance(store, Store):
         return store
     check_store(Path(store))

@@ -23,10 +23,9 @@ from safetensors.torch import save
 
 from hush import problems
 from hush.bench.accounts import Accounts
-from hush.bench.resume import Saved
+from hush.bench.figures import TrialCheckpoint, WatchedLosses
 from hush.bench.store import DISK, Result, Store
 from hush.bench.trial import Trial
-from hush.bench.watch import WatchedLosses
 from hush.errors import HushError
 from hush.loop import train
 from hush.methods import make_plan
@@ -63,7 +62,7 @@ class Diverged(Exception):
 def perform(trial: Trial, store: Store, settings: Settings) -> Result:
     """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError."""
     started = time.time()
-    saved = Saved(store.working(trial.key), settings.checkpoint_seconds)
+    saved = TrialCheckpoint(store.working(trial.key), settings.checkpoint_seconds)
     try:
         with warnings.catch_warnings(record=True) as heard:
             result = _Trial(trial, store, settings, saved).result(started)
@@ -114,7 +113,7 @@ def load(name: str, seed: int, validation: float) -> Problem:
 class _Trial:
     """One trial on its way."""
 
-    def __init__(self, trial: Trial, store: Store, settings: Settings, saved: Saved) -> None:
+    def __init__(self, trial: Trial, store: Store, settings: Settings, saved: TrialCheckpoint) -> None:
         self.trial, self.settings, self.saved = trial, settings, saved
         self.problem = load(trial.problem, trial.split_seed, trial.validation)
         self.accounts = Accounts(store.root / "accounting")
@@ -124,7 +123,7 @@ class _Trial:
         with seeded(trial.seed):
             self.model = self.problem.model().to(settings.device)
         self.losses.watch(self.model)
-        self.run, self.progress = self.saved.resumed(self._start)
+        self.run, self.progress = self.saved.resume(self._start)
         self.last: Evaluation | None = None
 
     def result(self, started: float) -> Result:

@@ -123,7 +123,7 @@ class Spec:
 
 
 def read_spec(path: str | Path) -> Spec:
-    """The spec in a file, its shape checked; :func:`hush.bench.check.check` checks it against what hush can run."""
+    """The spec in a file, its shape checked; `hush.bench.check.check_spec` checks it against what hush can run."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

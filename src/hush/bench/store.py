@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hush.bench.claims import Claims
+from hush.bench.locks import JobLocks
+from hush.checkpoint import OtherVersion, Unreadable, read_checkpoint
 from hush.errors import BadInput
-from hush.files import PRIVATE, sync_directory, writable_directory, write_atomic
+from hush.files import PRIVATE, move_atomic, writable_directory, write_atomic
 from hush.printable import dump_json
 
 FORMAT = "hush store 1"
@@ -57,9 +58,9 @@ class Store:
     root: Path
 
     @property
-    def claims(self) -> Claims:
+    def locks(self) -> JobLocks:
         """Who is running what."""
-        return Claims(self.root / "claims")
+        return JobLocks(self.root / "claims")
 
     def folder(self, key: str) -> Path:
         """The folder of a finished run."""
@@ -84,7 +85,7 @@ class Store:
             yield self.record(key)
 
     def working(self, key: str) -> Path:
-        """The directory for a run's checkpoint; only the holder of the claim may use it."""
+        """The directory for a run's checkpoint; only the holder of its lock may use it."""
         path = self.root / "working" / key
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in path.glob("result.*"):
@@ -97,8 +98,7 @@ class Store:
         beside = self.working(key) / f"result.{secrets.token_hex(4)}"
         try:
             _write(beside, result)
-            os.rename(beside, self.folder(key))
-            sync_directory(self.root / "runs")
+            move_atomic(beside, self.folder(key))
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
             if not self.has(key):
@@ -111,17 +111,27 @@ class Store:
         if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
             shutil.rmtree(working, ignore_errors=True)
 
+    def check_unfinished(self, keys: Iterable[str]) -> None:
+        """Raise BadInput where another version of hush began one of these runs: begun anew, it would lose its steps."""
+        others = [key for key in keys if _is_of_another_version(self.root / "working" / key)]
+        if others:
+            folder = self.root / "working" / others[0]
+            raise BadInput(
+                f"{len(others)} unfinished or failed runs in '{self.root}' were begun by another version of hush: "
+                f"finish them with that version, or remove their folders (such as '{folder}') to begin them anew"
+            )
+
     def forget(self, key: str) -> None:
         """Remove a finished run, so that it is run again; the rename makes it vanish at once."""
         gone = self.root / "working" / f"forgotten.{secrets.token_hex(4)}"
         if self.has(key):
-            os.rename(self.folder(key), gone)
+            move_atomic(self.folder(key), gone)
             shutil.rmtree(gone, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Clear away what killed processes left: void claims, checkpoints of finished runs (they hold secrets)."""
-        self.claims.clear()
-        held = self.claims.held()
+        """Clear away what killed processes left: void locks, checkpoints of finished runs (they hold secrets)."""
+        self.locks.clear()
+        held = self.locks.held()
         for path in (self.root / "working").iterdir():
             if path.name.startswith("forgotten."):
                 shutil.rmtree(path, ignore_errors=True)
@@ -152,6 +162,19 @@ def check_store(root: Path) -> None:
         raise BadInput(f"'{root}' is not a store of benchmark runs") from error
     if found != FORMAT:
         raise BadInput(f"'{root}' is a store of another format ('{found}'; this hush reads '{FORMAT}')")
+
+
+def _is_of_another_version(working: Path) -> bool:
+    """By the newest checkpoint that is whole."""
+    for path in sorted(working.glob(CHECKPOINTS), reverse=True):
+        try:
+            read_checkpoint(path)
+        except OtherVersion:
+            return True
+        except Unreadable:
+            continue
+        return False
+    return False
 
 
 def _write(folder: Path, result: Result) -> None:

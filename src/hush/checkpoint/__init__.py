@@ -1,6 +1,6 @@
 """Checkpoints: atomic, without pickle, readable by their owner only; a resumed run continues to the same bits."""
 
 from hush.checkpoint.directory import Checkpoints, Found
-from hush.checkpoint.file import Saved, Unreadable
+from hush.checkpoint.file import OtherVersion, Saved, Unreadable, read_checkpoint
 
-__all__ = ["Checkpoints", "Found", "Saved", "Unreadable"]
+__all__ = ["Checkpoints", "Found", "OtherVersion", "Saved", "Unreadable", "read_checkpoint"]

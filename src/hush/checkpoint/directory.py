@@ -8,7 +8,6 @@ the noise.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -20,12 +19,20 @@ from typing import Any
 
 import torch
 
-from hush.checkpoint import witness
-from hush.checkpoint.digest import VARYING, Tell, data_digest, frozen_digest
-from hush.checkpoint.file import Saved, Unreadable, read, to_bytes
+from hush.checkpoint.digests import VARYING, Tell, digest_data, digest_frozen
+from hush.checkpoint.file import OtherVersion, Saved, Unreadable, read_checkpoint, to_bytes
 from hush.checkpoint.tree import revive
+from hush.checkpoint.witness import FileWitness, begin_witness, resume_witness
 from hush.errors import BadInput, Refused
-from hush.files import PRIVATE, remove_parts, sync_directory, writable_directory, write_atomic
+from hush.files import (
+    PRIVATE,
+    append_durably,
+    remove_parts,
+    sync_directory,
+    try_lock,
+    writable_directory,
+    write_atomic,
+)
 from hush.identity import NoIdentity, digest
 from hush.named import trainable
 from hush.randomness import Secret
@@ -50,7 +57,7 @@ class Checkpoints:
     def __init__(self, directory: str | Path) -> None:
         self.directory = writable_directory(Path(directory), mode=0o700)
         self.directory.chmod(0o700)
-        self._lock = _lock(self.directory)
+        self._lock = _lock_directory(self.directory)
         remove_parts(self.directory)
         self.name = secrets.token_hex(8)
         self.ledger: dict[str, str] | None = None
@@ -59,7 +66,7 @@ class Checkpoints:
         self._fixed: dict[str, Any] = {}
         self._lines: list[str] = []
         self._run: Run | None = None
-        self._witness: witness.Witness | None = None
+        self._witness: FileWitness | None = None
         self.tell: Tell = _say
 
     def close(self) -> None:
@@ -77,11 +84,13 @@ class Checkpoints:
         return sorted(self.directory.glob("checkpoint-*.safetensors"), reverse=True)
 
     def newest(self) -> Found:
-        """The newest checkpoint that is whole."""
+        """The newest checkpoint that is whole; `OtherVersion` where another version of hush wrote it."""
         damaged: list[str] = []
         for path in self.files():
             try:
-                return Found(read(path), tuple(damaged))
+                return Found(read_checkpoint(path), tuple(damaged))
+            except OtherVersion:
+                raise
             except Unreadable as error:
                 damaged.append(str(error))
         return Found(None, tuple(damaged))
@@ -108,18 +117,18 @@ class Checkpoints:
         """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
         facts, state = saved.facts, saved.state
         _check_names(saved)
-        _same_plan(run, facts)
+        _check_plan(run, facts)
         secret = Secret.from_json(state["secret"])
         if run.secret.origin == "seed" and run.secret.key != secret.first.key:
             raise Refused(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
             )
-        self._digests = _same_content(run, secret.first, facts["digests"], self.tell)
+        self._digests = _check_content(run, secret.first, facts["digests"], self.tell)
         run.restore(revive(state, run.state(), run.device))
         self._let_go()
         self._run, self._fixed = run, {}
         if run.plan.private and run.ranks.rank == 0:
-            self._witness = witness.resumed(run, self.directory, self._digests["data"], self.save, self.tell)
+            self._witness = resume_witness(run, self.directory, self._digests["data"], self.save, self.tell)
             run.witnessed_by(self._witness)
         self.name, self.ledger, self.at = facts["run"], facts["ledger"], saved.step
         for path in self.files():
@@ -148,7 +157,7 @@ class Checkpoints:
         self._digests = _digests(run, run.secret.first, self.tell)
         self._run, self._fixed = run, {}
         if run.plan.private and run.ranks.rank == 0:
-            self._witness = witness.begun(run, self.directory, self._digests["data"], self.save, self.tell)
+            self._witness = begin_witness(run, self.directory, self._digests["data"], self.save, self.tell)
             run.witnessed_by(self._witness)
 
     def _let_go(self) -> None:
@@ -174,18 +183,7 @@ class Checkpoints:
     def _flush_log(self) -> None:
         if not self._lines:
             return
-        content = "".join(self._lines).encode()
-        descriptor = os.open(self.directory / LOG, os.O_WRONLY | os.O_CREAT, PRIVATE)
-        try:
-            start = os.lseek(descriptor, 0, os.SEEK_END)
-            try:
-                _write(descriptor, content)
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, start)
-                raise
-        finally:
-            os.close(descriptor)
+        append_durably(self.directory / LOG, "".join(self._lines).encode(), mode=PRIVATE)
         self._lines = []
 
     def _cut_log(self, step: int) -> None:
@@ -198,16 +196,16 @@ class Checkpoints:
 
 
 def _digests(run: Run, secret: Secret, tell: Tell) -> dict[str, str]:
-    return {"data": data_digest(run.source, secret, tell), "frozen weights": frozen_digest(run.model, secret)}
+    return {"data": digest_data(run.source, secret, tell), "frozen weights": digest_frozen(run.model, secret)}
 
 
-def _same_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) -> dict[str, str]:
+def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) -> dict[str, str]:
     """The digests of data and frozen weights, which must be those of the checkpoint."""
     now = _digests(run, secret, tell)
     for what, found in now.items():
         if found == before[what]:
             continue
-        if what == "data" and _unsteady(run, secret, before[what], found, tell):
+        if what == "data" and _is_unsteady(run, secret, before[what], found, tell):
             tell("the data differ from one reading to the next, so that only their sums can be compared")
             continue
         raise Refused(
@@ -217,11 +215,11 @@ def _same_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) 
     return before
 
 
-def _unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
+def _is_unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
     """Whether the data would not even be the same in two readings now; then a digest says nothing about them."""
     if isinstance(run.source, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
         return False
-    return data_digest(run.source, secret, tell) != now
+    return digest_data(run.source, secret, tell) != now
 
 
 def _identity(run: Run) -> dict[str, Any]:
@@ -241,7 +239,7 @@ def _check_names(saved: Saved) -> None:
         raise BadInput(f"'{saved.path}' holds a checkpoint that this hush did not write: start anew elsewhere")
 
 
-def _same_plan(run: Run, facts: dict[str, Any]) -> None:
+def _check_plan(run: Run, facts: dict[str, Any]) -> None:
     found = _identity(run)
     for which, side in (("the checkpoint's plan", facts), ("this plan", found)):
         if side["fingerprint"] is None:
@@ -269,22 +267,12 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
     return [] if before == now else [f"{path} was {before} and is {now}"]
 
 
-def _lock(directory: Path) -> int:
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, PRIVATE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise BadInput(
-            f"another process is training in '{directory.parent}': wait for it, or use another one"
-        ) from error
+def _lock_directory(directory: Path) -> int:
+    descriptor = try_lock(directory / "lock", mode=PRIVATE)
+    if descriptor is None:
+        raise BadInput(f"another process is training in '{directory.parent}': wait for it, or use another one")
     return descriptor
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]

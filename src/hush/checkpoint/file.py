@@ -29,6 +29,10 @@ class Unreadable(BadInput):
     """A checkpoint that is damaged or is none; the text says how."""
 
 
+class OtherVersion(Unreadable):
+    """A whole checkpoint in the format of another version of hush."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint that was read and found whole: facts about its run, and the run's state."""
@@ -48,23 +52,23 @@ def to_bytes(facts: dict[str, Any], state: State) -> bytes:
     tensors: Named = {}
     text = json.dumps({"format": FORMAT, **facts, "state": flatten(state, tensors)}, allow_nan=False)
     plain = _unshared({name: value.cpu().contiguous() for name, value in tensors.items()})
-    return save(plain, metadata={"hush": text, "digest": digest(text, plain)})
+    return save(plain, metadata={"hush": text, "digest": digest_content(text, plain)})
 
 
-def read(path: Path) -> Saved:
+def read_checkpoint(path: Path) -> Saved:
     """The checkpoint at ``path``, or `Unreadable`."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = metadata["hush"]
-        if metadata["digest"] != digest(text, tensors):
+        if metadata["digest"] != digest_content(text, tensors):
             raise Unreadable(f"'{path.name}' is damaged: its digest does not fit its content")
         facts = json.loads(text)
-        if facts.pop("format") != FORMAT:
-            raise Unreadable(
-                f"'{path.name}' is a checkpoint of another version of hush, without a record of what its noise met: "
-                "finish the run with that version"
+        if (found := facts.pop("format")) != FORMAT:
+            raise OtherVersion(
+                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}'), and "
+                "stays as it is: finish the run with that version, or start a new one in another directory"
             )
         state = unflatten(facts.pop("state"), tensors)
         _check_kinds(facts, state)
@@ -95,7 +99,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
-def digest(text: str, tensors: Named) -> str:
+def digest_content(text: str, tensors: Named) -> str:
     """BLAKE2b over the JSON and all tensors."""
     total = hashlib.blake2b(text.encode(), digest_size=32)
     for name in sorted(tensors):

@@ -29,7 +29,7 @@ import torch
 
 from hush.attempts import Attempt
 from hush.errors import BadInput
-from hush.files import PRIVATE, write_atomic
+from hush.files import PRIVATE, sync_file, write_atomic
 from hush.named import Sums
 from hush.randomness import Secret
 from hush.randomness.cipher import Octets, compute_tag
@@ -44,7 +44,7 @@ class Lost(BadInput):
 
 
 @dataclass
-class Record:
+class TagFile:
     """The tags of one run in ``path``: how many there are, and those of steps that may be taken again."""
 
     path: Path
@@ -55,7 +55,7 @@ class Record:
     descriptor: int | None = None
 
     @staticmethod
-    def read(path: Path, step: int = 0) -> Record:
+    def read(path: Path, step: int = 0) -> TagFile:
         """The record at ``path`` for a run at ``step``; `Lost` where it is not whole. Half a row at its end is what a
         kill left."""
         try:
@@ -69,10 +69,10 @@ class Record:
             raise Lost("is gone") from error
         except (ValueError, KeyError, TypeError) as error:
             raise Lost("is damaged") from error
-        record = Record(path, head, _attempts(rows, earlier), len(rows))
+        tags = TagFile(path, head, _list_attempts(rows, earlier), len(rows))
         kept = rows[rows["step"] >= step]
-        record.again = {(int(a), int(s)): t for a, s, t in kept.tolist()}
-        return record
+        tags.again = {(int(a), int(s)): t for a, s, t in kept.tolist()}
+        return tags
 
     def open(self) -> None:
         """Make it ready for more; half a row at its end goes."""
@@ -102,7 +102,7 @@ class Record:
     def flush(self) -> None:
         """To the disk."""
         if self.descriptor is not None:
-            os.fsync(self.descriptor)
+            sync_file(self.descriptor)
 
     def close(self) -> None:
         """Close the file."""
@@ -111,12 +111,12 @@ class Record:
             self.descriptor = None
 
 
-def record_path(directory: Path, secret: Secret) -> Path:
+def find_tags(directory: Path, secret: Secret) -> Path:
     """Where the record of a run is: by the name of the secret that it began with."""
     return directory / f"sums-{secret.first.name[:16]}"
 
 
-def remove_empty(directory: Path) -> None:
+def remove_empty_tags(directory: Path) -> None:
     """Remove records of runs that took no step."""
     for path in directory.glob("sums-*"):
         with path.open("rb") as file:
@@ -125,11 +125,11 @@ def remove_empty(directory: Path) -> None:
             path.unlink()
 
 
-def new_record(directory: Path, secret: Secret, data: str, earlier: Sequence[Attempt] = ()) -> Record:
+def start_tags(directory: Path, secret: Secret, data: str, earlier: Sequence[Attempt] = ()) -> TagFile:
     """A record without tags; of ``earlier`` attempts it is known that they were, and not what they met."""
     before = [[a.start, a.taken] for a in earlier]
     head = {"format": FORMAT, "noise": secret.first.name, "data": data, "earlier": before}
-    return Record(record_path(directory, secret), head, list(earlier))
+    return TagFile(find_tags(directory, secret), head, list(earlier))
 
 
 def tag_of(secret: Secret, step: int, sums: Sums) -> bytes:
@@ -146,7 +146,7 @@ def _pieces(sums: Sums) -> Iterator[Octets]:
             yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def _attempts(rows: np.ndarray, earlier: list[Attempt]) -> list[Attempt]:
+def _list_attempts(rows: np.ndarray, earlier: list[Attempt]) -> list[Attempt]:
     """Every attempt in the record; `Lost` where the steps of one do not follow one another."""
     found = dict(enumerate(earlier))
     for attempt, step in zip(rows["attempt"].tolist(), rows["step"].tolist(), strict=True):

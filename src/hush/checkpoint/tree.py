@@ -22,7 +22,7 @@ from hush.named import Named
 
 
 @dataclass(frozen=True)
-class Kept:
+class ObjectState:
     """The ``state_dict`` of an object that has to exist before it can be loaded."""
 
     state: Any
@@ -71,7 +71,7 @@ def _flatten_mapping(value: Any, kept: list[Any], tensors: Named, path: str, scr
 
 
 def unflatten(data: Any, tensors: Named) -> Any:
-    """What `flatten` took apart; living objects come back as `Kept`."""
+    """What `flatten` took apart; living objects come back as `ObjectState`."""
     if isinstance(data, list):
         return [unflatten(item, tensors) for item in data]
     if not isinstance(data, dict):
@@ -93,13 +93,13 @@ def unflatten(data: Any, tensors: Named) -> Any:
         case "counter":
             return Counter({key: unflatten(item, tensors) for key, item in data["items"]})
         case "object":
-            return Kept(unflatten(data["state"], tensors))
+            return ObjectState(unflatten(data["state"], tensors))
     raise BadInput(f"a checkpoint holds a kind that this version of hush does not know: {data['$']!r}")
 
 
 def revive(saved: Any, living: Any, device: torch.device) -> Any:
     """The saved state on the run's device, with its objects loaded and the scratch of the living state."""
-    if isinstance(saved, Kept):
+    if isinstance(saved, ObjectState):
         if not hasattr(living, "load_state_dict"):
             raise BadInput("the checkpoint holds an optimizer or scheduler that this plan's rule does not have")
         living.load_state_dict(saved.state)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hush.attempts import Attempt, History
-from hush.checkpoint.digest import Tell, weights_digest
-from hush.checkpoint.sums import Lost, Record, new_record, record_path, remove_empty, tag_of
+from hush.checkpoint.digests import Tell, digest_weights
+from hush.checkpoint.sums import Lost, TagFile, find_tags, remove_empty_tags, start_tags, tag_of
 from hush.errors import Refused
-from hush.files import PRIVATE
+from hush.files import PRIVATE, append_durably
 from hush.named import Sums
 from hush.privacy.guarantee import rounded_up
 from hush.run import Run
@@ -20,11 +19,11 @@ from hush.run import Run
 RELEASES = "releases.jsonl"
 
 
-class Witness:
+class FileWitness:
     """Of one run in one private directory; ``save`` writes a checkpoint of it."""
 
-    def __init__(self, run: Run, record: Record, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
-        self.run, self.record = run, record
+    def __init__(self, run: Run, tags: TagFile, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
+        self.run, self.tags = run, tags
         self._save, self._tell, self._why = save, tell, why
 
     def meets(self, sums: Sums) -> bool:
@@ -34,10 +33,10 @@ class Witness:
         are to be made anew under it (another batch, for its coins are fresh too).
         """
         run, content = self.run, tag_of(self.run.secret, self.run.next, sums)
-        run.history = run.history.joined(self.record.attempts)  # more than the run knows where it was set back
-        known = self.record.again.get((run.history.current, run.next))
+        run.history = run.history.joined(self.tags.attempts)  # more than the run knows where it was set back
+        known = self.tags.again.get((run.history.current, run.next))
         if known is None and run.next >= run.history.now.taken:
-            self.record.append(run.history.current, run.next, content)
+            self.tags.append(run.history.current, run.next, content)
             return True
         if known == content:
             return True
@@ -46,30 +45,27 @@ class Witness:
 
     def flush(self) -> None:
         """Everything to the disk: before a checkpoint holds noise."""
-        self.record.flush()
+        self.tags.flush()
 
     def releasing(self) -> None:
         """Before weights are released: tags to the disk, and a line that says what is released."""
-        self.record.flush()
-        run, path = self.run, self.record.path.with_name(RELEASES)
+        self.tags.flush()
+        run, path = self.run, self.tags.path.with_name(RELEASES)
         line = {
             "noise": run.secret.first.name,
             "attempt": run.history.current,
             "step": run.next,
-            "weights": weights_digest(run.model, run.secret.first),
+            "weights": digest_weights(run.model, run.secret.first),
         }
         if line in read_releases(path):
             return
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
-        try:
-            os.write(descriptor, (json.dumps(line) + "\n").encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        before = path.read_bytes() if path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # half a line that a crash left must not swallow this one
+        append_durably(path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
 
     def close(self) -> None:
         """Let go of the file."""
-        self.record.close()
+        self.tags.close()
 
     def _renew(self) -> None:
         run = self.run
@@ -91,67 +87,67 @@ class Witness:
             f"{rounded_up(before)}"
         )
         run.cover()
-        self.record.open()
+        self.tags.open()
         self._save(run)
 
 
-def begun(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> Witness:
+def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> FileWitness:
     """The witness of a run that starts here; where its secret was used in this directory before (a seed), the noise
     has met sums already."""
-    path = record_path(directory, run.secret)
-    remove_empty(directory)
+    path = find_tags(directory, run.secret)
+    remove_empty_tags(directory)
     if not path.exists():
-        record = new_record(directory, run.secret, data)
-        record.open()
-        return Witness(run, record, save, tell)
+        tags = start_tags(directory, run.secret, data)
+        tags.open()
+        return FileWitness(run, tags, save, tell)
     try:
-        record = Record.read(path, run.next)
+        tags = TagFile.read(path, run.next)
     except Lost as lost:
         return _without(run, directory, data, save, tell, str(lost))
-    if record.head["data"] != data:
+    if tags.head["data"] != data:
         raise Refused(
             "this secret seed was used in this directory with the same plan on other data: the difference of the two "
             "models would be free of noise; give another secret seed, or none"
         )
-    run.history = run.history.joined(record.attempts)
-    return Witness(run, record, save, tell)
+    run.history = run.history.joined(tags.attempts)
+    return FileWitness(run, tags, save, tell)
 
 
-def resumed(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> Witness:
+def resume_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> FileWitness:
     """The witness of a run that goes on from a checkpoint."""
-    path = record_path(directory, run.secret)
+    path = find_tags(directory, run.secret)
     try:
-        record = Record.read(path, run.next)
-        _check(run, record, path.with_name(RELEASES))
+        tags = TagFile.read(path, run.next)
+        _check(run, tags, path.with_name(RELEASES))
     except Lost as lost:
         return _without(run, directory, data, save, tell, str(lost))
-    run.history = run.history.joined(record.attempts)
-    return Witness(run, record, save, tell)
+    run.history = run.history.joined(tags.attempts)
+    return FileWitness(run, tags, save, tell)
 
 
-def _check(run: Run, record: Record, releases: Path) -> None:
+def _check(run: Run, tags: TagFile, releases: Path) -> None:
     """A record reaches as far as every checkpoint and every release of its run; `Lost` where it does not."""
     wanted = [(number, attempt.taken) for number, attempt in enumerate(run.history.attempts)]
     wanted += [(line["attempt"], line["step"]) for line in read_releases(releases) if line["noise"] == _name(run)]
     for number, taken in wanted:
-        known = record.attempts[number] if number < len(record.attempts) else Attempt()
+        known = tags.attempts[number] if number < len(tags.attempts) else Attempt()
         begun_at = run.history.attempts[number].start if number < len(run.history.attempts) else 0
         if known.taken < taken and taken > begun_at:
             raise Lost("is shorter than it was")
-    if record.head["noise"] != _name(run):
+    if tags.head["noise"] != _name(run):
         raise Lost("belongs to another secret")
 
 
-def _without(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str) -> Witness:
+def _without(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str) -> FileWitness:
     """Nobody knows what the noise has met: all that was planned counts as taken, and no step of it is taken again."""
     seen = [r["attempt"] for r in read_releases(directory / RELEASES) if r["noise"] == _name(run)]
     unknown = max(seen, default=0) + 1 - len(run.history.attempts)  # by a list of releases that knows more of them
     starts = [*(a.start for a in run.history.attempts), *([0] * unknown)]
     whole = [Attempt(first, run.plan.steps) for first in starts]
     run.history = History(tuple(whole), run.history.current)
-    record = new_record(directory, run.secret, data, whole)
-    why = f"the record of which sums the noise has met ('{record.path.name}') {how}"
-    return Witness(run, record, save, tell, why)
+    tags = start_tags(directory, run.secret, data, whole)
+    why = f"the record of which sums the noise has met ('{tags.path.name}') {how}"
+    return FileWitness(run, tags, save, tell, why)
 
 
 def _name(run: Run) -> str:

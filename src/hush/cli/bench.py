@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from hush.bench.check import check
-from hush.bench.estimate import estimate
-from hush.bench.execute import cores, executor
-from hush.bench.live import duration, live_table
+from hush.bench.check import check_spec
+from hush.bench.execute import count_cores, make_executor
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import Store, StoreTrouble, check_store, open_store
-from hush.bench.sweep import sweep
+from hush.bench.sweeps import show_live, sweep, tell_duration
+from hush.bench.timing import estimate
 from hush.cli import options as o
 from hush.cli.console import say, show, show_json
 
@@ -35,17 +34,17 @@ def bench(
 
     Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
     """
-    chosen = executor(executor_name, workers)
+    chosen = make_executor(executor_name, workers)
     read = read_spec(spec)
-    check(read, call_others=not dry_run)
+    check_spec(read, call_others=not dry_run)
     if dry_run:
-        _tell_plan(read, store, workers or cores(), as_json=as_json)
+        _tell_plan(read, store, workers or count_cores(), as_json=as_json)
         return
     if store is None:
         raise typer.BadParameter("name a directory for the results: --store DIR")
     opened = open_store(store)
     try:
-        with live_table(quiet=as_json) as watch:
+        with show_live(quiet=as_json) as watch:
             tally = sweep(read, opened, chosen, retry_failed=retry_failed, watch=watch)
     except StoreTrouble as error:
         say(f"error: {error.strerror} in '{store}': what is written is whole; make room and run the same command again")
@@ -77,7 +76,7 @@ def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -
     if seconds is None:
         show(f"no estimate of the time: {found.reason}")
     else:
-        show(f"{duration(seconds)} with {workers} workers, estimated from {found.timed} timed settings")
+        show(f"{tell_duration(seconds)} with {workers} workers, estimated from {found.timed} timed settings")
 
 
 def _tell_failures(store: Store, spec: Spec) -> None:

@@ -48,7 +48,7 @@ def load(data_dir: Path | None = None) -> Split:
     """32 561 rows to train on and 16 281 to test on, with the schema that says what the columns are."""
     train, test, names = read_files(ADULT, ["adult.data", "adult.test", "adult.names"], data_dir)
     schema = parse_names(names.decode("latin-1"))
-    return Split(parse(train, schema, "adult.data"), parse(test, schema, "adult.test"), schema)
+    return Split(parse_rows(train, schema, "adult.data"), parse_rows(test, schema, "adult.test"), schema)
 
 
 def parse_names(text: str) -> Schema:
@@ -60,7 +60,7 @@ def parse_names(text: str) -> Schema:
     return Schema((*columns, Column(TARGET, "category", values=CLASSES)), TARGET, CLASSES)
 
 
-def parse(content: bytes, schema: Schema, name: str = "the file") -> tuple[Tensor, Tensor]:
+def parse_rows(content: bytes, schema: Schema, name: str = "the file") -> tuple[Tensor, Tensor]:
     """(columns as numbers and codes, labels 0 or 1) of one of the two data files."""
     names = [column.name for column in schema.columns]
     rows, labels = [], []

@@ -46,7 +46,7 @@ CIFAR10 = Dataset(
 )
 
 
-def parse(content: bytes, name: str = "the file") -> tuple[Tensor, Tensor]:
+def parse_batch(content: bytes, name: str = "the file") -> tuple[Tensor, Tensor]:
     """(unsigned bytes (n, 3, 32, 32), labels 0 … 9) of one batch file."""
     if len(content) == 0 or len(content) % _RECORD:
         raise BadInput(f"{name} is truncated: {len(content)} bytes are not a whole number of {_RECORD}-byte records")
@@ -61,6 +61,8 @@ def parse(content: bytes, name: str = "the file") -> tuple[Tensor, Tensor]:
 def load(data_dir: Path | None = None) -> Split:
     """50 000 images to train on, 10 000 to test on."""
     names = list(_PINS)
-    batches = [parse(content, name) for name, content in zip(names, read_files(CIFAR10, names, data_dir), strict=True)]
+    batches = [
+        parse_batch(content, name) for name, content in zip(names, read_files(CIFAR10, names, data_dir), strict=True)
+    ]
     images, labels = zip(*batches[:5], strict=True)
     return Split((torch.cat(images), torch.cat(labels)), batches[5])

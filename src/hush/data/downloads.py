@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,12 +25,7 @@ import urllib3
 from hush.data import pinned
 from hush.data.dataset import Archive, Dataset, File, Mirror
 from hush.errors import BadInput, HushError
-
-try:
-    import fcntl
-except ImportError:  # Windows: two downloads at once may then spoil each other, which the checksum notices
-    fcntl = None  # type: ignore[assignment]
-
+from hush.files import explain, move_atomic, take_turn
 
 Progress = Callable[[str, int, int | None], None]
 """Told (file, bytes so far, bytes in all or None) as a download goes on."""
@@ -53,12 +46,12 @@ def fetch_missing(dataset: Dataset, missing: Sequence[File], cache: Path, progre
     target = cache / dataset.name
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with _lock(target):
+        with take_turn(target, prove=False):  # two downloads at once spoil nothing that the checksum lets through
             _fetch_from_mirrors(dataset, missing, target, progress)
     except requests.exceptions.RequestException as error:
         raise DownloadError(f"the download of {dataset.name} failed: {_complaint(error)}") from error
     except OSError as error:
-        raise BadInput(f"the cache '{cache}' cannot be used: {(error.strerror or str(error)).lower()}") from error
+        raise BadInput(f"the cache '{cache}' cannot be used: {explain(error)}") from error
 
 
 def _fetch_from_mirrors(dataset: Dataset, missing: Sequence[File], target: Path, progress: Progress) -> None:
@@ -112,7 +105,7 @@ def _download(
     try:
         pooch.retrieve(url, known_hash=None, fname=packed.name, path=target, downloader=Resuming(target, progress))
         if inside is None:
-            yield expected[0], pinned.read(packed, expected[0], shown=url)
+            yield expected[0], pinned.read_verified(packed, expected[0], shown=url)
         else:
             yield from _members(packed, {inside + file.name: file for file in expected}, url)
     finally:
@@ -123,7 +116,7 @@ def _members(packed: Path, expected: dict[str, File], url: str) -> Iterator[tupl
     """The verified members of a tar or zip archive, in one pass; nothing is extracted to a path of its choosing."""
     try:
         for name, content in _tar(packed, expected) if not zipfile.is_zipfile(packed) else _zip(packed, expected):
-            yield expected[name], pinned.check(content, f"{url}#{name}", expected.pop(name))
+            yield expected[name], pinned.verify_bytes(content, f"{url}#{name}", expected.pop(name))
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise pinned.Altered(f"'{url}' is not a whole archive: {error}") from error
     if expected:
@@ -144,20 +137,6 @@ def _zip(packed: Path, expected: dict[str, File]) -> Iterator[tuple[str, bytes]]
             if name in expected:
                 with archive.open(name) as stream:
                     yield name, stream.read(expected[name].size + 1)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One process at a time in this folder, by a lock that ends with the process."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _shorten(error: Exception) -> str:
@@ -184,7 +163,7 @@ class Resuming:
             best = max(best, _size(part))
             if not left:
                 raise requests.exceptions.ConnectionError(f"the connection broke off {ATTEMPTS} times in a row")
-        part.replace(output_file)
+        move_atomic(part, Path(output_file))
         _version(part).unlink(missing_ok=True)
 
     def _continue(self, url: str, part: Path) -> bool:

@@ -63,7 +63,7 @@ FASHION = Dataset(
 CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
-def parse(content: bytes, dimensions: int, name: str = "the file") -> Tensor:
+def parse_idx(content: bytes, dimensions: int, name: str = "the file") -> Tensor:
     """The array of an IDX file of unsigned bytes with that many dimensions."""
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if content[:4] != magic:
@@ -78,7 +78,7 @@ def parse(content: bytes, dimensions: int, name: str = "the file") -> Tensor:
 
 def parse_labels(content: bytes, classes: int, name: str = "the file") -> Tensor:
     """The labels of an IDX file, each below ``classes``."""
-    values = parse(content, 1, name).long()
+    values = parse_idx(content, 1, name).long()
     if len(values) and int(values.max()) >= classes:
         raise BadInput(f"{name} holds a label outside 0 … {classes - 1}")
     return values
@@ -92,4 +92,4 @@ def load(dataset: Dataset, data_dir: Path | None = None) -> Split:
 def _load_part(dataset: Dataset, part: str, data_dir: Path | None) -> Arrays:
     names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
     images, marks = read_files(dataset, names, data_dir)
-    return parse(images, 3, names[0]).unsqueeze(1), parse_labels(marks, 10, names[1])
+    return parse_idx(images, 3, names[0]).unsqueeze(1), parse_labels(marks, 10, names[1])

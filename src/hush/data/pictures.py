@@ -19,6 +19,7 @@ from torch import Tensor
 from hush.data.schema import MOST_CLASSES
 from hush.data.splits import Arrays
 from hush.errors import BadInput
+from hush.files import explain
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SUSPECT = 1 << 28  # bytes from which on an array that was packed a hundredfold is not unpacked
@@ -106,7 +107,7 @@ def _npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             with np.load(stream, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
     except OSError as error:
-        raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise BadInput(f"'{path}' cannot be read: {explain(error)}") from error
     except BadInput:
         raise
     except (ValueError, TypeError, SyntaxError, AttributeError, zipfile.BadZipFile, zlib.error, EOFError) as error:

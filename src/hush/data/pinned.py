@@ -16,23 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-import pooch
-
 from hush.data.dataset import Dataset, File
 from hush.errors import BadInput
-from hush.files import write_atomic
+from hush.files import explain, find_cache, write_atomic
 
 SUFFIXES = ("", ".gz", ".xz")
 
 
 class Altered(BadInput):
     """The bytes of a file are not the official ones."""
-
-
-def cache_dir() -> Path:
-    """Where downloads and derived files go: HUSH_CACHE, or the operating system's folder for caches."""
-    given = os.environ.get("HUSH_CACHE")
-    return Path(given) if given else Path(pooch.os_cache("hush"))
 
 
 def list_folders(data_dir: Path | None) -> list[Path]:
@@ -44,10 +36,10 @@ def list_folders(data_dir: Path | None) -> list[Path]:
             if not folder.is_dir():
                 raise BadInput(f"{what} '{folder}' is not a folder")
             found.append(folder)
-    return [*found, cache_dir()]
+    return [*found, find_cache()]
 
 
-def find(dataset: Dataset, file: File, data_dir: Path | None) -> Path | None:
+def find_file(dataset: Dataset, file: File, data_dir: Path | None) -> Path | None:
     """The first place where this file lies, raw or packed; None if nowhere. A raw copy in the cache comes first:
     the pin makes all copies equal, and it needs no unpacking."""
     places = list_folders(data_dir)
@@ -63,11 +55,11 @@ def is_present(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise BadInput(f"'{path.parent}' cannot be read: {_reason(error)}") from error
+        raise BadInput(f"'{path.parent}' cannot be read: {explain(error)}") from error
     return True
 
 
-def read(path: Path, file: File, shown: str | None = None) -> bytes:
+def read_verified(path: Path, file: File, shown: str | None = None) -> bytes:
     """The unpacked bytes of a file, after checking them against its pin; errors call it ``shown``, or by its path."""
     name = shown or str(path)
     try:
@@ -78,11 +70,11 @@ def read(path: Path, file: File, shown: str | None = None) -> bytes:
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise Altered(f"'{name}' is altered: it does not unpack ({error})") from error
     except OSError as error:
-        raise BadInput(f"'{name}' cannot be read: {_reason(error)}") from error
-    return check(content, name, file)
+        raise BadInput(f"'{name}' cannot be read: {explain(error)}") from error
+    return verify_bytes(content, name, file)
 
 
-def check(content: bytes, name: str, file: File) -> bytes:
+def verify_bytes(content: bytes, name: str, file: File) -> bytes:
     """The same bytes, or an error that says how they differ from the official ones."""
     if len(content) < file.size:
         raise Altered(f"'{name}' is truncated: {len(content)} of {file.size} bytes (unpacked)")
@@ -117,7 +109,3 @@ def store(content: bytes, path: Path) -> None:
 def _environment(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(value) if value else None
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

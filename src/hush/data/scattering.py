@@ -8,20 +8,22 @@ groups of 27 by their own mean and deviation, so no statistic of other rows ente
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.data import pinned
 from hush.data.splits import Split
 from hush.errors import BadInput
+from hush.files import find_cache, recall
 
 SCALE = 2
 ANGLES = 8
@@ -38,7 +40,13 @@ def scatter(raw: Split) -> Split:
 def find_features(images: Tensor) -> Tensor:
     """(n, 81·channels, side/4, side/4) in half precision; kept in the cache, since it takes milliseconds an image."""
     shape = (len(images), MAPS * images.shape[1], images.shape[2] >> SCALE, images.shape[3] >> SCALE)
-    return _recall(f"J{SCALE} L{ANGLES} group {GROUP}", images, shape, lambda: compute_features(images))
+
+    def compute() -> Tensor:
+        print(f"computing {FOLDER} of {len(images)} examples, once", file=sys.stderr)  # noqa: T201
+        return compute_features(images)
+
+    place = _find_place(f"J{SCALE} L{ANGLES} group {GROUP}", images)
+    return recall(place, partial(_parse, shape), compute, _pack)
 
 
 def compute_features(images: Tensor, batch: int = 250) -> Tensor:
@@ -62,20 +70,20 @@ def _make_transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
     return transform
 
 
-def _recall(settings: str, inputs: Tensor, shape: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-    """The result of ``compute``, from the cache if it is there, in a file named by a digest of all it depends on.
-
-    A file that is not whole or of another shape is computed again; one that cannot be written is left out."""
+def _find_place(settings: str, inputs: Tensor) -> Path:
+    """A file of the cache, named by a digest of all that the features depend on."""
     digest = hashlib.sha256(f"{settings}|{tuple(inputs.shape)}|".encode() + inputs.contiguous().numpy().tobytes())
-    place = pinned.cache_dir() / FOLDER / f"{digest.hexdigest()[:32]}.npy"
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        found = np.load(place, allow_pickle=False)
-        if found.shape == shape and found.dtype == np.float16:
-            return torch.from_numpy(found)
-    print(f"computing {FOLDER} of {len(inputs)} examples, once", file=sys.stderr)  # noqa: T201
-    computed = compute()
+    return find_cache() / FOLDER / f"{digest.hexdigest()[:32]}.npy"
+
+
+def _parse(shape: tuple[int, ...], file: IO[bytes]) -> Tensor:
+    found = np.load(file, allow_pickle=False)
+    if found.shape != shape or found.dtype != np.float16:
+        raise ValueError
+    return torch.from_numpy(found)
+
+
+def _pack(features: Tensor) -> bytes:
     content = io.BytesIO()
-    np.save(content, computed.numpy(), allow_pickle=False)
-    with contextlib.suppress(OSError):
-        pinned.store(content.getvalue(), place)
-    return computed
+    np.save(content, features.numpy(), allow_pickle=False)
+    return content.getvalue()

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hush.errors import BadInput, nearest
+from hush.files import explain
 from hush.validate import finite, is_finite, one_of, whole
 
 Kind = Literal["number", "category", "ignore"]
@@ -189,7 +190,7 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         found: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise BadInput(f"the schema '{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise BadInput(f"the schema '{path}' cannot be read: {explain(error)}") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the schema '{path}' is not valid {path.suffix[1:] or 'TOML'}: {error}") from error
     if not isinstance(found, dict):

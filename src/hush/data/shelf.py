@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from hush.data import pinned
 from hush.data.dataset import Dataset, File
 from hush.data.downloads import Progress, fetch_missing
 from hush.errors import BadInput
+from hush.files import find_cache, keep
 
 _stay_offline: ContextVar[bool] = ContextVar("_stay_offline", default=False)
 
@@ -68,12 +68,12 @@ def fetch(
 def read_files(each: Dataset, file_names: list[str], data_dir: Path | None) -> list[bytes]:
     """The verified bytes of some files of a dataset; what is not here is downloaded first."""
     wanted = [each.file(file_name) for file_name in file_names]
-    missing = [file for file in wanted if pinned.find(each, file, data_dir) is None]
+    missing = [file for file in wanted if pinned.find_file(each, file, data_dir) is None]
     if missing and _stay_offline.get():
         raise BadInput(f"the data of '{each.name}' is not here yet: hush data fetch {each.name}")
     if missing:
         with progress_on_stderr() as progress:
-            fetch_missing(each, missing, pinned.cache_dir(), progress)
+            fetch_missing(each, missing, find_cache(), progress)
     return [_content(each, file, data_dir) for file in wanted]
 
 
@@ -88,13 +88,12 @@ def without_downloads() -> Iterator[None]:
 
 
 def _content(each: Dataset, file: File, data_dir: Path | None) -> bytes:
-    path = pinned.find(each, file, data_dir)
+    path = pinned.find_file(each, file, data_dir)
     if path is None:
         raise BadInput(f"'{file.name}' of {each.name} is gone from the cache")
-    content = pinned.read(path, file)
+    content = pinned.read_verified(path, file)
     if path.suffix == ".xz":  # seconds to unpack: keep a raw copy, if the cache lets us
-        with contextlib.suppress(OSError):
-            pinned.store(content, pinned.cache_dir() / each.name / file.name)
+        keep(find_cache() / each.name / file.name, content)
     return content
 
 
@@ -112,7 +111,7 @@ def _copies(each: Dataset, file: File, places: list[Path]) -> list[dict[str, Any
 
 def _state(path: Path, file: File, place: Path) -> tuple[str, str | None]:
     try:
-        pinned.read(path, file)
+        pinned.read_verified(path, file)
         _as_listed(path, place)
     except pinned.Altered as error:
         return "altered", str(error)
@@ -141,7 +140,7 @@ def _row(each: Dataset, file: File, path: Path | None, status: str, problem: str
 def _where(each: Dataset, place: Path | None) -> str | None:
     if not each.files:
         return f"inside {each.package}" if find_spec(each.package) else None
-    found = [pinned.find(each, file, place) for file in each.files]
+    found = [pinned.find_file(each, file, place) for file in each.files]
     return None if None in found else str(found[0].parent) if found[0] else None
 
 

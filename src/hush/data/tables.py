@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hush.data.schema import Schema
 from hush.errors import BadInput
+from hush.files import explain
 
 Cells = Sequence[str] | np.ndarray[Any, np.dtype[np.float64]]
 Piece = dict[str, Cells]
@@ -144,7 +145,7 @@ def _csv(path: Path) -> Iterator[Piece]:
                 if rows:
                     yield dict(zip(names, zip(*rows, strict=True), strict=True))
     except OSError as error:
-        raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise BadInput(f"'{path}' cannot be read: {explain(error)}") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"'{path}' is not a text table in UTF-8") from error
     except csv.Error as error:
@@ -205,7 +206,7 @@ def _parquet(path: Path) -> Iterator[Piece]:
     except pa.ArrowException as error:
         raise BadInput(f"'{path}' is not a whole parquet file of numbers and text") from error
     except OSError as error:
-        raise BadInput(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise BadInput(f"'{path}' cannot be read: {explain(error)}") from error
 
 
 def _arrow(name: str, column: Any, pa: Any, path: Path) -> Cells:

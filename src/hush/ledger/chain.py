@@ -7,7 +7,7 @@ more than the head says, which is accepted (the next line brings the head up); a
 line without its end was never acknowledged to anybody and is dropped. Whoever can rewrite both files can rewrite
 history: this shows accidents and careless edits, it is no signature.
 
-Processes take turns by a lock on the file (`flock`), so none loses another's line. Where a file system has no locks,
+Processes take turns by a lock on the file, so none loses another's line. Where a file system has no locks,
 that is said and nothing is written. Some (mounted over a network) say yes and lock nothing. Then two writers can put
 their lines at the same place. So a writer looks, after its line, whether the head is still the one that it started
 from, and after the head, whether line and head are still its own: if writer A saw its line last of all, another's line
@@ -19,7 +19,6 @@ one, or what a killed process left of a first line, which its head file shows.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.errors import BadInput, Refused
-from hush.files import remove_parts, write_atomic
+from hush.files import lock_file, remove_parts, sync_file, write_atomic
 
 START = "0" * 64
 BEGINNING = b'{"line": 1, '
@@ -77,7 +76,7 @@ class Chain:
         """
         descriptor = self._open(create and write, write)
         try:
-            _lock(descriptor, self.path, fcntl.LOCK_EX if write else fcntl.LOCK_SH)
+            _lock(descriptor, self.path, shared=not write)
             self._read(descriptor, write)
             self._descriptor = descriptor
             yield self
@@ -98,7 +97,7 @@ class Chain:
             raise self._not_alone()  # before anything of theirs is written over
         try:
             _write_at(self._descriptor, line, end.size)
-            os.fsync(self._descriptor)
+            sync_file(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, end.size)
             raise
@@ -207,9 +206,9 @@ class Chain:
         )
 
 
-def _lock(descriptor: int, path: Path, kind: int) -> None:
+def _lock(descriptor: int, path: Path, *, shared: bool) -> None:
     try:
-        fcntl.flock(descriptor, kind)
+        lock_file(descriptor, shared=shared)
     except OSError as error:
         raise NoTurns(
             f"the ledger '{path}' cannot be locked ({error.strerror or error}), so two runs could overwrite each "

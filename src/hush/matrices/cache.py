@@ -1,25 +1,25 @@
 """Results of expensive solvers, kept on disk under the hash of what was asked.
 
-A file is a plain .npz (never unpickled) in $HUSH_CACHE, or the user's cache directory. It carries the question and a
-digest of its arrays; one that is damaged or answers another question is recomputed. Privacy never rests on it:
-sensitivities are computed from the loaded matrix every time.
+A file is a plain .npz (never unpickled) in the folder `matrices` of the cache (`hush.files.find_cache`). It carries the
+question and a digest of its arrays; one that is damaged or answers another question is recomputed. Privacy never rests
+on it: sensitivities are computed from the loaded matrix every time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
-import os
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from hush.files import PRIVATE, find_cache, keep, read_kept
 from hush.matrices.series import Array
 
 VERSION = 3  # raise it when a solver changes what it finds
@@ -27,25 +27,18 @@ Arrays = dict[str, Array]
 _beside: list[Path] = []
 
 
-def directory() -> Path:
-    """$HUSH_CACHE, else $XDG_CACHE_HOME/hush, else ~/.cache/hush; factorisations live in its `matrices` folder."""
-    if chosen := os.environ.get("HUSH_CACHE"):
-        return Path(chosen) / "matrices"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hush" / "matrices"
-
-
 def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arrays]) -> Arrays:
     """The stored answer to this solver's question if there is a sound one, else solve() stored."""
     text = json.dumps({"solver": solver, "version": VERSION, **_plain(question)}, sort_keys=True)
     name = f"{solver}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
-    places = [place / name for place in (*_beside, directory())]
-    stored = ((path, _load(path, text)) for path in places)
+    places = [place / name for place in (*_beside, find_cache() / "matrices")]
+    stored = ((path, read_kept(path, partial(_parse, text))) for path in places)
     source, found = next(((path, arrays) for path, arrays in stored if arrays is not None), (None, None))
     if found is None:
         found = {name: np.asarray(values, dtype=np.float64) for name, values in solve().items()}
     for path in places:
         if source is None or (path != source and path.parent in _beside):
-            _store(path, text, found)
+            keep(path, _pack(text, found), mode=PRIVATE)
     return found
 
 
@@ -76,30 +69,19 @@ def _digest(arrays: Arrays) -> str:
     return total.hexdigest()
 
 
-def _load(path: Path, question: str) -> Arrays | None:
-    try:
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        return None
+def _parse(question: str, file: IO[bytes]) -> Arrays:
+    """The arrays of a file that is whole and answers this question; else a ValueError."""
+    with np.load(file, allow_pickle=False) as archive:
+        found = {name: archive[name] for name in archive.files}
     asked, digest = str(found.pop("question", "")), str(found.pop("digest", ""))
     plain = all(values.dtype == np.float64 and np.all(np.isfinite(values)) for values in found.values())
-    return found if plain and asked == question and _digest(found) == digest else None
+    if not plain or asked != question or _digest(found) != digest:
+        raise ValueError
+    return found
 
 
-def _store(path: Path, question: str, arrays: Arrays) -> None:
-    """Write beside, then rename; a cache that cannot be written is no reason to fail."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                stored: dict[str, Any] = {**arrays, "question": np.array(question), "digest": np.array(_digest(arrays))}
-                np.savez(file, **stored)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+def _pack(question: str, arrays: Arrays) -> bytes:
+    file = io.BytesIO()
+    content: dict[str, Any] = {**arrays, "question": np.array(question), "digest": np.array(_digest(arrays))}
+    np.savez(file, **content)
+    return file.getvalue()

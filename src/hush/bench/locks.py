@@ -1,9 +1,9 @@
-"""Who is running what: one small file a claim, so that two sweeps on one store run nothing twice.
+"""Who is running what: one small file a job, so that two sweeps on one store run nothing twice.
 
-A claim names its owner by host, process number and the process's start time. The claim of a process that is gone (kill
--9 included) is void and is taken over; a reused process number has another start time. Looking and writing happen
-under one lock of the kernel's, which dies with its holder, and what was written is read back. A claim from another host
-cannot be checked and is honoured.
+A job's lock names its owner by host, process number and the process's start time. The lock of a process that is gone
+(kill -9 included) is void and is taken over; a reused process number has another start time. Looking and writing happen
+in one turn (`hush.files.take_turn`), and what was written is read back. The lock of another host cannot be checked and
+is honoured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hush.files import alone, no_locks, write_atomic
+from hush.files import NoLocks, take_turn, write_atomic
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Owner:
     @staticmethod
     def me() -> Owner:
         """This process."""
-        return Owner(socket.gethostname(), os.getpid(), started(os.getpid()) or "")
+        return Owner(socket.gethostname(), os.getpid(), find_start(os.getpid()) or "")
 
     def is_alive(self) -> bool:
         """Whether the process still runs; True where that cannot be known."""
-        return self.host != socket.gethostname() or (self.started != "" and started(self.pid) == self.started)
+        return self.host != socket.gethostname() or (self.started != "" and find_start(self.pid) == self.started)
 
 
 @dataclass(frozen=True)
-class Claims:
-    """The claims of a store, in a directory of their own."""
+class JobLocks:
+    """The locks of a store's jobs, in a directory of their own; a job is known by its key."""
 
     directory: Path
 
     def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> bool:
-        """Claim a key for this process: False where it is done, or somebody alive is at it."""
-        with self._alone():
+        """Take a job for this process: False where it is done, or somebody alive is at it."""
+        with self._take_turn():
             if is_done():
                 return False
             owner = self.owner(key)
@@ -57,18 +57,18 @@ class Claims:
             content = json.dumps(note).encode()
             write_atomic(self._path(key), content)
             if self._path(key).read_bytes() != content:
-                raise no_locks(self.directory)
+                raise NoLocks(self.directory)
             return True
 
     def drop(self, key: str) -> None:
-        """Give up this process's claim."""
-        with self._alone():
+        """Give up a job of this process."""
+        with self._take_turn():
             owner = self.owner(key)
             if owner is not None and owner.pid == os.getpid() and owner.host == socket.gethostname():
                 self._path(key).unlink(missing_ok=True)
 
     def owner(self, key: str) -> Owner | None:
-        """Who claims a key; None where nobody does or the note cannot be read."""
+        """Who is at a job; None where nobody is or the note cannot be read."""
         try:
             note = json.loads(self._path(key).read_bytes())
             return Owner(str(note["host"]), int(note["pid"]), str(note["started"]))
@@ -76,13 +76,13 @@ class Claims:
             return None
 
     def held(self) -> dict[str, Owner]:
-        """Every claim by somebody alive."""
+        """Every job that somebody alive is at."""
         keys = [path.stem for path in self.directory.glob("*.lock")]
         return {key: owner for key in keys if (owner := self.owner(key)) is not None and owner.is_alive()}
 
     def clear(self) -> None:
         """Remove the notes of owners that are gone."""
-        with self._alone():
+        with self._take_turn():
             for path in self.directory.glob("*.lock"):
                 owner = self.owner(path.stem)
                 if owner is None or not owner.is_alive():
@@ -93,11 +93,11 @@ class Claims:
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}.lock"
 
-    def _alone(self) -> AbstractContextManager[None]:
-        return alone(self.directory / "mutex")
+    def _take_turn(self) -> AbstractContextManager[None]:
+        return take_turn(self.directory / "mutex")
 
 
-def started(pid: int) -> str | None:
+def find_start(pid: int) -> str | None:
     """When a process started, in the system's own unit; None where there is no such process, or only its zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

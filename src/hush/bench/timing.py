@@ -52,7 +52,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Timing:
     """Seconds of one (problem, method): a step at this batch, and an account of its privacy."""
 
     batch: int
@@ -81,7 +81,7 @@ def _smallest_first(trials: Sequence[Trial]) -> list[Trial]:
 class _Times:
     def __init__(self, budget: float) -> None:
         self.ends = time.perf_counter() + budget
-        self.known: dict[tuple[str, str], Cost] = {}
+        self.known: dict[tuple[str, str], Timing] = {}
         self.growth: dict[str, float] = {}  # seconds a step per further example
         self.evaluation: dict[str, float] = {}
         self.events: set[str] = set()
@@ -106,7 +106,7 @@ class _Times:
         self.events.add(event)
         return 3 + new * (min(POINTS, evaluations) + SEARCH * ("epsilon" in trial.settings))
 
-    def _cost(self, trial: Trial, problem: Problem) -> Cost:
+    def _cost(self, trial: Trial, problem: Problem) -> Timing:
         name = (trial.problem, trial.method)
         if name not in self.known:
             others = [found for (p, _), found in self.known.items() if p == trial.problem]
@@ -117,7 +117,7 @@ class _Times:
             self.known[name] = _timed(trial, problem)
         return self.known[name]
 
-    def _grown(self, trial: Trial, problem: Problem, cost: Cost) -> float:
+    def _grown(self, trial: Trial, problem: Problem, cost: Timing) -> float:
         """Seconds by which a step takes longer than the timed one, for its larger batch."""
         more = int(trial.settings["batch_size"]) - cost.batch
         if more <= 0:
@@ -136,7 +136,7 @@ def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
     return int(steps), -(-int(steps) // max(1, round(trial.evaluate_every * per_epoch)))
 
 
-def _timed(trial: Trial, problem: Problem) -> Cost:
+def _timed(trial: Trial, problem: Problem) -> Timing:
     """The cost of a short plan with some noise, its first steps taken."""
     settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
@@ -149,7 +149,7 @@ def _timed(trial: Trial, problem: Problem) -> Cost:
     taken = [_clock(lambda: run.step(next(batches))) for _ in range(min(WARM + STEPS, plan.steps))]
     step = statistics.median(taken[WARM:] or taken)
     account = _clock(plan.guarantee) if plan.private else 0.0
-    return Cost(int(settings["batch_size"]), step, max(0.0, sum(taken[:WARM]) - WARM * step), account)
+    return Timing(int(settings["batch_size"]), step, max(0.0, sum(taken[:WARM]) - WARM * step), account)
 
 
 def _evaluation(problem: Problem) -> float:

@@ -1,17 +1,24 @@
-"""A sweep: the trials of a spec that a store does not hold yet, carried out; and the tally that people watch."""
+"""A sweep: the trials of a spec that a store does not hold yet, carried out; and the table that people watch."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from hush.bench.execute import Executor, Job
 from hush.bench.run import Settings
 from hush.bench.spec import Spec
 from hush.bench.store import Store
 from hush.bench.trial import Trial
+from hush.printable import make_printable
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Tally:
 
     def groups(self) -> list[Group]:
         """The table by problem and method."""
-        running = set(self.store.claims.held()) - set(self.outcomes)
+        running = set(self.store.locks.held()) - set(self.outcomes)
         found: dict[tuple[str, str], Counter[str]] = {}
         for trial in self.trials:
             counts = found.setdefault((trial.problem, trial.method), Counter())
@@ -98,6 +105,7 @@ def sweep(
     watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Carry out what is left of a spec; a failed run is kept as it is unless ``retry_failed``."""
+    store.check_unfinished(trial.key for trial in spec.trials if retry_failed or not store.has(trial.key))
     store.tidy()
     if retry_failed:
         _forget_failed(store, spec.trials)
@@ -121,3 +129,61 @@ def _forget_failed(store: Store, trials: Iterable[Trial]) -> None:
     for trial in trials:
         if store.has(trial.key) and store.record(trial.key)["outcome"] == "failed":
             store.forget(trial.key)
+
+
+@contextmanager
+def show_live(*, quiet: bool = False, console: Console | None = None) -> Iterator[Callable[[Tally], None]]:
+    """Something to hand to ``sweep(watch=…)``: a table on a terminal, now and then a line elsewhere."""
+    console = console or Console(stderr=True, highlight=False)
+    if quiet:
+        yield lambda tally: None
+    elif console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as shown:
+            yield lambda tally: shown.update(make_table(tally))
+    else:
+        yield _Teller(console)
+
+
+class _Teller:
+    """A line whenever another tenth is done."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._told = console, -1
+
+    def __call__(self, tally: Tally) -> None:
+        tenth = 10 * len(tally.outcomes) // max(1, len(tally.trials))
+        if tenth != self._told:
+            self._told = tenth
+            self._console.print(tell_status(tally), soft_wrap=True)
+
+
+def tell_status(tally: Tally) -> str:
+    """The sweep in one line."""
+    found = tally.summary()
+    done = found["done"] + found["skipped"]
+    return f"{done} of {found['runs']} runs done, {found['failed']} failed, {tell_time_left(tally.time_left())}"
+
+
+def make_table(tally: Tally) -> Table:
+    """The sweep as a table."""
+    shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=tell_status(tally))
+    for row in tally.groups():
+        cells = (row.runs, row.done, row.running, row.failed, row.diverged)
+        names = (Text(make_printable(name)) for name in (row.problem, row.method))
+        shown.add_row(*names, *(str(cell) if cell else "" for cell in cells))
+    return shown
+
+
+def tell_time_left(seconds: float | None) -> str:
+    """A duration for people."""
+    return "time left not yet known" if seconds is None else f"{tell_duration(seconds)} left"
+
+
+def tell_duration(seconds: float) -> str:
+    """Seconds, minutes, hours or days, two figures."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return (
+                f"about {seconds / size:.2g} {unit}" if seconds < 100 * size else f"about {seconds / size:.0f} {unit}"
+            )
+    return f"about {seconds:.0f} seconds"

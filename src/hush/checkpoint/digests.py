@@ -28,16 +28,16 @@ PATIENCE = 2.0  # seconds before anything is said
 VARYING = "changes from one reading to the next"
 
 
-def data_digest(source: Source, secret: Secret, tell: Tell) -> str:
+def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
     """The digest of all data under the run's secret, or `VARYING` with its length where there is no such thing."""
     if isinstance(source, Tensors):
         return _tag(secret, "data", (part for tensor in source.tensors for part in _bytes(tensor)))
-    if varies(source, secret):
+    if is_varying(source, secret):
         return f"{VARYING}: {len(source)} examples"
     return _whole(source, secret, tell)
 
 
-def varies(source: Source, secret: Secret) -> bool:
+def is_varying(source: Source, secret: Secret) -> bool:
     """Whether some examples differ from one reading to the next."""
     size = min(LOOKED_AT, len(source))
     chosen = generator(secret, "digest", 0).choice(len(source), size, replace=False, shuffle=False)
@@ -49,13 +49,13 @@ def varies(source: Source, secret: Secret) -> bool:
     return readings[0] != readings[1]
 
 
-def frozen_digest(model: nn.Module, secret: Secret) -> str:
+def digest_frozen(model: nn.Module, secret: Secret) -> str:
     """The digest of the parameters that training does not change; they are not in a checkpoint."""
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     return _tag(secret, "frozen", _bytes(frozen))
 
 
-def weights_digest(model: nn.Module, secret: Secret) -> str:
+def digest_weights(model: nn.Module, secret: Secret) -> str:
     """The digest of a model's state, as it is released."""
     return _tag(secret, "weights", _bytes(dict(model.state_dict())))
 

@@ -1,0 +1,124 @@
+"""Files of hush 0.1.0 are read, or refused in one sentence that says what to do, and then no byte of them changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hush.bench.execute import Inline
+from hush.bench.frame import read_curves, read_runs
+from hush.bench.spec import read_spec
+from hush.bench.store import Store
+from hush.bench.sweeps import sweep
+from hush.cli import main
+
+OLD = Path(__file__).parent / "fixtures" / "v0.1.0"
+DONE, UNFINISHED = "49ca54032de2c3de6059b8f80e151eb6", "68595f79963e162b24baed54718161be"
+TRAIN = ("train", "--problem", "digits-logistic", "--noise-multiplier", "2", "--steps", "4", "--batch-size", "256")
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(OLD, tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """The one sentence of a command that is refused."""
+    assert main(list(command)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.strip().splitlines()) == 1
+    return shown.err
+
+
+def shown_json(capsys: pytest.CaptureFixture[str], *command: str) -> dict:
+    assert main([*command, "--json"]) == 0, capsys.readouterr().err
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+class TestLedger:
+    def test_it_is_read(self, old, capsys):
+        before = contents(old)
+        (dataset,) = shown_json(capsys, "ledger", "show", "ledger.jsonl")["datasets"]
+        assert dataset["dataset"] == "digits"
+        assert dataset["budget"] == {"epsilon": 5.0, "delta": 1e-5}
+        assert [run["steps"] for run in dataset["runs"]] == [4, 4]
+        assert dataset["epsilon"] == pytest.approx(1.3046, abs=5e-3)  # eight steps at rate 256/1438, σ = 2
+        assert contents(old) == before
+
+    def test_a_run_is_entered_after_what_was_spent(self, old, capsys):
+        before = (old / "ledger.jsonl").read_bytes()
+        (spent,) = shown_json(capsys, "ledger", "show", "ledger.jsonl")["datasets"]
+        found = shown_json(capsys, *TRAIN, "--ledger", "ledger.jsonl", "--dataset", "digits")["ledger"]
+        assert (old / "ledger.jsonl").read_bytes().startswith(before)
+        (dataset,) = shown_json(capsys, "ledger", "show", "ledger.jsonl")["datasets"]
+        assert [run["steps"] for run in dataset["runs"]] == [4, 4, 4]
+        assert dataset["epsilon"] == found["epsilon"] > spent["epsilon"]
+
+    def test_its_budget_holds(self, old, capsys):
+        before = contents(old)
+        said = refused(capsys, *TRAIN[:3], "--noise-multiplier", "0.3", "--steps", "4", "--batch-size", "256",
+                       "--ledger", "ledger.jsonl", "--dataset", "digits")  # fmt: skip
+        assert "budget" in said
+        assert contents(old) == before
+
+
+class TestRun:
+    @pytest.mark.parametrize("command", [("train", "--out", "run", "--resume"), (*TRAIN, "--out", "run")])
+    def test_it_is_left_to_the_version_that_began_it(self, old, capsys, command):
+        before = contents(old)
+        said = refused(capsys, *command)
+        assert "checkpoint of another version of hush ('hush checkpoint 2'" in said
+        assert "finish the run with that version, or start a new one in another directory" in said
+        assert contents(old) == before
+
+    def test_damage_beside_it_does_not_lose_it(self, old, capsys):
+        newest = old / "run" / "private" / "checkpoint-0000000005.safetensors"
+        newest.write_bytes(newest.read_bytes()[:1000])
+        before = contents(old)
+        assert "another version of hush" in refused(capsys, "train", "--out", "run", "--resume")
+        assert contents(old) == before
+
+
+class TestStore:
+    def test_what_is_done_is_read(self, old):
+        before = contents(old)
+        frame = read_runs("store")
+        assert list(frame.key) == [DONE]
+        assert frame.iloc[0].outcome == "finished"
+        assert frame.iloc[0].lr == 0.5
+        assert list(read_curves("store").step) == [6, 8]
+        assert contents(old) == before
+
+    def test_what_is_unfinished_is_left_to_the_version_that_began_it(self, old, capsys):
+        before = contents(old)
+        said = refused(capsys, "bench", "spec.toml", "--store", "store", "--executor", "inline")
+        assert "1 unfinished or failed runs in 'store' were begun by another version of hush" in said
+        assert f"remove their folders (such as 'store/working/{UNFINISHED}')" in said
+        assert contents(old) == before
+
+    def test_what_is_done_is_not_run_again(self, old, capsys):
+        """Done as the sentence says: the folder of the unfinished run is removed."""
+        before = contents(old / "store" / "runs")
+        shutil.rmtree(old / "store" / "working" / UNFINISHED)
+        found = shown_json(capsys, "bench", "spec.toml", "--store", "store", "--executor", "inline")
+        assert found == {"runs": 2, "done": 1, "failed": 0, "skipped": 1, "diverged": 0}
+        assert before.items() <= contents(old / "store" / "runs").items()
+
+    def test_other_runs_go_on_beside_it(self, old):
+        """A spec that does not ask for the unfinished run is not refused, and leaves it alone."""
+        before = contents(old / "store" / "working")
+        (old / "spec.toml").write_text((old / "spec.toml").read_text().replace("[0.5, 1.0]", "[0.5]"))
+        tally = sweep(read_spec("spec.toml"), Store(Path("store")), Inline())
+        assert tally.summary()["skipped"] == 1
+        assert contents(old / "store" / "working") == before
