@@ -29,8 +29,9 @@ from hush.files import PRIVATE, remove_parts, sync_directory, writable_directory
 from hush.identity import NoIdentity, digest
 from hush.named import trainable
 from hush.randomness import Secret
-from hush.run import Record, Run
+from hush.run import Run
 from hush.source import Tensors
+from hush.stepping import Record
 
 KEEP = 2
 LOG = "steps.jsonl"
