@@ -13,7 +13,7 @@ from hush.checkpoint import Checkpoints
 from hush.claims import account_steps, claim_attempts
 from hush.errors import Refused
 from hush.ledger.account import Account, Ledger
-from hush.ledger.entries import folded
+from hush.ledger.entries import fold_name
 from hush.ledger.total import Cost
 from hush.mechanism import Mechanism
 from hush.privacy import event_json
@@ -144,7 +144,7 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
         if checkpoints.at is not None:  # begun without a ledger: what was taken is entered now
             account.enter(run.next)
             checkpoints.save(run)
-    elif (before["name"], folded(before["dataset"])) != (ledger.name, folded(account.dataset)):
+    elif (before["name"], fold_name(before["dataset"])) != (ledger.name, fold_name(account.dataset)):
         raise Refused(
             f"this run is entered for dataset '{before['dataset']}' in the ledger '{before['path']}', and not in "
             f"'{ledger.path}' for '{account.dataset}': give that ledger and dataset"

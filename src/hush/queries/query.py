@@ -52,7 +52,22 @@ BY_TABLE = ByTable()
 
 @runtime_checkable
 class Query(Protocol):
-    """Turns a batch into bounded sums. An additive ``piece`` per microbatch or rank, one ``finish`` per step."""
+    """Turns a batch into bounded sums. An additive ``piece`` per microbatch or rank, one ``finish`` per step.
+
+    It promises, and what is proven rests on it:
+
+    1. Add an example to a batch, or take one away, and no channel of ``proof="sum"`` moves by more than its ``bound``
+       in L2 norm, in exact arithmetic, whatever the data, the parameters and the states are.
+    2. ``piece`` is additive: the sums over the pieces of a batch are the sums of the batch.
+    3. An example without a finite gradient adds nothing to any channel.
+    4. What ``finish`` gives has the names of ``channels`` and no others; nothing else of the data leaves the query but
+       ``diagnostics``, which are never released.
+    5. The public state is made of releases and updates alone.
+    6. The private state reaches no channel whose ``proof`` is "sum".
+    7. ``channels`` do not change once a plan is made (a run refuses them where they do).
+    8. ``claims`` is `BY_TABLE` where every channel is a plain sum, and otherwise holds for whatever the private state
+       is; a query that says neither is refused.
+    """
 
     @property
     def channels(self) -> Mapping[str, Channel]:
