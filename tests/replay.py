@@ -15,10 +15,11 @@ import torch
 
 from hush.named import Named, State, Sums
 from hush.plan import Plan
-from hush.queries import Channel, Query
+from hush.queries import ByTable, Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.rules import Rule
+from hush.sampling import Participation
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class RecordingQuery:
     given: list[Release] | None = None
     seen: list[Sums] = field(default_factory=list)
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "claims":
-            raise AttributeError(name)
-        return self.query.claims  # there only where the query has claims of its own
+    def claims(
+        self, participation: Participation, noise_std: Mapping[str, float], steps: int
+    ) -> tuple[Claim, ...] | ByTable:
+        return self.query.claims(participation, noise_std, steps)
 
     @property
     def channels(self) -> Mapping[str, Channel]:

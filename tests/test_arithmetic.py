@@ -18,13 +18,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hush.arithmetic import BLOCK, HALF, UNIT, Seats, charge
+from hush.card import make_card
 from hush.charging import charge as charge_run
 from hush.cli import main
 from hush.errors import BadInput, Refused
 from hush.ledger.account import Ledger
+from hush.mechanism import ROUNDING
 from hush.methods import make_plan
 from hush.randomness import Secret
-from hush.run import ROUNDING
 from hush.sampling import Cyclic, FixedSize, Partitioned, Poisson, Room, Shuffled
 from replay import recorded, sensitivities
 
@@ -133,7 +134,7 @@ class TestCharge:
         assert plan.channel_stds()["gradient"] == pytest.approx(0.3 * (1 + plan.charge), rel=1e-12)
         assert plan.channels["gradient"].bound == pytest.approx(0.3 * (1 + plan.charge), rel=1e-12)
         assert plan.event().event.event.noise_multiplier == 1.0
-        assert plan.card(steps_taken=0)["arithmetic"]["charge"] == plan.charge
+        assert make_card(plan, steps_taken=0)["arithmetic"]["charge"] == plan.charge
 
     @pytest.mark.parametrize("rows", [2, 64, HALF, 256, BLOCK])
     def test_no_order_of_additions_errs_by_more(self, rows: int) -> None:

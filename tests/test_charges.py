@@ -186,7 +186,7 @@ def test_a_run_set_back_by_hand_does_not_use_its_noise_twice(tmp_path) -> None:
     before = {**run.state(), "params": {n: p.clone() for n, p in run.state()["params"].items()}}
     go(run, kept, 6)
     run.restore(before)
-    run.losses = other_losses
+    run._summing.losses = other_losses
     go(run, kept, STEPS)
     kept.close()
     assert run.history.attempts == (Attempt(0, 6), Attempt(3, STEPS))

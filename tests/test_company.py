@@ -16,9 +16,9 @@ from hush.errors import Refused
 from hush.gradients import record
 from hush.gradients.verdicts import verdict_of
 from hush.methods import make_plan
-from hush.queries import Channel
-from hush.run import Batch
+from hush.queries import BY_TABLE, ByTable, Channel
 from hush.sampling import Room
+from hush.stepping import Batch
 from neighbours import CLIP, Shipped, Stage
 
 
@@ -142,8 +142,8 @@ def test_every_size_of_a_piece_is_checked() -> None:
 
     p = plan(60, 31, "rigorous")
     run = p.start(Watching(20, 3), losses, data(60), secret=1, microbatch=p.room.places // 2 + 1)
-    run._meet_company()
-    assert set(run._seats().rows()) <= seen
+    run._summing.meet_company(run.state()["public"])
+    assert set(run._summing.seats().rows()) <= seen
 
 
 def test_tokens_that_meet_are_refused_in_rigorous_arithmetic() -> None:
@@ -183,6 +183,9 @@ class Counting:
 
     def observe(self, release: Any, update: Any, public: Any) -> Any:
         return public
+
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> ByTable:
+        return BY_TABLE
 
 
 def test_a_query_that_records_nothing_is_refused_in_rigorous_arithmetic() -> None:

@@ -25,7 +25,7 @@ from hush.methods import make_plan
 from hush.named import Named, State, Sums, trainable
 from hush.noise import Independent, Rows
 from hush.plan import Plan
-from hush.queries import Channel, Claim, ClippedSum, clip_factors, total_norms
+from hush.queries import BY_TABLE, ByTable, Channel, Claim, ClippedSum, clip_factors, total_norms
 from hush.randomness import Secret
 from hush.release import Release
 from hush.rules import SGD
@@ -79,6 +79,9 @@ class TwoPoint:
 
     def observe(self, release: Release, update: Named, public: State) -> State:
         return {"direction": update}
+
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> ByTable:
+        return BY_TABLE
 
 
 def combined_by_hand(at: nn.Module, direction: Named, query: TwoPoint, rows: torch.Tensor) -> Named:
@@ -178,7 +181,7 @@ def test_hidden_state_without_a_claim_is_refused() -> None:
     class Silent(ErrorFeedback):
         claims = property()  # type: ignore[assignment]
 
-    with pytest.raises(Refused, match="no plain sum"):
+    with pytest.raises(Refused, match="Silent is no query"):
         plan(query=Silent(1.0, 0.5))
 
 
@@ -258,6 +261,9 @@ class Rowwise:
 
     def observe(self, release: Release, update: Named, public: State) -> State:
         return public
+
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> ByTable:
+        return BY_TABLE
 
 
 class Table(nn.Module):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -14,6 +16,7 @@ from hush.errors import BadInput, Refused
 from hush.methods import catalogue, find, make_plan
 from hush.noise import Identity, Independent
 from hush.proofs import event_of
+from hush.queries import BY_TABLE, Channel, Claim
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
 
 T = 12
@@ -292,22 +295,66 @@ def test_agrees_with_dp_accounting_itself() -> None:
     assert plan(accountant="rdp").guarantee().epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-5)
 
 
+@dataclass(frozen=True)
+class Sums:
+    """A query that is never run: these channels, and what it claims about them."""
+
+    channels: Mapping[str, Channel]
+    said: Any = BY_TABLE
+    init = piece = finish = observe = print
+
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> Any:
+        return self.said
+
+
+def proven(adjacency: str = "add-remove", status: str = "proven") -> Claim:
+    return Claim(dp_event.GaussianDpEvent(2.0), adjacency, status, "")
+
+
+SUM, HIDDEN = {"gradient": Channel(1.0)}, {"gradient": Channel(1.0, proof="hidden-state")}
+UNCLAIMED = {
+    "a hidden state that says it is a plain sum": (Sums(HIDDEN), "no plain sum and names no claims"),
+    "one of two that is no plain sum": (Sums(SUM | {"more": HIDDEN["gradient"]}), "no plain sum and names no claims"),
+    "no claim": (Sums(SUM, ()), "claims nothing"),
+    "a method that was left empty": (Sums(SUM, None), "claims nothing"),
+    "claimed, not proven": (Sums(SUM, (proven(status="claimed"),)), "only a claimed ε"),
+    "another adjacency": (Sums(SUM, (proven("replace"),)), "analysed under 'replace'"),
+}
+
+
+@pytest.mark.parametrize("which", UNCLAIMED)
+def test_a_query_that_proves_nothing_is_refused(which: str) -> None:
+    query, why = UNCLAIMED[which]
+    with pytest.raises(Refused, match=why):
+        replace(plan(), query=query, adjacency="add-remove")
+
+
+def test_a_query_without_claims_is_refused() -> None:
+    """Nobody has thought about what it costs: it is not taken for a plain sum."""
+    whole = {n: v for n, v in vars(Sums).items() if n in ("init", "piece", "finish", "observe")}
+    without = type("Without", (), {"channels": SUM, **whole})()
+    with pytest.raises(Refused, match="Without is no query"):
+        replace(plan(), query=without)
+
+
+def test_claims_of_its_own_outrank_the_table() -> None:
+    """Channels that look like plain sums do not bring a query under the table where it says otherwise."""
+    said = replace(plan(), query=Sums(SUM, (proven(status="claimed"), proven())))
+    assert [claim.status for claim in said.claims()] == ["proven", "claimed"]
+    assert said.event() == dp_event.GaussianDpEvent(2.0)
+    assert replace(plan(), query=Sums(SUM)).event() == plan().event() != said.event()
+
+
 def test_channels_share_the_noise() -> None:
     """MECHANISMS.md §4: σ = 1, σ_b = 12.8 on indicators with bound ½ leaves the gradient 1.00076."""
-    from hush.queries import Channel
-
-    @dataclass(frozen=True)
-    class Two:
-        channels = {"gradient": Channel(2.0), "count": Channel(0.5, std=12.8, exact=True)}
-
     p = plan()
-    two = replace(p, query=Two())
+    two = replace(p, query=Sums({"gradient": Channel(2.0), "count": Channel(0.5, std=12.8, exact=True)}))
     stds = two.channel_stds()
     assert stds["count"] == 12.8
     assert stds["gradient"] / (2.0 * (1 + two.charge)) == pytest.approx(1.00076, abs=5e-6)
     assert sum((two.channels[n].bound / s) ** 2 for n, s in stds.items()) == pytest.approx(1.0)
     with pytest.raises(Refused, match="whole noise budget"):
-        replace(p, query=type("Q", (), {"channels": {"gradient": Channel(1.0), "count": Channel(0.5, std=0.5)}})())
+        replace(p, query=Sums({"gradient": Channel(1.0), "count": Channel(0.5, std=0.5)}))
 
 
 def test_noise_that_covers_too_few_steps_is_refused() -> None:

@@ -94,7 +94,7 @@ def test_a_large_model_gets_its_noise_in_pieces(monkeypatch: pytest.MonkeyPatch)
     plan = make_plan("dp-sgd", examples=8, batch_size=4, steps=2, noise_multiplier=1.0, noise_end=0.5, noise_stages=2)
     found = []
     for piece in (BLOCK, 10 * BLOCK):
-        monkeypatch.setattr("hush.run.PIECE", piece)
+        monkeypatch.setattr("hush.noising.PIECE", piece)
         model = nn.Linear(300, 301)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
@@ -119,7 +119,7 @@ ONE_BAND = {
 @pytest.mark.parametrize("method", ONE_BAND)
 def test_no_two_coordinates_share_their_noise(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Noise that is independent over steps comes from streams of several kinds; some keep a block for all pieces."""
-    monkeypatch.setattr("hush.run.PIECE", BLOCK)
+    monkeypatch.setattr("hush.noising.PIECE", BLOCK)
     how = {"examples": 8, "batch_size": 4, "steps": 2, "noise_multiplier": 1.0} | ONE_BAND[method]
     plan = make_plan(method, **how)
     model = nn.Linear(256, 300)

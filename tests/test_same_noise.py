@@ -20,6 +20,7 @@ from hush.charging import charge
 from hush.checkpoint import Checkpoints
 from hush.checkpoint.sums import ROW, TagFile, tag_of
 from hush.checkpoint.witness import read_releases
+from hush.claims import account_attempts
 from hush.errors import Refused
 from hush.gradients import Augmented
 from hush.ledger.account import BudgetSpent, Ledger
@@ -273,7 +274,7 @@ def test_another_order_of_addition_counts(tmp_path) -> None:
     taken_back(p, tmp_path, 3, microbatch=7)
     run, kept = start(p), Checkpoints(tmp_path)
     kept.restore(run, kept.newest().saved)
-    run.microbatch = 11
+    run._summing.microbatch = 11
     go(run, kept)
     kept.close()
     assert run.history.again == (Attempt(3, STEPS),)
@@ -397,7 +398,7 @@ class TestCosts:
     """E(1…s) ∘ E(t+1…T) where every step stands alone; two whole runs where noise or batches tie the steps together."""
 
     def cost(self, p: Plan, start: int, taken: int) -> float:
-        return p.claims_for(History((Attempt(0, taken), Attempt(start, start)), 1))[0].epsilon
+        return account_attempts(p, History((Attempt(0, taken), Attempt(start, start)), 1))[0].epsilon
 
     def test_a_schedule(self) -> None:
         p = replace(plan(), noise=Independent(STEPS, Stages(STEPS, 0.5, 4)))
@@ -432,7 +433,7 @@ class TestCosts:
     def test_several_times(self) -> None:
         p = plan()
         history = History((Attempt(0, 6), Attempt(3, 5), Attempt(4, 4)), 2)
-        found = p.claims_for(history)[0]
+        found = account_attempts(p, history)[0]
         assert found.epsilon == pytest.approx(plan(steps=6 + 2 + STEPS - 4).guarantee().epsilon, rel=1e-4)
 
     @pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "dp-matrix-se", "dp-bandmf", "dp-dice", "dp-blt"])
@@ -485,8 +486,8 @@ class TestCosts:
                     break
                 run.step(batch)
             run.renew()
-            run._secret, run.next = replace(run.secret, key=bytes(32)), 3
-            drawn.append([torch.cat(list(run._draw("gradient", 50))) for run.next in range(3, STEPS)])
+            secret = replace(run.secret, key=bytes(32))
+            drawn.append([torch.cat(list(run._noising.draw("gradient", 50, secret, step))) for step in range(3, STEPS)])
         assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
 
 

@@ -10,8 +10,9 @@ from hush.privacy.guarantee import Guarantee
 from hush.queries import ClippedSum
 from hush.randomness import Secret
 from hush.rules import SGD, Adam, TorchOptim
-from hush.run import Batch, Record, Run
+from hush.run import Run
 from hush.sampling import FixedSize, Partitioned, Poisson, Shuffled
+from hush.stepping import Batch, Record
 
 __all__ = [
     "SGD",

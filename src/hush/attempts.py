@@ -1,43 +1,17 @@
-"""Steps that were taken again with fresh noise, and what all of it costs together.
+"""Steps that were taken again with fresh noise: which, and under which secret their batches are drawn.
 
 A step taken again with the same sums and the same secret is the same release and costs nothing. With other sums it
-takes a fresh secret, and both takings are charged. An attempt is a stretch of steps under one secret. After s steps
-were taken, going on from step t with a fresh secret costs, in the steps up to T,
-
-| the plan                                               | costs                 |
-|--------------------------------------------------------|-----------------------|
-| batches and noise drawn anew at every step             | E(1…s) ∘ E(t+1…T)     |
-| correlated noise, fixed batches, or a hidden state     | E(1…s) ∘ E(1…T)       |
-
-where E(1…T) bounds the second stretch because it is a run of its own in which nobody takes part before step t: its
-coins and its noise are fresh, the noise starts anew, and the fixed batches or groups stay those of the first secret, so
-that nobody takes part more often than planned. A hidden state (DiceSGD's error) carries the first data on; its proof
-charges every step for whatever the state holds, so the steps add up.
+takes a fresh secret, and both takings are charged (`hush.claims`). An attempt is a stretch of steps under one secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dp_accounting import dp_event
-
-from hush.noise import Diagonal, Identity, Structure
-from hush.queries import Claim
 from hush.randomness import Secret
-from hush.sampling import (
-    OnePass,
-    Participation,
-    PoissonSampled,
-    Reshuffled,
-    SameOrder,
-    Separated,
-    WithoutReplacement,
-)
-
-if TYPE_CHECKING:
-    from hush.plan import Plan
+from hush.sampling import OnePass, Participation, Reshuffled, SameOrder, Separated
 
 
 @dataclass(frozen=True)
@@ -92,53 +66,7 @@ class History:
         return History(tuple(Attempt(int(a), int(b)) for a, b in data["attempts"]), int(data["current"]))
 
 
-def drawn_anew(plan: Plan) -> bool:
-    """Whether batches and noise of a step have nothing to do with those of any other."""
-    sampled = isinstance(plan.sampler.participation, (PoissonSampled, WithoutReplacement))
-    plain = all(channel.proof == "sum" for channel in plan.query.channels.values())
-    return sampled and plain and isinstance(plan.noise.structure, (Identity, Diagonal))
-
-
-def drawing(secret: Secret, participation: Participation) -> Secret:
+def pick_secret(secret: Secret, participation: Participation) -> Secret:
     """The secret that batches are drawn by: fixed batches by the first one for ever, coins by the present one. Groups
     that are fixed, with coins in them, take the stream `hush.randomness.ORDER`, which stays the first one's."""
     return secret.first if isinstance(participation, (OnePass, SameOrder, Separated, Reshuffled)) else secret
-
-
-def after(start: int, participation: Any, structure: Structure) -> tuple[Any, Structure]:
-    """Participation and noise of the steps from ``start`` on, where every step stands alone."""
-    if start == 0:
-        return participation, structure
-    left = structure.steps - start
-    cut = Diagonal(structure.scales[start:]) if isinstance(structure, Diagonal) else Identity(left)
-    return replace(participation, steps=participation.steps - start), cut
-
-
-def claims_of(plan: Plan, attempts: Iterable[Attempt]) -> tuple[Claim, ...]:
-    """What these attempts cost together, by every claim that there is about the plan; the proven one first."""
-    taken = [attempt for attempt in attempts if attempt.taken > attempt.start]
-    reason = _reason(taken)
-    if hasattr(plan.query, "claims"):
-        steps = sum(attempt.taken for attempt in taken)
-        return tuple(replace(claim, reason=_both(reason, claim.reason)) for claim in plan.own_claims(steps))
-    parts = [_event(plan, attempt) for attempt in taken]
-    event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-    return (Claim(event, plan.neighbours, "proven", reason),)
-
-
-def _event(plan: Plan, attempt: Attempt) -> Any:
-    """E(t+1…s) where every step stands alone, else E(1…s)."""
-    if not drawn_anew(plan) or attempt.start == 0:
-        return plan.event(attempt.taken)
-    return plan.event(attempt.taken, start=attempt.start)
-
-
-def _reason(taken: Sequence[Attempt]) -> str:
-    if len(taken) < 2:
-        return ""
-    parts = " and ".join(f"{a.start + 1} to {a.taken}" for a in taken[1:])
-    return f"steps {parts} were taken again with fresh noise, as their sums had changed, and every taking is counted"
-
-
-def _both(first: str, second: str) -> str:
-    return "; ".join(part for part in (first, second) if part)

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from dp_accounting import dp_event
 
-from hush.attempts import Attempt, History, claims_of
+from hush.attempts import Attempt, History
 from hush.checkpoint import Checkpoints
+from hush.claims import account_steps, claim_attempts
 from hush.errors import Refused
 from hush.ledger.account import Account, Ledger
-from hush.ledger.entries import folded
+from hush.ledger.entries import fold_name
 from hush.ledger.total import Cost
-from hush.plan import Plan
+from hush.mechanism import Mechanism
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
 from hush.run import Run
@@ -143,7 +144,7 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
         if checkpoints.at is not None:  # begun without a ledger: what was taken is entered now
             account.enter(run.next)
             checkpoints.save(run)
-    elif (before["name"], folded(before["dataset"])) != (ledger.name, folded(account.dataset)):
+    elif (before["name"], fold_name(before["dataset"])) != (ledger.name, fold_name(account.dataset)):
         raise Refused(
             f"this run is entered for dataset '{before['dataset']}' in the ledger '{before['path']}', and not in "
             f"'{ledger.path}' for '{account.dataset}': give that ledger and dataset"
@@ -155,9 +156,9 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
         )
 
 
-def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int], Cost]:
+def cost_of(plan: Mechanism, start: int = 0, coordinates: int = 1) -> Callable[[int], Cost]:
     """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down."""
-    whole, beside = plan.guarantee(), plan.tails_beside(coordinates)
+    whole, beside = account_steps(plan)[0], plan.tails_beside(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if event_json.to_json(whole.event) is None:
@@ -168,7 +169,7 @@ def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int],
         return lambda steps: stated
 
     def cost(steps: int) -> Cost:
-        claim = claims_of(plan, [Attempt(start, start + steps)])[0]
+        claim = claim_attempts(plan, [Attempt(start, start + steps)])[0]
         lost = whole.delta - plan.delta_left(steps)
         own = Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions)
         return replace(own, lost=lost, beside=beside)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hush.checkpoint import Checkpoints
-from hush.run import Record, Run
+from hush.run import Run
+from hush.stepping import Record
 
 EVERY = 50
 

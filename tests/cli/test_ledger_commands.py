@@ -10,7 +10,7 @@ from dp_accounting import dp_event
 
 from hush.cli import main
 from hush.ledger.account import Account, Ledger
-from hush.ledger.total import FIXED, Cost, total
+from hush.ledger.total import FIXED, Cost, add_up
 from hush.privacy.guarantee import rounded_up
 
 STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
@@ -55,7 +55,7 @@ def shown(capsys, path: Path) -> dict:
 def test_a_run_that_was_stopped_is_proven_at_its_plan_alone(capsys, path) -> None:
     account(path).cover(87)
     found = shown(capsys, path)
-    planned, reserved = (total([cost(n)], 1e-5).epsilon for n in (240, 100))
+    planned, reserved = (add_up([cost(n)], 1e-5).epsilon for n in (240, 100))
     assert (found["epsilon"], found["status"]) == (pytest.approx(planned), "proven")
     assert found["so_far"] == {"epsilon": pytest.approx(reserved), "status": "claimed"}
     assert (found["runs"][0]["steps"], found["runs"][0]["limit"], found["runs"][0]["status"]) == (100, 240, "claimed")
@@ -74,7 +74,7 @@ def test_closing_it_as_stopped_blindly(capsys, path) -> None:
     assert code == 0
     found = json.loads(out)
     assert found == shown(capsys, path)
-    assert (found["epsilon"], found["status"]) == (pytest.approx(total([cost(100)], 1e-5).epsilon), "proven")
+    assert (found["epsilon"], found["status"]) == (pytest.approx(add_up([cost(100)], 1e-5).epsilon), "proven")
     assert found["so_far"] is None
     assert found["runs"][0]["stopped_blindly"] is True
     assert found["assumptions"] == ["run 'a' was stopped at step 100 without looking at anything that was released"]

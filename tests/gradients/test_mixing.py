@@ -206,7 +206,7 @@ def test_mixing_in_the_loss_alone_is_found_at_the_first_batch(losses, dropout):
 
 def watched_run(monkeypatch, model, losses, *, checks=True, steps=12, **options):
     every = {"period": 1} if checks else {"period": 10**9, "first": -1}
-    monkeypatch.setattr("hush.run.Watch", functools.partial(Watch, **every))
+    monkeypatch.setattr("hush.summing.Watch", functools.partial(Watch, **every))
     given = {"examples": 24, "batch_size": 12, "steps": steps, "noise_multiplier": 2.0, "delta": 1e-3} | options
     return make_plan(given.pop("method", "dp-sgd"), **given).start(model, losses, (X, Y), secret=5)
 

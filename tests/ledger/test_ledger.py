@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hush.errors import BadInput, Refused
 from hush.ledger.account import Account, BudgetSpent, Ledger, Spend, largest
 from hush.ledger.chain import Damaged, NoTurns, entry_hash
-from hush.ledger.total import FIXED, Cost, total
+from hush.ledger.total import FIXED, Cost, add_up
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
 from hush.privacy.renyi import divergences
@@ -87,25 +87,25 @@ class TestEvents:
 class TestTotal:
     def test_golden_one_run(self):
         # MECHANISMS.md §2: q = 0.01, T = 1000, σ = 1, δ = 1e-5, PLD add-remove
-        assert round(total([poisson(1000)], 1e-5).epsilon, 3) == 1.828
+        assert round(add_up([poisson(1000)], 1e-5).epsilon, 3) == 1.828
 
     def test_two_halves_are_one_whole(self):
-        halves = total([poisson(500), poisson(500)], 1e-5)
-        assert halves.epsilon == pytest.approx(total([poisson(1000)], 1e-5).epsilon, rel=1e-9)
+        halves = add_up([poisson(500), poisson(500)], 1e-5)
+        assert halves.epsilon == pytest.approx(add_up([poisson(1000)], 1e-5).epsilon, rel=1e-9)
         assert halves.composition == "composed as one event"
 
     def test_gaussians_add_their_mu_squared(self):
-        both = total([gaussian(math.sqrt(2)), gaussian(math.sqrt(2))], 1e-5)
+        both = add_up([gaussian(math.sqrt(2)), gaussian(math.sqrt(2))], 1e-5)
         assert both.epsilon == pytest.approx(epsilon(GAUSS(1.0), 1e-5, accountant="gdp"), rel=1e-9)
 
     def test_zero_out_and_add_remove_agree_as_zero_out(self):
-        both = total([poisson(500), poisson(500, adjacency="zero-out")], 1e-5)
+        both = add_up([poisson(500), poisson(500, adjacency="zero-out")], 1e-5)
         assert both.adjacency == "zero-out"
-        assert both.epsilon == pytest.approx(total([poisson(1000)], 1e-5).epsilon, rel=1e-9)
+        assert both.epsilon == pytest.approx(add_up([poisson(1000)], 1e-5).epsilon, rel=1e-9)
 
     def test_replace_with_another_relation_is_stated_for_replace(self):
         # one Gaussian(σ) under add-remove is exactly Gaussian(σ/2) under replace: the bound must not be below that
-        both = total([gaussian(4.0), gaussian(4.0, "replace")], 1e-5)
+        both = add_up([gaussian(4.0), gaussian(4.0, "replace")], 1e-5)
         truth = epsilon(dp_event.ComposedDpEvent([GAUSS(2.0), GAUSS(4.0)]), 1e-5, adjacency="replace", accountant="gdp")
         assert both.adjacency == "replace"
         assert truth < both.epsilon < 4 * truth
@@ -114,8 +114,8 @@ class TestTotal:
     def test_what_no_accountant_can_join_is_added_up(self):
         fixed = Cost("replace", "proven", 1e-5, dp_event.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(2.0)))
         sampled = poisson(10, adjacency="replace")  # PLD cannot account for the first, RDP not for this one
-        both = total([fixed, sampled], 1e-5)
-        parts = [total([c], 5e-6).epsilon for c in (fixed, sampled)]
+        both = add_up([fixed, sampled], 1e-5)
+        parts = [add_up([c], 5e-6).epsilon for c in (fixed, sampled)]
         assert both.epsilon == pytest.approx(sum(parts))
         assert "basic composition" in both.composition
 
@@ -123,23 +123,23 @@ class TestTotal:
     @given(sigmas=st.lists(st.floats(0.3, 30), min_size=1, max_size=4), delta=st.sampled_from([1e-9, 1e-5, 1e-2]))
     def test_more_spends_never_cost_less(self, sigmas, delta):
         costs = [gaussian(s) for s in sigmas]
-        assert total([*costs, gaussian(5.0)], delta).epsilon > total(costs, delta).epsilon
+        assert add_up([*costs, gaussian(5.0)], delta).epsilon > add_up(costs, delta).epsilon
 
     def test_stated_spends_take_their_own_delta(self):
         by_hand = Cost("add-remove", "proven", 1e-6, points=((1e-6, 0.5),))
-        assert total([by_hand], 1e-5).epsilon == 0.5
-        assert total([by_hand], 1e-7).epsilon == math.inf
-        both = total([by_hand, gaussian(1.0)], 1e-5)
+        assert add_up([by_hand], 1e-5).epsilon == 0.5
+        assert add_up([by_hand], 1e-7).epsilon == math.inf
+        both = add_up([by_hand, gaussian(1.0)], 1e-5)
         assert both.epsilon == pytest.approx(0.5 + epsilon(GAUSS(1.0), 9e-6, accountant="gdp"))
-        natural = total([by_hand, by_hand, gaussian(1.0)])
+        natural = add_up([by_hand, by_hand, gaussian(1.0)])
         assert natural.delta == pytest.approx(1.2e-5)
         assert math.isfinite(natural.epsilon)
 
     def test_of_several_points_the_cheapest_that_fits_is_used(self):
         points = Cost("add-remove", "proven", 1e-5, points=((1e-5, 1.0), (5e-6, 1.1), (1e-6, 1.5)))
-        assert total([points], 1e-5).epsilon == 1.0
-        assert total([points, points], 1e-5).epsilon == pytest.approx(2.2)
-        assert total([points, points], 2e-5).epsilon == pytest.approx(2.0)
+        assert add_up([points], 1e-5).epsilon == 1.0
+        assert add_up([points, points], 1e-5).epsilon == pytest.approx(2.2)
+        assert add_up([points, points], 2e-5).epsilon == pytest.approx(2.0)
 
     @pytest.mark.parametrize(
         ("statuses", "worst", "word"),
@@ -151,7 +151,7 @@ class TestTotal:
         ],
     )
     def test_the_weakest_status_labels_the_total(self, statuses, worst, word):
-        found = total([poisson(10, s) for s in statuses], 1e-5)
+        found = add_up([poisson(10, s) for s in statuses], 1e-5)
         assert found.status == worst
         assert word in found.sentence()
         assert (found.epsilon == math.inf) == (worst == "none")
@@ -182,7 +182,7 @@ class TestReserving:
         account(path, "new").cover(1)
         found = Ledger(path).so_far("d")
         assert found.spends == 2
-        assert found.epsilon == pytest.approx(total([poisson(200)], 1e-5).epsilon, rel=1e-9)
+        assert found.epsilon == pytest.approx(add_up([poisson(200)], 1e-5).epsilon, rel=1e-9)
 
     def test_an_event_that_cannot_be_written_is_entered_as_a_whole(self, path):
         def stated(steps):
@@ -210,7 +210,7 @@ class TestBudget:
         Ledger(path).set_budget("d", 1.0, 1e-5)
         a = account(path)
         room = a.room()
-        assert total([poisson(room)], 1e-5).epsilon <= 1.0 < total([poisson(room + 1)], 1e-5).epsilon
+        assert add_up([poisson(room)], 1e-5).epsilon <= 1.0 < add_up([poisson(room + 1)], 1e-5).epsilon
         for step in range(1, room + 1):
             a.cover(step)
         assert Ledger(path).total("d").epsilon <= 1.0
@@ -460,9 +460,9 @@ class TestMoreThanThePlan:
         a = account(path, planned=1000)
         a.cover(300)
         a.add(dp_event.SelfComposedDpEvent(POISSON, 200), "steps 101 to 300, taken again with a fresh secret")
-        assert Ledger(path).so_far("d").epsilon == pytest.approx(total([poisson(500)], 1e-5).epsilon, rel=1e-9)
+        assert Ledger(path).so_far("d").epsilon == pytest.approx(add_up([poisson(500)], 1e-5).epsilon, rel=1e-9)
         a.cover(1000)
-        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(1200)], 1e-5).epsilon, rel=1e-9)
+        assert Ledger(path).total("d").epsilon == pytest.approx(add_up([poisson(1200)], 1e-5).epsilon, rel=1e-9)
         (extra,) = a.additions()
         assert (extra.run, extra.part_of) == ("a+1", "a")
         assert extra.reason.startswith("steps 101 to 300")
@@ -473,10 +473,10 @@ class TestMoreThanThePlan:
         for _ in range(3):
             account(path).add(POISSON, "taken again", name="7f")
         once = Ledger(path).so_far("d").epsilon
-        assert once == pytest.approx(total([poisson(101)], 1e-5).epsilon, rel=1e-9)
+        assert once == pytest.approx(add_up([poisson(101)], 1e-5).epsilon, rel=1e-9)
         a.add(POISSON, "taken again", name="80")
         a.add(POISSON, "taken again")
-        assert Ledger(path).so_far("d").epsilon == pytest.approx(total([poisson(103)], 1e-5).epsilon, rel=1e-9)
+        assert Ledger(path).so_far("d").epsilon == pytest.approx(add_up([poisson(103)], 1e-5).epsilon, rel=1e-9)
 
     def test_the_budget_counts_it(self, path):
         Ledger(path).set_budget("d", 1.0, 1e-5)
@@ -599,10 +599,10 @@ class TestStops:
     def test_a_run_that_stopped_is_counted_with_its_plan(self, path):
         account(path, planned=240).cover(87)
         ledger = Ledger(path)
-        assert ledger.total("d").epsilon == pytest.approx(total([poisson(240)], 1e-5).epsilon, rel=1e-9)
+        assert ledger.total("d").epsilon == pytest.approx(add_up([poisson(240)], 1e-5).epsilon, rel=1e-9)
         assert ledger.total("d").status == "proven"
         claimed = ledger.so_far("d")
-        assert claimed.epsilon == pytest.approx(total([poisson(100)], 1e-5).epsilon, rel=1e-9)
+        assert claimed.epsilon == pytest.approx(add_up([poisson(100)], 1e-5).epsilon, rel=1e-9)
         assert claimed.status == "claimed"
         assert claimed.sentence().endswith("not a guarantee: a run in it has an ε that is claimed and not proven")
 
@@ -618,7 +618,7 @@ class TestStops:
         for ledger in (a.ledger, Ledger(path)):
             found = ledger.total("d")
             assert found == ledger.so_far("d")
-            assert found.epsilon == pytest.approx(total([poisson(100)], 1e-5).epsilon, rel=1e-9)
+            assert found.epsilon == pytest.approx(add_up([poisson(100)], 1e-5).epsilon, rel=1e-9)
             assert found.status == "proven"
             assert "run 'a' was stopped at step 100 without looking at anything that was released" in found.assumptions
             assert "assumes that run 'a' was stopped" in found.sentence()
@@ -634,7 +634,7 @@ class TestStops:
         a.cover(1)
         a.ledger.close("d", "a")
         a.enter(150)
-        assert Ledger(path).total("d").epsilon == pytest.approx(total([poisson(240)], 1e-5).epsilon, rel=1e-9)
+        assert Ledger(path).total("d").epsilon == pytest.approx(add_up([poisson(240)], 1e-5).epsilon, rel=1e-9)
 
     def test_a_stop_by_the_budget_is_no_choice(self, path):
         Ledger(path).set_budget("d", 1.0, 1e-5)
@@ -654,7 +654,7 @@ class TestStops:
         a = account(path)
         room = a.room()
         a.cover(1)
-        ledger.set_budget("d", total([poisson(200)], 1e-5).epsilon, 1e-5)
+        ledger.set_budget("d", add_up([poisson(200)], 1e-5).epsilon, 1e-5)
         a.cover(150)
         assert Ledger(path).spends("d")["a"].limit == room
 
@@ -663,12 +663,12 @@ class TestStops:
         with ledger.turn():
             ledger.spend(Spend("old", "d", "dp-sgd", 87, 240, poisson(87)))
         found = Ledger(path).total("d")
-        assert (found.status, found.epsilon) == ("claimed", total([poisson(87)], 1e-5).epsilon)
+        assert (found.status, found.epsilon) == ("claimed", add_up([poisson(87)], 1e-5).epsilon)
 
 
 class TestAssumptions:
     def test_several_spends_assume_that_they_were_fixed_in_advance(self):
-        one, two = total([poisson(10)], 1e-5), total([poisson(10), poisson(10)], 1e-5)
+        one, two = add_up([poisson(10)], 1e-5), add_up([poisson(10), poisson(10)], 1e-5)
         assert one.assumptions == ()
         assert two.assumptions == (FIXED,)
         assert two.sentence().endswith(f"; proven; assumes that {FIXED}")
@@ -796,8 +796,8 @@ class TestCraftedLines:
 
 def test_no_total_is_proven_without_a_number() -> None:
     by_hand = Cost("add-remove", "proven", 1e-6, points=((1e-6, 0.5),))
-    found = total([by_hand], 1e-7)
+    found = add_up([by_hand], 1e-7)
     assert (found.epsilon, found.status) == (math.inf, "none")
     assert found.sentence() == "no finite ε is proven at δ = 1e-7 (add-remove) over 1 spend"
-    most = total([Cost("add-remove", "proven", 0.6, points=((0.6, 0.5),))] * 2)
+    most = add_up([Cost("add-remove", "proven", 0.6, points=((0.6, 0.5),))] * 2)
     assert (most.delta, most.status) == (1.0, "none")

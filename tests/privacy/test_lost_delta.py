@@ -15,7 +15,7 @@ from dp_accounting import dp_event
 from hush.ledger.account import Account, Ledger
 from hush.ledger.chain import entry_hash
 from hush.ledger.entries import OLDER
-from hush.ledger.total import Cost, filtered, total
+from hush.ledger.total import Cost, add_up, use_filter
 from hush.privacy.accounting import epsilon
 from hush.privacy.scale import tail_delta
 from hush.textbook.gaussian import NUMPY_REACH, gaussian_delta, private_mean
@@ -39,13 +39,13 @@ class TestARunThatMayGoOn:
 
     def test_its_plan_counts_with_all_that_the_plan_loses(self, path):
         self.enter(path)
-        assert Ledger(path).total("d", 1e-5).epsilon == pytest.approx(total([losing(400)], 1e-5).epsilon, rel=1e-12)
-        assert Ledger(path).so_far("d", 1e-5).epsilon == pytest.approx(total([losing(100)], 1e-5).epsilon, rel=1e-12)
+        assert Ledger(path).total("d", 1e-5).epsilon == pytest.approx(add_up([losing(400)], 1e-5).epsilon, rel=1e-12)
+        assert Ledger(path).so_far("d", 1e-5).epsilon == pytest.approx(add_up([losing(100)], 1e-5).epsilon, rel=1e-12)
 
     def test_a_line_that_does_not_say_what_its_plan_loses_counts_with_no_less(self, path):
         self.enter(path)
         without(path, "whole_lost")
-        assert Ledger(path).total("d", 1e-5).epsilon >= total([losing(400)], 1e-5).epsilon
+        assert Ledger(path).total("d", 1e-5).epsilon >= add_up([losing(400)], 1e-5).epsilon
 
 
 def without(path: Path, *names: str) -> None:
@@ -64,7 +64,7 @@ class TestUnderReplace:
         lost = 2e-8
         other = Cost("replace", "proven", 1e-5, points=((1e-9, 0.0),))
         gaussian = Cost("add-remove", "proven", 1e-5, dp_event.GaussianDpEvent(1.0), lost=lost)
-        found = total([gaussian, other], 1e-5).epsilon
+        found = add_up([gaussian, other], 1e-5).epsilon
         each = found / 2
         inner = (1e-5 - 1e-9) / (1 + math.exp(each)) - lost
         assert each >= epsilon(dp_event.GaussianDpEvent(1.0), inner, accountant="gdp") * (1 - 1e-9)
@@ -72,28 +72,28 @@ class TestUnderReplace:
     def test_where_the_lost_part_alone_is_too_much_nothing_is_proven(self):
         other = Cost("replace", "proven", 1e-5, points=((1e-9, 0.0),))
         gaussian = Cost("add-remove", "proven", 1e-5, dp_event.GaussianDpEvent(0.5), lost=9e-7)
-        assert total([gaussian, other], 1e-5).status == "none"
+        assert add_up([gaussian, other], 1e-5).status == "none"
 
 
 class TestFilter:
     def test_its_bound_does_not_depend_on_what_later_runs_lose(self):
         """The order and the bound are fixed before the first run; what was lost since may only break it."""
         first = losing(10)
-        few = filtered(first, [replace(first, lost=0.0)], 3.0, 1e-5)
-        many = filtered(first, [replace(first, lost=9e-8)], 3.0, 1e-5)
+        few = use_filter(first, [replace(first, lost=0.0)], 3.0, 1e-5)
+        many = use_filter(first, [replace(first, lost=9e-8)], 3.0, 1e-5)
         assert few is not None
         assert many is not None
         assert (few.order, few.allowed) == (many.order, many.allowed)
 
     def test_it_does_not_hold_where_more_was_lost_than_was_set_aside(self):
         first = losing(10)
-        found = filtered(first, [replace(first, lost=5e-6)], 3.0, 1e-5)
+        found = use_filter(first, [replace(first, lost=5e-6)], 3.0, 1e-5)
         assert found is not None
         assert not found.holds
 
     def test_it_states_no_more_than_is_proven_at_the_delta_that_is_left(self):
         first = replace(losing(10), lost=9e-8)
-        found = filtered(first, [first], 3.0, 1e-5)
+        found = use_filter(first, [first], 3.0, 1e-5)
         assert found is not None
         assert found.holds
         left = 1e-5 - 9e-8
@@ -142,7 +142,7 @@ class TestOlderLines:
 
     def test_going_on_within_a_budget_never_counts_less_than_what_was_taken(self, path):
         self.older(path, 400)
-        budget = total([losing(250)], 1e-5).epsilon
+        budget = add_up([losing(250)], 1e-5).epsilon
         Ledger(path).set_budget("d", budget, 1e-5)
         Account(Ledger(path), "d", run="a", method="dp-sgd", planned=400, cost=losing, block=100).cover(101)
         ledger = Ledger(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from hush.errors import BadInput
 from hush.gradients import record
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.queries import ClippedSum, Clipping, ErrorFeedback, TwoPoint, clip_factors, total_norms
+from hush.queries import BY_TABLE, ClippedSum, Clipping, ErrorFeedback, TwoPoint, clip_factors, total_norms
 from hush.queries.clipped import STABILITY, by_layer
 from replay import distance, recorded, sensitivities
 
@@ -130,6 +131,50 @@ def test_an_example_without_a_finite_gradient_is_in_no_sum(name, bad) -> None:
     without, _ = recorded(plan(name, sample_rate=1.0), mlp(), losses, (x[kept], y[kept]), given=releases)
     for a, b in zip(with_it, without, strict=True):
         assert all(distance(a[channel], b[channel]) < 1e-9 for channel in a)
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def summed(name: str, private: Any = None) -> tuple[Any, Any, Any, Any]:
+    """A query's public state, and what it makes of a batch in one piece: sums, channels and the next private state."""
+    query, model = plan(name).query, mlp()
+    public, own = query.init(dict(model.named_parameters()))
+    sums = query.piece(model, losses, data(), public)
+    return public, sums, *query.finish(sums, public, own if private is None else private(own))
+
+
+@pytest.mark.parametrize("name", PLANS)
+class TestGuarantees:
+    """The list in `Query`, from its fourth line on; the tests above are the first three."""
+
+    def test_what_comes_out_is_its_channels_and_no_other(self, name) -> None:
+        assert set(summed(name)[2]) == set(plan(name).query.channels)
+
+    def test_the_data_leave_the_public_state_alone(self, name) -> None:
+        query, model = plan(name).query, mlp()
+        public, private = query.init(dict(model.named_parameters()))
+        before = copy.deepcopy(public)
+        query.finish(query.piece(model, losses, data(), public), public, private)
+        assert alike(public, before)
+
+    def test_a_private_state_reaches_no_plain_sum(self, name) -> None:
+        def filled(state: Any) -> Any:
+            return {key: {n: torch.full_like(v, 0.01) for n, v in named.items()} for key, named in state.items()}
+
+        usual, other = summed(name)[2], summed(name, filled)[2]
+        for channel, declared in plan(name).query.channels.items():
+            same = all(torch.equal(value, other[channel][n]) for n, value in usual[channel].items())
+            assert same == (declared.proof == "sum")
+
+    def test_plain_sums_go_by_the_table_and_others_claim(self, name) -> None:
+        p = plan(name)
+        said = p.query.claims(p.sampler.participation, p.channel_stds(), p.steps)
+        assert (said == BY_TABLE) == all(channel.proof == "sum" for channel in p.query.channels.values())
+        assert said == BY_TABLE or [claim.status for claim in said] == ["proven", "claimed"]
 
 
 def regression(model: nn.Module, content) -> torch.Tensor:

@@ -74,6 +74,7 @@ def test_the_update_is_new_minus_old_and_the_release_is_untouched(name: str) -> 
         gradient = {n: torch.randn_like(p) for n, p in params.items()}
         kept = copy.deepcopy(gradient)
         update = rule.step(params, release(step, gradient), state)
+        assert list(update) == list(params)
         for key in params:
             assert torch.allclose(params[key] - before[key], update[key], atol=1e-7)
             assert torch.equal(gradient[key], kept[key])

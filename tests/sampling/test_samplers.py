@@ -8,18 +8,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from hush.errors import BadInput
 from hush.randomness import Secret
 from hush.sampling import (
     Cyclic,
+    CyclicPoisson,
     FixedSize,
     OnePass,
     Partitioned,
     Poisson,
+    PoissonSampled,
     Reshuffled,
     SameOrder,
     Shuffled,
+    WithoutReplacement,
     one_pass,
 )
 
@@ -131,3 +135,70 @@ def test_a_batch_larger_than_the_data_is_refused(kind) -> None:
 def test_another_number_of_examples_is_refused_where_it_is_public(sampler) -> None:
     with pytest.raises(BadInput, match="exactly 103 examples"):
         sampler.indices(SECRET, 0, N + 1)
+
+
+def visits(sampler, secret: Secret) -> list[list[int]]:
+    """By example, the steps that it takes part in."""
+    found: list[list[int]] = [[] for _ in range(N)]
+    for step in range(sampler.steps):
+        for example in sampler.indices(secret, step, N).tolist():
+            found[example].append(step)
+    return found
+
+
+def within(participation, steps: list[int]) -> bool:
+    """Whether one example may take part in these steps, by what is declared."""
+    match participation:
+        case OnePass():
+            return len(steps) <= 1
+        case SameOrder(per_epoch=b) | CyclicPoisson(groups=b):
+            return len({step % b for step in steps}) <= 1
+        case Reshuffled(per_epoch=b):
+            return len({step // b for step in steps}) == len(steps)
+    return len(set(steps)) == len(steps)
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=lambda s: type(s).__name__)
+class TestGuarantees:
+    """The list in `Sampler`, from its third line on; the first two are the test of a pure function above."""
+
+    def test_nobody_takes_part_more_often_or_closer_than_declared(self, sampler) -> None:
+        assert all(within(sampler.participation, steps) for steps in visits(sampler, SECRET))
+
+    def test_a_declared_probability_is_everybodys(self, sampler) -> None:
+        match sampler.participation:
+            case PoissonSampled(rate=rate):
+                chance, fewest, turns = rate, T, T
+            case CyclicPoisson(groups=w, rate=rate):
+                chance, fewest, turns = rate, T // w, -(-T // w)
+            case WithoutReplacement(examples=n, size=size):
+                chance, fewest, turns = size / n, T, T
+            case _:
+                return
+        drawn = [visits(sampler, Secret.from_seed(seed)) for seed in range(20)]
+        taken = [sum(len(found[example]) for found in drawn) for example in range(N)]
+        most = stats.binom(20 * turns, chance).isf(1e-6 / N)
+        least = stats.binom(20 * fewest, chance).ppf(1e-6 / N)
+        assert all(least <= count <= most for count in taken)
+
+    def test_what_is_declared_covers_every_step_and_stays(self, sampler) -> None:
+        before = sampler.participation
+        visits(sampler, SECRET)
+        assert sampler.participation == before
+        assert before.steps == sampler.steps
+
+    @pytest.mark.parametrize("chance", [1e-3, 1e-9])
+    def test_a_place_is_left_free_and_no_more_than_needed(self, sampler, chance: float) -> None:
+        room = sampler.room(chance)
+        members = {PoissonSampled: N, CyclicPoisson: -(-N // 5)}.get(type(sampler.participation))
+        if members is None:
+            assert (room.places, room.overflow) == (L, 0.0)
+            assert max(len(sampler.indices(SECRET, step, N)) for step in range(sampler.steps)) == L
+            return
+        count = stats.binom(members, sampler.rate)
+        assert room.overflow == pytest.approx(count.sf(room.places - 1), rel=1e-9)
+        assert count.sf(room.places - 1) <= chance < count.sf(room.places - 2)
+
+    def test_a_population_that_is_not_covered_is_refused(self, sampler) -> None:
+        with pytest.raises(BadInput, match=f"made for (exactly )?{N} examples"):
+            sampler.indices(SECRET, 0, N + 2)

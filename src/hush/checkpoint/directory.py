@@ -36,8 +36,9 @@ from hush.files import (
 from hush.identity import NoIdentity, digest
 from hush.named import trainable
 from hush.randomness import Secret
-from hush.run import Record, Run
+from hush.run import Run
 from hush.source import Tensors
+from hush.stepping import Record
 
 KEEP = 2
 LOG = "steps.jsonl"

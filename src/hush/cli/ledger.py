@@ -16,7 +16,7 @@ from hush.ledger.book import check_spend
 from hush.ledger.entries import check_budget
 from hush.privacy.accounting import Adjacency
 from hush.privacy.guarantee import Status, rounded_up
-from hush.privacy.leaves import describe
+from hush.privacy.leaves import name_event
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
@@ -199,7 +199,7 @@ def _row(spend: Spend) -> dict[str, Any]:
         "part_of": spend.part_of or None,
         "reason": spend.reason,
         "assumptions": list(cost.assumptions),
-        "mechanism": stated if cost.event is None else describe(cost.event),
+        "mechanism": stated if cost.event is None else name_event(cost.event),
         "since": spend.at,
     }
 

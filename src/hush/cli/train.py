@@ -22,14 +22,14 @@ from hush.loop import EVERY
 from hush.loop import train as take_steps
 from hush.methods import make_plan
 from hush.methods import reason as why
-from hush.plan import Plan
 from hush.printable import make_printable
 from hush.privacy.accounting import Adjacency
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
-from hush.run import MICROBATCH, Run
+from hush.run import Run
 from hush.source import as_source
+from hush.stepping import MICROBATCH
 
 DEFAULT_EPSILON = 3.0
 MOST_SEED = 2**63  # what torch takes
@@ -151,7 +151,7 @@ def train(
     if as_json:
         show_json(result)
     else:
-        _tell(run.plan, result, str(run.guarantee))
+        _tell(result, str(run.guarantee))
 
 
 def _trained(task: Problem, run: Run, keep: Kept, *, every: int, quiet: bool) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _take_steps(name: str, run: Run, keep: Kept, every: int, quiet: bool) -> Non
         raise typer.Exit(code)
 
 
-def _tell(plan: Plan, result: dict[str, Any], sentence: str) -> None:
+def _tell(result: dict[str, Any], sentence: str) -> None:
     took = f"({result['steps']} steps, {result['seconds']:.1f} s)"
     if "test_accuracy" in result:
         show(f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}")

@@ -16,7 +16,7 @@ from typing import Any
 from hush.errors import Refused
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import Budget, Spend, check_name
-from hush.ledger.total import Cost, total
+from hush.ledger.total import Cost, add_up
 from hush.privacy.guarantee import rounded_up
 from hush.validate import whole
 
@@ -117,7 +117,7 @@ class Account:
         budget = self.ledger.budget(self.dataset)
         if budget is None:
             return
-        after = total([*(s.cost for s in self.ledger.spends(self.dataset).values()), cost], budget.delta)
+        after = add_up([*(s.cost for s in self.ledger.spends(self.dataset).values()), cost], budget.delta)
         if after.epsilon > budget.epsilon:
             raise BudgetSpent(self._over(reason, after.epsilon, budget))
 
@@ -134,7 +134,7 @@ class Account:
 
     def _most(self, budget: Budget, others: list[Cost]) -> int:
         def fits(steps: int) -> bool:
-            return total([*others, self._cost(steps)], budget.delta).epsilon <= budget.epsilon
+            return add_up([*others, self._cost(steps)], budget.delta).epsilon <= budget.epsilon
 
         if fits(self._planned):
             return self._planned
@@ -167,7 +167,7 @@ class Account:
     def _no_room(self, steps: int) -> str:
         budget = self.ledger.budget(self.dataset)
         assert budget is not None
-        after = total([*(s.cost for s in self._others()), self._cost(steps)], budget.delta)
+        after = add_up([*(s.cost for s in self._others()), self._cost(steps)], budget.delta)
         return self._over(f"step {steps}", after.epsilon, budget)
 
     def _over(self, what: str, epsilon: float, budget: Budget) -> str:

@@ -29,11 +29,11 @@ from hush.ledger.entries import (
     check_budget,
     check_delta,
     check_name,
-    folded,
+    fold_name,
     spend_of,
     to_fields,
 )
-from hush.ledger.total import Cost, Filtered, Total, filtered, total
+from hush.ledger.total import Cost, Filtered, Total, add_up, use_filter
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.guarantee import STATUSES, Status
 from hush.validate import not_negative, one_of, probability
@@ -86,12 +86,12 @@ class Ledger:
 
     def known_as(self, dataset: str) -> str:
         """The name under which a dataset stands here, however its case and spaces were typed; else as it was given."""
-        return self._names.get(folded(dataset), dataset)
+        return self._names.get(fold_name(dataset), dataset)
 
     def check_known(self, dataset: str, *, new: bool = False) -> str:
         """The dataset's name here; refused where the ledger has a budget and the name is neither known nor ``new``."""
         check_name(dataset)
-        if self._budgets and folded(dataset) not in self._names and not new:
+        if self._budgets and fold_name(dataset) not in self._names and not new:
             raise Refused(
                 f"the ledger '{self.path}' has a budget and no dataset '{dataset}' (it has "
                 f"{', '.join(repr(name) for name in self.datasets())}): name the data with --dataset, or say that they "
@@ -101,11 +101,11 @@ class Ledger:
 
     def spends(self, dataset: str = DATASET) -> dict[str, Spend]:
         """By run: what it has reserved on this dataset."""
-        return {run: spend for (name, run), spend in self._spends.items() if name == folded(dataset)}
+        return {run: spend for (name, run), spend in self._spends.items() if name == fold_name(dataset)}
 
     def budget(self, dataset: str = DATASET) -> Budget | None:
         """The budget that was set last."""
-        found = self._budgets.get(folded(dataset))
+        found = self._budgets.get(fold_name(dataset))
         return found[-1][1] if found else None
 
     def total(self, dataset: str = DATASET, delta: float | None = None) -> Total:
@@ -113,7 +113,7 @@ class Ledger:
 
         At the given δ, else at the budget's, else at one that suits the spends.
         """
-        return total([spend.proven for spend in self.spends(dataset).values()], self._delta(dataset, delta))
+        return add_up([spend.proven for spend in self.spends(dataset).values()], self._delta(dataset, delta))
 
     def so_far(self, dataset: str = DATASET, delta: float | None = None) -> Total:
         """The total of the steps that are reserved so far: what the budget counts.
@@ -121,7 +121,7 @@ class Ledger:
         It is proven where no run is open; else it is claimed, for whoever stopped a run may have looked.
         """
         spends = self.spends(dataset).values()
-        found = total([spend.taken for spend in spends], self._delta(dataset, delta))
+        found = add_up([spend.taken for spend in spends], self._delta(dataset, delta))
         is_open = any(spend.open for spend in spends)
         return replace(found, status="claimed") if is_open and found.status == "proven" else found
 
@@ -130,15 +130,15 @@ class Ledger:
 
         Where it holds, the total stays within the budget whatever anybody looked at before choosing or stopping a run.
         """
-        budgets, spends = self._budgets.get(folded(dataset), []), self.spends(dataset).values()
+        budgets, spends = self._budgets.get(fold_name(dataset), []), self.spends(dataset).values()
         first = next((e for e in self._chain.entries if self._spends_on(e, dataset)), None)
         if len(budgets) != 1 or first is None or first["line"] < budgets[0][0]:
             return None
         budget = budgets[0][1]
-        return filtered(spend_of(first).proven, [spend.taken for spend in spends], budget.epsilon, budget.delta)
+        return use_filter(spend_of(first).proven, [spend.taken for spend in spends], budget.epsilon, budget.delta)
 
     def _spends_on(self, entry: Entry, dataset: str) -> bool:
-        return entry["kind"] == "spend" and folded(entry["dataset"]) == folded(dataset)
+        return entry["kind"] == "spend" and fold_name(entry["dataset"]) == fold_name(dataset)
 
     def _delta(self, dataset: str, delta: float | None) -> float | None:
         budget = self.budget(dataset)
@@ -183,7 +183,7 @@ class Ledger:
         cost = Cost(adjacency, status, float(delta), points=((float(delta), float(epsilon)),))
         with self.turn():
             dataset = self.check_known(dataset, new=new_dataset)
-            if (folded(dataset), run) in self._spends:
+            if (fold_name(dataset), run) in self._spends:
                 raise BadInput(f"the ledger already has a spend '{run}' on dataset '{dataset}': choose another name")
             self.spend(Spend(run, dataset, BY_HAND, 1, 1, cost))
 
@@ -213,11 +213,11 @@ class Ledger:
 
     def _called(self, entry: Entry) -> str:
         budget_of(entry)
-        self._names.setdefault(folded(entry["dataset"]), entry["dataset"])
-        return folded(entry["dataset"])
+        self._names.setdefault(fold_name(entry["dataset"]), entry["dataset"])
+        return fold_name(entry["dataset"])
 
     def _note(self, spend: Spend) -> None:
-        key = (folded(spend.dataset), spend.run)
+        key = (fold_name(spend.dataset), spend.run)
         self._names.setdefault(key[0], spend.dataset)
         before = self._spends.get(key)
         if before is None or before.steps <= spend.steps:
@@ -226,7 +226,7 @@ class Ledger:
             self._spends[key] = spend
 
     def _note_close(self, entry: Entry) -> None:
-        key = (folded(str(entry.get("dataset"))), str(entry.get("run")))
+        key = (fold_name(str(entry.get("dataset"))), str(entry.get("run")))
         spend = self._spends.get(key)
         if spend is None or entry.get("steps") != spend.steps:
             raise BadInput(f"line {entry['line']} of '{self.path}' closes a run that it does not have")

@@ -72,7 +72,7 @@ class Spend:
         return replace(self.cost, assumptions=(*self.cost.assumptions, unseen))
 
 
-def folded(dataset: str) -> str:
+def fold_name(dataset: str) -> str:
     """What is compared of a dataset's name: without case, outer spaces and forms that only look different."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", dataset).casefold())
     return " ".join(text.split())
@@ -80,7 +80,7 @@ def folded(dataset: str) -> str:
 
 def check_name(name: str, what: str = "a dataset") -> None:
     """A name is a short line that its owner chose."""
-    if not folded(name) or len(name) > 200 or not name.isprintable():
+    if not fold_name(name) or len(name) > 200 or not name.isprintable():
         raise BadInput(f"{what} needs a name of at most 200 printable characters, got {name[:200]!r}")
 
 

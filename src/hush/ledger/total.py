@@ -5,7 +5,7 @@ as one event. What cannot be composed so is added up: m parts get δ/m each and 
 known at a few δ only takes one of those). Both hold for models that build on each other. Both take each run's noise
 and number of steps as fixed in advance, and where there are several spends that is written down as an assumption:
 whoever chooses the noise of a later run by looking at what an earlier one released makes the total itself depend on
-the data. `filtered` needs no such assumption, but a budget that was there first: it is a Rényi filter (Feldman and
+the data. `use_filter` needs no such assumption, but a budget that was there first: it is a Rényi filter (Feldman and
 Zrnic 2021), by which any sequence of releases, each chosen in the light of all before it and broken off at will, is
 (α, B)-RDP for one α and one B that were fixed in advance, as long as their divergences of order α add up to at most B.
 
@@ -89,9 +89,9 @@ class Total:
         return f"at most {pair} ({self.adjacency}) over {runs}, {said}"
 
 
-def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
+def add_up(costs: Sequence[Cost], delta: float | None = None) -> Total:
     """The total of these costs at ``delta``; by default at the smallest δ that is natural for them."""
-    costs = together(costs) if len(costs) > 1 else costs
+    costs = charge_beside(costs) if len(costs) > 1 else costs
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs})
@@ -105,7 +105,7 @@ def total(costs: Sequence[Cost], delta: float | None = None) -> Total:
     return Total(spent, delta, adjacency, status, _how(len(costs), parts), len(costs), _assumed(costs))
 
 
-def together(costs: Sequence[Cost]) -> list[Cost]:
+def charge_beside(costs: Sequence[Cost]) -> list[Cost]:
     """These costs with what they lose where they stand beside others."""
     return [
         replace(cost, lost=cost.lost + cost.beside, points=tuple((d + cost.beside, e) for d, e in cost.points))
@@ -136,7 +136,7 @@ class Filtered:
         return self.spent <= self.allowed and self.lost <= self.set_aside
 
 
-def filtered(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -> Filtered | None:
+def use_filter(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -> Filtered | None:
     """The filter that belongs to (ε, δ), and what these costs take of it; None where a divergence is not known.
 
     Order α allows B(α) = ε + [ln(δ'(α − 1)) − α ln(1 − 1/α)]/(α − 1), where δ' is δ without what is set aside for the
@@ -151,7 +151,7 @@ def filtered(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -
         allowed = {order: epsilon + _conversion(order, delta * (1 - SET_ASIDE)) for order in each}
         order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
         joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
-        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in together(costs))
+        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in charge_beside(costs))
         return Filtered(order, spent, max(allowed[order], 0.0), lost, SET_ASIDE * delta)
     except HushError:
         return None

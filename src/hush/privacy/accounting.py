@@ -34,7 +34,7 @@ from hush.privacy.discrete import (
     randomized_response,
     reference_width,
 )
-from hush.privacy.leaves import Leaves, Profile, describe, leaves
+from hush.privacy.leaves import Leaves, Profile, find_leaves, name_event
 from hush.privacy.pld import Part, chernoff_delta, compose
 from hush.privacy.profile import gaussian_delta, gaussian_epsilon
 from hush.validate import not_negative, one_of, probability
@@ -72,7 +72,7 @@ def epsilon(
     if parts.mu == math.inf:
         return math.inf
     if accountant == "rdp":
-        return renyi.epsilon(parts, delta, adjacency, orders)
+        return renyi.find_epsilon(parts, delta, adjacency, orders)
     if parts.purely_gaussian:
         return gaussian_epsilon(delta, parts.mu)
     return _cached(_pld_epsilon, parts, delta, adjacency)
@@ -96,7 +96,7 @@ def delta(
     if parts.mu == math.inf:
         return 1.0
     if accountant == "rdp":
-        return renyi.delta(parts, epsilon, adjacency, orders)
+        return renyi.find_delta(parts, epsilon, adjacency, orders)
     if parts.purely_gaussian:
         return gaussian_delta(epsilon, parts.mu)
     return _cached(_pld_delta, parts, epsilon, adjacency)
@@ -132,13 +132,13 @@ def default_accountant(event: Any, adjacency: Adjacency = "add-remove") -> Accou
     _check_names(adjacency, "pld", None)
     if isinstance(event, Profile):
         return "pld"
-    parts = leaves(event)
+    parts = find_leaves(event)
     if parts.purely_gaussian:
         return "gdp"
     if not any(_no_pld(leaf, adjacency) for leaf, _ in parts.others):
         return "pld"
     for leaf, _ in parts.others:
-        renyi.check(leaf, adjacency)
+        renyi.check_leaf(leaf, adjacency)
     return "rdp"
 
 
@@ -156,9 +156,9 @@ def _check_profile(event: Any, accountant: str) -> None:
 
 def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> Leaves:
     """The leaves of the event, all of which the accountant can handle; else a refusal that names the leaf."""
-    parts = leaves(event)
+    parts = find_leaves(event)
     if sum(count for _, count in parts.others) > MOST_STEPS:
-        raise Refused(f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {describe(event)}")
+        raise Refused(f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {name_event(event)}")
     if len(parts.others) > MOST_LEAVES:
         raise Refused(
             f"{len(parts.others)} different releases in one composition are more than the {MOST_LEAVES} that are "
@@ -167,11 +167,11 @@ def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> Leav
     for leaf, _ in parts.others:
         if accountant == "gdp":
             raise Refused(
-                f"the gdp accountant is exact for Gaussian releases only, and {describe(leaf)} is not one: use "
+                f"the gdp accountant is exact for Gaussian releases only, and {name_event(leaf)} is not one: use "
                 f"accountant '{'rdp' if _no_pld(leaf, adjacency) else 'pld'}'"
             )
         if accountant == "rdp":
-            renyi.check(leaf, adjacency)
+            renyi.check_leaf(leaf, adjacency)
         elif reason := _no_pld(leaf, adjacency):
             raise Refused(reason)
     return parts
@@ -179,7 +179,7 @@ def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> Leav
 
 def _no_pld(leaf: Any, adjacency: str) -> str:
     """Why the pld accountant cannot account for the leaf; empty if it can."""
-    name = describe(leaf)
+    name = name_event(leaf)
     match leaf:
         case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()) | dp_event.LaplaceDpEvent():
             return ""

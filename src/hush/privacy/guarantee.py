@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from hush.errors import BadInput
 from hush.privacy.accounting import ADJACENCIES, Adjacency
-from hush.privacy.leaves import describe
+from hush.privacy.leaves import name_event
 from hush.validate import one_of
 
 Status = Literal["proven", "claimed", "refuted", "none"]
@@ -120,7 +120,7 @@ class Guarantee:
             "adjacency": self.adjacency,
             "unit": self.unit,
             "status": self.status,
-            "event": None if self.event is None else describe(self.event),
+            "event": None if self.event is None else name_event(self.event),
             "accountant": self.accountant,
             "assumptions": list(self.assumptions),
             "reason": self.reason,
@@ -147,7 +147,7 @@ class Guarantee:
             "δ": rounded_up(self.delta),
             "unit": f"one {self.unit}",
             "neighbours": MEANING[self.adjacency].format(unit=self.unit),
-            "mechanism": "not stated" if self.event is None else describe(self.event),
+            "mechanism": "not stated" if self.event is None else name_event(self.event),
             "accountant": ACCOUNTING.get(self.accountant, self.accountant),
         }
         if self.status == "none":

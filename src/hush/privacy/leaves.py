@@ -44,7 +44,7 @@ class Leaves:
         return not self.others
 
 
-def leaves(event: Any) -> Leaves:
+def find_leaves(event: Any) -> Leaves:
     """The counted leaves of ``event``; a leaf without noise, or a non-private one, makes ``mu`` infinite."""
     mu_squared = 0.0
     others: dict[str, tuple[Any, int]] = {}  # by repr: some events hold lists and cannot be hashed
@@ -67,26 +67,26 @@ def rebuild(parts: Leaves) -> DpEvent:
     return dp_event.ComposedDpEvent(events)
 
 
-def describe(event: Any) -> str:
+def name_event(event: Any) -> str:
     """The event in one readable line, such as ``4700 × Poisson(rate 0.00426, Gaussian(σ 1))``."""
     match event:
         case None:
             return "nothing"
         case dp_event.SelfComposedDpEvent():
-            return f"{event.count} × {describe(event.event)}"
+            return f"{event.count} × {name_event(event.event)}"
         case dp_event.ComposedDpEvent():
-            return " + ".join(describe(part) for part in event.events) or "nothing"
+            return " + ".join(name_event(part) for part in event.events) or "nothing"
         case dp_event.GaussianDpEvent():
             return f"Gaussian(σ {event.noise_multiplier:.6g})"
         case dp_event.LaplaceDpEvent():
             return f"Laplace(scale {event.noise_multiplier:.6g})"
         case dp_event.PoissonSampledDpEvent():
-            return f"Poisson(rate {event.sampling_probability:.6g}, {describe(event.event)})"
+            return f"Poisson(rate {event.sampling_probability:.6g}, {name_event(event.event)})"
         case dp_event.SampledWithoutReplacementDpEvent():
             size = f"{event.sample_size} of {event.source_dataset_size}"
-            return f"SampledWithoutReplacement({size}, {describe(event.event)})"
+            return f"SampledWithoutReplacement({size}, {name_event(event.event)})"
         case dp_event.RepeatAndSelectDpEvent():
-            return f"BestOf(mean {event.mean:g}, shape {event.shape:g}, {describe(event.event)})"
+            return f"BestOf(mean {event.mean:g}, shape {event.shape:g}, {name_event(event.event)})"
         case dp_event.NoOpDpEvent():
             return "nothing"
         case dp_event.NonPrivateDpEvent():
@@ -120,7 +120,7 @@ def _walk(event: Any, count: int) -> Iterator[tuple[Any, int]]:
         case dp_event.SampledWithoutReplacementDpEvent():
             yield from _without_replacement(event, count)
         case dp_event.RepeatAndSelectDpEvent():
-            inner = rebuild(leaves(event.event))
+            inner = rebuild(find_leaves(event.event))
             yield dp_event.RepeatAndSelectDpEvent(inner, float(event.mean), float(event.shape)), count
         case dp_event.RandomizedResponseDpEvent():
             if not (0 <= event.noise_parameter <= 1 and event.num_buckets >= 1):
@@ -147,7 +147,7 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if rate == 1:
         yield from _walk(event.event, count)
         return
-    inner = leaves(event.event)
+    inner = find_leaves(event.event)
     if inner.purely_gaussian and inner.mu == 0:
         return
     if inner.mu == math.inf:
@@ -168,7 +168,7 @@ def _without_replacement(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if size == examples:
         yield from _walk(event.event, count)
         return
-    inner = leaves(event.event)
+    inner = find_leaves(event.event)
     only = dp_event.GaussianDpEvent(1 / inner.mu) if inner.purely_gaussian and inner.mu > 0 else event.event
     if inner.mu == math.inf:
         yield dp_event.GaussianDpEvent(0.0), count

@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from hush.errors import BadInput, Refused
-from hush.privacy.leaves import Leaves, describe, leaves, rebuild
+from hush.privacy.leaves import Leaves, find_leaves, name_event, rebuild
 
 RELATIONS = {
     "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -31,13 +31,13 @@ RELATIONS = {
 SLACK = 1e-13  # added to every divergence, each step
 
 
-def epsilon(parts: Leaves, delta: float, adjacency: str, orders: tuple[float, ...] | None) -> float:
+def find_epsilon(parts: Leaves, delta: float, adjacency: str, orders: tuple[float, ...] | None) -> float:
     """ε at δ, the best over the orders."""
     alphas, divergences = _divergences(parts, adjacency, orders)
     return max(float(rdp_privacy_accountant.compute_epsilon(alphas, divergences, delta)[0]), 0.0)
 
 
-def delta(parts: Leaves, epsilon: float, adjacency: str, orders: tuple[float, ...] | None) -> float:
+def find_delta(parts: Leaves, epsilon: float, adjacency: str, orders: tuple[float, ...] | None) -> float:
     """δ at ε, the best over the orders."""
     alphas, divergences = _divergences(parts, adjacency, orders)
     return float(rdp_privacy_accountant.compute_delta(alphas, divergences, epsilon)[0])
@@ -45,18 +45,18 @@ def delta(parts: Leaves, epsilon: float, adjacency: str, orders: tuple[float, ..
 
 def divergences(event: Any, adjacency: str, orders: tuple[float, ...] | None = None) -> dict[float, float]:
     """The Rényi divergences by order; refused where dp-accounting knows none."""
-    parts = leaves(event)
+    parts = find_leaves(event)
     for leaf, _ in parts.others:
-        check(leaf, adjacency)
+        check_leaf(leaf, adjacency)
     if parts.mu == math.inf:
         return dict.fromkeys(orders or rdp_privacy_accountant.DEFAULT_RDP_ORDERS, math.inf)
     alphas, found = _divergences(parts, adjacency, orders)
     return dict(zip(alphas.tolist(), found.tolist(), strict=True))
 
 
-def check(leaf: Any, adjacency: str) -> None:
+def check_leaf(leaf: Any, adjacency: str) -> None:
     """Refuses a leaf that dp-accounting's RDP cannot account for under this adjacency, with the remedy."""
-    name = describe(leaf)
+    name = name_event(leaf)
     match leaf:
         case dp_event.PoissonSampledDpEvent() if adjacency == "replace":
             raise Refused(
@@ -99,11 +99,11 @@ def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> No
     inner = RdpAccountant(alphas, RELATIONS[adjacency])
     with _quiet():
         inner.compose(leaf.event)
-    steps = sum(count for _, count in leaves(leaf.event).others) + 1
+    steps = sum(count for _, count in find_leaves(leaf.event).others) + 1
     if float(np.min(inner.rdp)) <= 1e3 * SLACK * steps:
-        raise Refused(f"the privacy loss of {describe(leaf.event)} is too small to compute the price of selection")
+        raise Refused(f"the privacy loss of {name_event(leaf.event)} is too small to compute the price of selection")
     if not (leaf.mean >= 1 and leaf.shape >= 0 and not math.isnan(leaf.shape)):
-        raise BadInput(f"a selection needs a mean of at least 1 and a shape of at least 0, got {describe(leaf)}")
+        raise BadInput(f"a selection needs a mean of at least 1 and a shape of at least 0, got {name_event(leaf)}")
 
 
 @contextmanager

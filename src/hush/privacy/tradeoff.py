@@ -38,7 +38,7 @@ from scipy.special import ndtr, ndtri
 from hush.errors import BadInput, Refused
 from hush.privacy.accounting import Accountant, Adjacency, default_accountant, profile_of
 from hush.privacy.guarantee import Guarantee
-from hush.privacy.leaves import Profile, leaves
+from hush.privacy.leaves import Profile, find_leaves
 from hush.privacy.profile import gaussian_delta
 from hush.validate import not_negative
 
@@ -116,7 +116,7 @@ def curve_of_event(
     """
     chosen = default_accountant(event, adjacency) if accountant is None else accountant
     if chosen != "rdp" and not isinstance(event, Profile):
-        parts = leaves(event)
+        parts = find_leaves(event)
         if parts.purely_gaussian or parts.mu == math.inf:
             return GaussianCurve(parts.mu)
     profile = profile_of(event, adjacency=adjacency, accountant=chosen)

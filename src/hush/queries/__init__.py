@@ -4,18 +4,19 @@ from hush.queries.adaptive import Adaptive, Quantile
 from hush.queries.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
 from hush.queries.error_feedback import ErrorFeedback
 from hush.queries.plain import PlainSum
-from hush.queries.query import Channel, Claim, OwnClaims, Proof, Query
+from hush.queries.query import BY_TABLE, ByTable, Channel, Claim, Proof, Query
 from hush.queries.two_point import TwoPoint
 
 __all__ = [
+    "BY_TABLE",
     "Adaptive",
+    "ByTable",
     "Channel",
     "Claim",
     "ClipMode",
     "ClippedSum",
     "Clipping",
     "ErrorFeedback",
-    "OwnClaims",
     "PlainSum",
     "Proof",
     "Quantile",

@@ -22,8 +22,9 @@ from hush import validate
 from hush.errors import BadInput
 from hush.named import Losses, Named, State, Sums
 from hush.queries.clipped import LARGEST, SMALLEST, Clipped, Clipping, diagnostics
-from hush.queries.query import Channel
+from hush.queries.query import BY_TABLE, ByTable, Channel, Claim
 from hush.release import Release
+from hush.sampling import Participation
 
 CHANNEL = "unclipped"
 
@@ -95,3 +96,9 @@ class Adaptive:
         """The next clip."""
         clip = self.quantile.after(public["clip"], release)
         return {"clip": clip, "query": self.query.observe(release, update, public["query"])}
+
+    def claims(
+        self, participation: Participation, noise_std: Mapping[str, float], steps: int
+    ) -> tuple[Claim, ...] | ByTable:
+        """Two plain sums: the table's."""
+        return BY_TABLE

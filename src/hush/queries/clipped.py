@@ -20,8 +20,9 @@ from hush import validate
 from hush.errors import BadInput
 from hush.gradients import Tape, record
 from hush.named import Losses, Named, State, Sums
-from hush.queries.query import Channel, Query
+from hush.queries.query import BY_TABLE, ByTable, Channel, Claim, Query
 from hush.release import Release
+from hush.sampling import Participation
 
 ClipMode = Literal["plain", "normalised", "automatic"]
 CLIP_MODES = ("plain", "normalised", "automatic")
@@ -132,6 +133,12 @@ class ClippedSum:
     def observe(self, release: Release, update: Named, public: State) -> State:
         """Nothing to learn from the release."""
         return public
+
+    def claims(
+        self, participation: Participation, noise_std: Mapping[str, float], steps: int
+    ) -> tuple[Claim, ...] | ByTable:
+        """A plain sum: the table's."""
+        return BY_TABLE
 
 
 def clipped_sums(tape: Tape, clipping: Clipping) -> Sums:

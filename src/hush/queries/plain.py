@@ -13,8 +13,9 @@ from torch import nn
 from hush.draws import computing_again, drawing
 from hush.named import Losses, Named, State, Sums, check_per_example, trainable
 from hush.queries.clipped import diagnostics
-from hush.queries.query import Channel
+from hush.queries.query import ByTable, Channel, Claim
 from hush.release import Release
+from hush.sampling import Participation
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,9 @@ class PlainSum:
     def observe(self, release: Release, update: Named, public: State) -> State:
         """Nothing to learn from the release."""
         return public
+
+    def claims(
+        self, participation: Participation, noise_std: Mapping[str, float], steps: int
+    ) -> tuple[Claim, ...] | ByTable:
+        """None: nothing is bounded."""
+        return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -32,8 +32,42 @@ class Channel:
     exact: bool = False  # sums of it have no rounding (counts of halves): nothing is charged for arithmetic
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What is said about a query whose proof is its own: an event, and how far it can be trusted."""
+
+    event: Any  # a dp_accounting DpEvent, or an object with ``delta_of(epsilon)``
+    adjacency: Adjacency
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True)
+class ByTable:
+    """Said by a query whose channels are plain sums: the table of `hush.proofs` makes the claims."""
+
+
+BY_TABLE = ByTable()
+
+
+@runtime_checkable
 class Query(Protocol):
-    """Turns a batch into bounded sums. An additive ``piece`` per microbatch or rank, one ``finish`` per step."""
+    """Turns a batch into bounded sums. An additive ``piece`` per microbatch or rank, one ``finish`` per step.
+
+    It promises, and what is proven rests on it:
+
+    1. Add an example to a batch, or take one away, and no channel of ``proof="sum"`` moves by more than its ``bound``
+       in L2 norm, in exact arithmetic, whatever the data, the parameters and the states are.
+    2. ``piece`` is additive: the sums over the pieces of a batch are the sums of the batch.
+    3. An example without a finite gradient adds nothing to any channel.
+    4. What ``finish`` gives has the names of ``channels`` and no others; nothing else of the data leaves the query but
+       ``diagnostics``, which are never released.
+    5. The public state is made of releases and updates alone.
+    6. The private state reaches no channel whose ``proof`` is "sum".
+    7. ``channels`` do not change once a plan is made (a run refuses them where they do).
+    8. ``claims`` is `BY_TABLE` where every channel is a plain sum, and otherwise holds for whatever the private state
+       is; a query that says neither is refused.
+    """
 
     @property
     def channels(self) -> Mapping[str, Channel]:
@@ -56,20 +90,9 @@ class Query(Protocol):
         """The next public state, from what was released."""
         ...
 
-
-@dataclass(frozen=True)
-class Claim:
-    """What is said about a query whose proof is its own: an event, and how far it can be trusted."""
-
-    event: Any  # a dp_accounting DpEvent, or an object with ``delta_of(epsilon)``
-    adjacency: Adjacency
-    status: Status
-    reason: str
-
-
-class OwnClaims(Protocol):
-    """A query whose channels are not plain sums names its events itself (error feedback, released rows)."""
-
-    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
-        """Every claim about the first ``steps`` steps with this noise on each channel's sum."""
+    def claims(
+        self, participation: Participation, noise_std: Mapping[str, float], steps: int
+    ) -> tuple[Claim, ...] | ByTable:
+        """`BY_TABLE` of a query whose channels are plain sums; else every claim about the first ``steps`` steps with
+        this noise on each channel's sum (error feedback, released rows). Nothing where nothing is claimed."""
         ...

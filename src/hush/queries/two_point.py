@@ -19,8 +19,9 @@ from hush import validate
 from hush.gradients import Point, Tape, record
 from hush.named import Losses, Named, State, Sums, trainable
 from hush.queries.clipped import Clipping, clipped_sums
-from hush.queries.query import Channel
+from hush.queries.query import BY_TABLE, ByTable, Channel, Claim
 from hush.release import Release
+from hush.sampling import Participation
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,9 @@ class TwoPoint:
     def observe(self, release: Release, update: Named, public: State) -> State:
         """The next direction is the update that was just made, public like the parameters."""
         return {} if self.a == 0 else {"direction": update}
+
+    def claims(
+        self, participation: Participation, noise_std: Mapping[str, float], steps: int
+    ) -> tuple[Claim, ...] | ByTable:
+        """A plain sum: the table's."""
+        return BY_TABLE

@@ -28,10 +28,8 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_rate(self.lr)
-        validate.probability(beta1=self.beta1, beta2=self.beta2)
+        check_settings(self.lr, self.beta1, self.beta2, self.weight_decay)
         validate.positive(eps=self.eps)
-        validate.not_negative(weight_decay=self.weight_decay)
 
     def init(self, params: Named) -> State:
         """First and second moments, and the number of steps taken."""
@@ -40,14 +38,19 @@ class Adam:
     @torch.no_grad()
     def step(self, params: Named, release: Release, state: State) -> Named:
         """One step of Adam on the released gradient."""
-        m, v = moments(params, release, state, self.beta1, self.beta2)
-        scale = torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"])
+        m, v = move_moments(params, release, state, self.beta1, self.beta2)
+        scale = list(torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"]))
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, self.eps)
-        lr = rate_at(self.lr, release.step)
-        update = list(torch._foreach_div(m, scale))
-        torch._foreach_mul_(update, -lr / (1.0 - self.beta1 ** state["taken"]))
-        return applied(params, update, lr * self.weight_decay)
+        lr, start = rate_at(self.lr, release.step), 1.0 - self.beta1 ** state["taken"]
+        return apply_update(params, m, scale, lr, start, self.weight_decay)
+
+
+def check_settings(lr: Rate, beta1: float, beta2: float, weight_decay: float) -> None:
+    """What every Adam asks of its settings."""
+    check_rate(lr)
+    validate.probability(beta1=beta1, beta2=beta2)
+    validate.not_negative(weight_decay=weight_decay)
 
 
 def zero_moments(params: Named) -> State:
@@ -56,7 +59,7 @@ def zero_moments(params: Named) -> State:
     return {"m": zeros, "v": {n: z.clone() for n, z in zeros.items()}, "taken": 0}
 
 
-def moments(
+def move_moments(
     params: Named, release: Release, state: State, beta1: float, beta2: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The moving averages of the released gradient and of its square, moved on in place; no bias is corrected."""
@@ -70,9 +73,18 @@ def moments(
     return m, v
 
 
-def applied(params: Named, update: list[Tensor], decay: float) -> Named:
-    """Decay and update the parameters in place; what was added to them, by name."""
-    targets = list(params.values())
+def apply_update(
+    params: Named,
+    m: list[Tensor],
+    scale: list[Tensor],
+    lr: float,
+    start: float,
+    weight_decay: float,
+) -> Named:
+    """θ ← θ − η(m/(start · scale) + wθ) in place; what was added to the parameters, by name."""
+    targets, update = list(params.values()), list(torch._foreach_div(m, scale))
+    torch._foreach_mul_(update, -lr / start)
+    decay = lr * weight_decay
     if decay:
         torch._foreach_add_(update, targets, alpha=-decay)
     torch._foreach_add_(targets, update)

@@ -15,8 +15,8 @@ from hush import validate
 from hush.identity import PER_STEP
 from hush.named import Named, State
 from hush.release import Release
-from hush.rules.adam import applied, moments, zero_moments
-from hush.rules.rule import Rate, check_rate, rate_at
+from hush.rules.adam import apply_update, check_settings, move_moments, zero_moments
+from hush.rules.rule import Rate, rate_at
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,8 @@ class AdamBC:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_rate(self.lr)
-        validate.probability(beta1=self.beta1, beta2=self.beta2)
+        check_settings(self.lr, self.beta1, self.beta2, self.weight_decay)
         validate.positive(floor=self.floor)
-        validate.not_negative(weight_decay=self.weight_decay)
 
     def init(self, params: Named) -> State:
         """First and second moments, the noise's part of the second, and the number of steps taken."""
@@ -42,14 +40,12 @@ class AdamBC:
     @torch.no_grad()
     def step(self, params: Named, release: Release, state: State) -> Named:
         """One step on the released gradient, with ψ from the noise that the release says it has."""
-        m, v = moments(params, release, state, self.beta1, self.beta2)
+        m, v = move_moments(params, release, state, self.beta1, self.beta2)
         state["psi"] += (1.0 - self.beta2) * (release.noise_std**2 - state["psi"])
         start = 1.0 - self.beta2 ** state["taken"]
         scale = list(torch._foreach_div(v, start))
         torch._foreach_sub_(scale, state["psi"] / start)
         torch._foreach_clamp_min_(scale, self.floor)
         torch._foreach_sqrt_(scale)
-        lr = rate_at(self.lr, release.step)
-        update = list(torch._foreach_div(m, scale))
-        torch._foreach_mul_(update, -lr / (1.0 - self.beta1 ** state["taken"]))
-        return applied(params, update, lr * self.weight_decay)
+        lr, begun = rate_at(self.lr, release.step), 1.0 - self.beta1 ** state["taken"]
+        return apply_update(params, m, scale, lr, begun, self.weight_decay)

@@ -16,7 +16,17 @@ Rate = float | Callable[[int], float]
 
 
 class Rule(Protocol):
-    """Turns a release into an update in place. It sees only released values, so it cannot break privacy."""
+    """Turns a release into an update in place. It sees only released values, so it cannot break privacy.
+
+    It promises, and what a run does rests on it (privacy does not: all of it is post-processing):
+
+    1. It reads parameters, release and its own state, and nothing of the data.
+    2. The release is left as it is.
+    3. What it returns is the update by name, new minus old, for exactly the parameters it was given (that of the
+       iterates, where their average takes their place after the last step).
+    4. All that later steps depend on is in the state, which a checkpoint keeps: restored, they are the same bits.
+    5. Noise is counted as ``release.std`` says it; what a rule hands to an inner rule says what is left of it.
+    """
 
     def init(self, params: Named) -> State:
         """The state before the first step."""

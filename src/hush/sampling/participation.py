@@ -40,16 +40,21 @@ class OnePass:
 
 
 @dataclass(frozen=True)
-class SameOrder:
-    """Fixed batches in the same order every epoch: step t and step t + ``per_epoch`` see the same examples."""
+class Epochs:
+    """What participations that go by epochs of ``per_epoch`` steps have in common."""
 
     per_epoch: int
     steps: int
 
     @property
     def times(self) -> int:
-        """How often an example takes part at most: k = ⌈steps / per_epoch⌉."""
+        """How many epochs are at least begun, and how often an example takes part at most: ⌈steps / per_epoch⌉."""
         return -(-self.steps // self.per_epoch)
+
+
+@dataclass(frozen=True)
+class SameOrder(Epochs):
+    """Fixed batches in the same order every epoch: step t and step t + ``per_epoch`` see the same examples."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +67,8 @@ class Separated:
 
 
 @dataclass(frozen=True)
-class Reshuffled:
+class Reshuffled(Epochs):
     """Each example takes part once an epoch of ``per_epoch`` steps, in a new random order every epoch."""
-
-    per_epoch: int
-    steps: int
-
-    @property
-    def times(self) -> int:
-        """How many epochs are at least begun."""
-        return -(-self.steps // self.per_epoch)
 
 
 @dataclass(frozen=True)

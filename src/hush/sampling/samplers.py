@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -34,7 +35,19 @@ class Room:
 
 
 class Sampler(Protocol):
-    """Draws batches and declares, publicly, how one example takes part."""
+    """Draws batches and declares, publicly, how one example takes part.
+
+    It promises, and what is proven rests on it:
+
+    1. A batch depends on secret, step and population alone: never on the data, an earlier batch or anything released.
+    2. No example is twice in a batch, and every index is below the population.
+    3. No example takes part more often, or closer together, than ``participation`` says; where that names a
+       probability, it is that of every example, whoever else is there.
+    4. ``participation`` covers at least the plan's steps and does not change.
+    5. ``room(chance)``: all examples but one leave a place of a step free, but for a probability ``overflow`` of at
+       most ``chance``; it depends on public numbers alone.
+    6. A population that the guarantee does not cover is refused, not drawn from.
+    """
 
     @property
     def examples(self) -> int:
@@ -91,8 +104,8 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class FixedSize:
-    """A uniformly random subset of fixed size, drawn anew at every step."""
+class Sized(ABC):
+    """What samplers of batches of one public size have in common."""
 
     examples: int
     batch_size: int
@@ -102,13 +115,27 @@ class FixedSize:
         _check_batch(self.examples, self.batch_size, self.steps)
 
     @property
-    def participation(self) -> WithoutReplacement:
-        """Without replacement within a step."""
-        return WithoutReplacement(self.examples, self.batch_size, self.steps)
+    def per_epoch(self) -> int:
+        """How many batches hold every example once: ⌈examples / batch_size⌉."""
+        return -(-self.examples // self.batch_size)
 
     def room(self, chance: float) -> Room:
         """A batch."""
         return Room(self.batch_size)
+
+    @abstractmethod
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        """The examples of one step."""
+
+
+@dataclass(frozen=True)
+class FixedSize(Sized):
+    """A uniformly random subset of fixed size, drawn anew at every step."""
+
+    @property
+    def participation(self) -> WithoutReplacement:
+        """Without replacement within a step."""
+        return WithoutReplacement(self.examples, self.batch_size, self.steps)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """A subset of ``batch_size`` examples."""
@@ -118,55 +145,33 @@ class FixedSize:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Sized):
     """A new random order every epoch, cut into batches: what a DataLoader with ``shuffle=True`` does."""
-
-    examples: int
-    batch_size: int
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check_batch(self.examples, self.batch_size, self.steps)
 
     @property
     def participation(self) -> Reshuffled:
         """Once an epoch, at an unknown place: this hides nothing that could be proven, so nothing is amplified."""
-        return Reshuffled(_per_epoch(self), self.steps)
-
-    def room(self, chance: float) -> Room:
-        """A batch."""
-        return Room(self.batch_size)
+        return Reshuffled(self.per_epoch, self.steps)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """One slice of this epoch's order."""
-        epoch, place = divmod(step, _per_epoch(self))
+        epoch, place = divmod(step, self.per_epoch)
         return _slice(self, _order(secret, epoch, population), place, population)
 
 
 @dataclass(frozen=True)
-class Partitioned:
+class Partitioned(Sized):
     """Fixed batches in the same order every epoch; over at most one epoch this is one pass."""
-
-    examples: int
-    batch_size: int
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check_batch(self.examples, self.batch_size, self.steps)
 
     @property
     def participation(self) -> SameOrder | OnePass:
         """The same slice again every ``per_epoch`` steps."""
-        per_epoch = _per_epoch(self)
-        return OnePass(self.steps) if self.steps <= per_epoch else SameOrder(per_epoch, self.steps)
-
-    def room(self, chance: float) -> Room:
-        """A batch."""
-        return Room(self.batch_size)
+        once = self.steps <= self.per_epoch
+        return OnePass(self.steps) if once else SameOrder(self.per_epoch, self.steps)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """One slice of the one order of this run."""
-        return _slice(self, _order(secret, 0, population), step % _per_epoch(self), population)
+        return _slice(self, _order(secret, 0, population), step % self.per_epoch, population)
 
 
 @dataclass(frozen=True)
@@ -218,10 +223,6 @@ def one_pass(examples: int, batch_size: int) -> Partitioned:
     return Partitioned(examples, batch_size, -(-examples // batch_size))
 
 
-def _per_epoch(sampler: Shuffled | Partitioned) -> int:
-    return -(-sampler.examples // sampler.batch_size)
-
-
 def _coins(secret: Secret, step: int, members: np.ndarray, population: int, rate: float) -> Tensor:
     coins = generator(secret, "sampling", step).random(population)
     return torch.from_numpy(members[coins[members] < rate])
@@ -232,7 +233,7 @@ def _order(secret: Secret, epoch: int, population: int) -> np.ndarray:
     return generator(secret, ORDER, epoch).permutation(population)
 
 
-def _slice(sampler: Shuffled | Partitioned, order: np.ndarray, place: int, population: int) -> Tensor:
+def _slice(sampler: Sized, order: np.ndarray, place: int, population: int) -> Tensor:
     _same_population(sampler.examples, population)
     start = place * sampler.batch_size
     return torch.from_numpy(order[start : start + sampler.batch_size].copy())

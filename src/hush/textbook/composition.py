@@ -19,37 +19,37 @@ from hush.validate import not_negative, positive, probability, whole
 
 
 @dataclass(frozen=True)
-class Budget:
+class EpsilonDelta:
     """An (ε, δ) pair."""
 
     epsilon: float
     delta: float
 
 
-def basic(epsilon: float, delta: float, times: int) -> Budget:
+def basic(epsilon: float, delta: float, times: int) -> EpsilonDelta:
     """The total of ``times`` releases, each (ε, δ)-DP: both add up."""
     positive(epsilon=epsilon)
     not_negative(delta=delta)
     whole(times=times)
-    return Budget(times * epsilon, min(times * delta, 1.0))
+    return EpsilonDelta(times * epsilon, min(times * delta, 1.0))
 
 
-def advanced(epsilon: float, delta: float, times: int, slack: float) -> Budget:
+def advanced(epsilon: float, delta: float, times: int, slack: float) -> EpsilonDelta:
     """The total of ``times`` releases, each (ε, δ)-DP, with δ' = ``slack`` spent on the theorem itself."""
     positive(epsilon=epsilon)
     not_negative(delta=delta)
     whole(times=times)
     probability(slack=slack)
     total = epsilon * math.sqrt(2 * times * math.log(1 / slack)) + times * epsilon * math.expm1(epsilon)
-    return Budget(total, min(times * delta + slack, 1.0))
+    return EpsilonDelta(total, min(times * delta + slack, 1.0))
 
 
-def kairouz_oh_viswanath(epsilon: float, delta: float, times: int) -> Budget:
+def kairouz_oh_viswanath(epsilon: float, delta: float, times: int) -> EpsilonDelta:
     """What each of ``times`` releases may cost so that all together are (ε, δ)-DP; checked by `optimal_delta`."""
     positive(epsilon=epsilon)
     probability(delta=delta)
     whole(times=times)
-    each = Budget(epsilon / (2 * math.sqrt(times * math.log(math.e + epsilon / delta))), delta / (2 * times))
+    each = EpsilonDelta(epsilon / (2 * math.sqrt(times * math.log(math.e + epsilon / delta))), delta / (2 * times))
     if optimal_delta(each.epsilon, each.delta, times, epsilon) > delta:
         raise Refused(
             f"this split of ε = {epsilon:g} at δ = {delta:g} over {times} releases does not hold: use an accountant"

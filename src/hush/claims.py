@@ -1,0 +1,211 @@
+"""What is claimed about a mechanism: its privacy events, what steps taken again add to them, and every ε.
+
+A query whose channels are plain sums is charged by the table of `hush.proofs`; any other makes its claims itself. After
+s steps were taken, going on from step t with a fresh secret (`hush.attempts`) costs, in the steps up to T,
+
+| the mechanism                                          | costs                 |
+|--------------------------------------------------------|-----------------------|
+| batches and noise drawn anew at every step             | E(1…s) ∘ E(t+1…T)     |
+| correlated noise, fixed batches, or a hidden state     | E(1…s) ∘ E(1…T)       |
+
+where E(1…T) bounds the second stretch because it is a run of its own in which nobody takes part before step t: its
+coins and its noise are fresh, the noise starts anew, and the fixed batches or groups stay those of the first secret, so
+that nobody takes part more often than planned. A hidden state (DiceSGD's error) carries the first data on; its proof
+charges every step for whatever the state holds, so the steps add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dp_accounting import dp_event
+
+from hush import proofs
+from hush.attempts import Attempt, History
+from hush.errors import Refused
+from hush.mechanism import Mechanism
+from hush.noise import Diagonal, Identity, Structure
+from hush.privacy import accounting
+from hush.privacy.accounting import Accountant
+from hush.privacy.guarantee import Guarantee
+from hush.queries import ByTable, Claim, Query
+from hush.sampling import PoissonSampled, WithoutReplacement
+
+BLINDLY = "nobody decided where to break off and what to change by looking at what had been released"
+
+
+def check_claims(mechanism: Mechanism) -> None:
+    """Refuse a mechanism about which nothing is proven, unless a claim was accepted instead."""
+    query = mechanism.query
+    if not isinstance(query, Query):
+        raise Refused(
+            f"{type(query).__name__} is no query: it needs every method of hush.queries.Query; `claims` of a plain sum "
+            "returns BY_TABLE"
+        )
+    own = _own_claims(mechanism, mechanism.steps)
+    if own is None:
+        if any(channel.proof != "sum" for channel in query.channels.values()):
+            raise Refused(f"{type(query).__name__} is no plain sum and names no claims of its own: nothing is proven")
+        proofs.check_proof(mechanism.sampler.participation, mechanism.noise.structure, mechanism.neighbours)
+        return
+    if not isinstance(mechanism.noise.structure, Identity):
+        raise Refused(
+            f"{type(query).__name__} has a proof of its own, which holds for noise that is independent and "
+            "the same at every step: use Independent noise without a schedule"
+        )
+    if mechanism.adjacency is not None and any(claim.adjacency != mechanism.adjacency for claim in own):
+        raise Refused(
+            f"method '{mechanism.method}' is analysed under '{own[0].adjacency}' adjacency; "
+            f"'{mechanism.adjacency}' has no proof here: use '{own[0].adjacency}'"
+        )
+    if not any(claim.status == "proven" for claim in own) and not mechanism.accept_claimed:
+        raise Refused(
+            f"method '{mechanism.method}' has only a claimed ε, which this project could not prove: "
+            "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
+        )
+
+
+def claim_steps(
+    mechanism: Mechanism, steps: int | None = None, sigma: float | None = None, *, start: int = 0
+) -> tuple[Claim, ...]:
+    """Every claim about the first ``steps`` steps (all by default), the proven one first; at another σ where one is
+    given, and by the table for those from ``start`` on alone."""
+    count = mechanism.steps if steps is None else steps
+    if not 1 <= count <= mechanism.steps:
+        raise Refused(f"the plan has {mechanism.steps} steps, and the ε of its first {count} was asked for")
+    own = _own_claims(mechanism, count, sigma)
+    if own is not None:
+        return own
+    scale = (mechanism.sigma if sigma is None else sigma) * mechanism.sensitivity
+    participation, structure = _drop(start, mechanism.sampler.participation, mechanism.noise.structure)
+    event = proofs.event_of(participation, structure, scale, mechanism.neighbours, count - start)
+    return (Claim(event, mechanism.neighbours, "proven", ""),)
+
+
+def find_event(mechanism: Mechanism, steps: int | None = None, *, start: int = 0) -> Any:
+    """The proven event of the first ``steps`` steps, or of those of them from ``start`` on; refused where there is no
+    proof."""
+    for claim in claim_steps(mechanism, steps, start=start):
+        if claim.status == "proven":
+            return claim.event
+    raise Refused(f"method '{mechanism.method}' has no proven privacy event")
+
+
+def claim_attempts(mechanism: Mechanism, attempts: Iterable[Attempt]) -> tuple[Claim, ...]:
+    """What these attempts cost together, by every claim that there is about the mechanism; the proven one first."""
+    taken = [attempt for attempt in attempts if attempt.taken > attempt.start]
+    reason = _say_again(taken)
+    own = _own_claims(mechanism, sum(attempt.taken for attempt in taken))
+    if own is not None:
+        return tuple(replace(claim, reason="; ".join(filter(None, (reason, claim.reason)))) for claim in own)
+    parts = [find_event(mechanism, a.taken, start=a.start if is_drawn_anew(mechanism) else 0) for a in taken]
+    event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
+    return (Claim(event, mechanism.neighbours, "proven", reason),)
+
+
+def account_steps(mechanism: Mechanism, steps: int | None = None) -> tuple[Guarantee, ...]:
+    """Every ε of the first ``steps`` steps, each with its status; the proven one first."""
+    if not mechanism.private:
+        return (_promise_nothing(mechanism),)
+    return tuple(_account(mechanism, claim) for claim in claim_steps(mechanism, steps))
+
+
+def account_attempts(mechanism: Mechanism, history: History, coordinates: int = 1) -> tuple[Guarantee, ...]:
+    """Every ε of the whole plan, where some steps were taken more than once with noise of their own, of so many
+    coordinates."""
+    if not mechanism.private or not history.again:
+        return account_steps(mechanism)
+    attempts = history.reached(mechanism.steps).attempts
+    said = mechanism.assuming(BLINDLY)
+    steps = sum(attempt.taken for attempt in attempts)
+    lost = len(attempts) * mechanism.tails_beside(coordinates)
+    return tuple(_account(said, claim, steps, lost) for claim in claim_attempts(mechanism, attempts))
+
+
+def pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
+    """The accountant that was asked for, or the tightest that can prove the event."""
+    asked = mechanism.accountant
+    return accounting.default_accountant(event, mechanism.neighbours) if asked == "auto" else asked
+
+
+def is_drawn_anew(mechanism: Mechanism) -> bool:
+    """Whether batches and noise of a step have nothing to do with those of any other."""
+    sampled = isinstance(mechanism.sampler.participation, (PoissonSampled, WithoutReplacement))
+    plain = all(channel.proof == "sum" for channel in mechanism.query.channels.values())
+    return sampled and plain and isinstance(mechanism.noise.structure, (Identity, Diagonal))
+
+
+def _own_claims(mechanism: Mechanism, steps: int, sigma: float | None = None) -> tuple[Claim, ...] | None:
+    """What the query itself says about so many steps, the proven first; None where the table speaks for it."""
+    found = _ask_query(mechanism, steps)
+    if isinstance(found, ByTable):
+        return None
+    if sigma is not None:
+        found = _ask_query(mechanism, steps, sigma)
+    if isinstance(found, ByTable) or not found:
+        name = type(mechanism.query).__name__
+        raise Refused(f"{name} claims nothing: return its claims, or BY_TABLE where every channel is a plain sum")
+    return tuple(sorted((_restate(claim, mechanism) for claim in found), key=lambda claim: claim.status != "proven"))
+
+
+def _ask_query(mechanism: Mechanism, steps: int, sigma: float | None = None) -> tuple[Claim, ...] | ByTable:
+    """The query is told the noise in units of its exact bounds: what rounding adds to them is in the noise that is
+    run."""
+    stds = {name: std / (1.0 + mechanism.charge) for name, std in mechanism.channel_stds(sigma).items()}
+    return mechanism.query.claims(mechanism.sampler.participation, stds, steps)
+
+
+def _restate(claim: Claim, mechanism: Mechanism) -> Claim:
+    """Add-remove claims hold under zero-out too: an example that adds zero to every sum may as well be absent."""
+    if mechanism.adjacency == "zero-out" and claim.adjacency == "add-remove":
+        return replace(claim, adjacency="zero-out")
+    return claim
+
+
+def _drop(start: int, participation: Any, structure: Structure) -> tuple[Any, Structure]:
+    """Participation and noise of the steps from ``start`` on, where every step stands alone."""
+    if start == 0:
+        return participation, structure
+    left = structure.steps - start
+    cut = Diagonal(structure.scales[start:]) if isinstance(structure, Diagonal) else Identity(left)
+    return replace(participation, steps=participation.steps - start), cut
+
+
+def _say_again(taken: Sequence[Attempt]) -> str:
+    if len(taken) < 2:
+        return ""
+    parts = " and ".join(f"{a.start + 1} to {a.taken}" for a in taken[1:])
+    return f"steps {parts} were taken again with fresh noise, as their sums had changed, and every taking is counted"
+
+
+def _account(mechanism: Mechanism, claim: Claim, steps: int | None = None, lost: float = 0.0) -> Guarantee:
+    accountant, epsilon = pick_accountant(mechanism, claim.event), math.inf
+    left = mechanism.delta_left(steps) - lost
+    if left > 0:
+        epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
+    return Guarantee(
+        epsilon=epsilon,
+        delta=mechanism.delta,
+        adjacency=claim.adjacency,
+        status=claim.status,
+        event=claim.event,
+        accountant=accountant,
+        assumptions=mechanism.assumptions,
+        reason=claim.reason,
+        method=mechanism.method,
+    )
+
+
+def _promise_nothing(mechanism: Mechanism) -> Guarantee:
+    return Guarantee(
+        epsilon=math.inf,
+        delta=mechanism.delta,
+        adjacency="add-remove",
+        status="none",
+        event=None,
+        accountant="none",
+        reason="ordinary training: no clipping and no noise",
+    )

@@ -1,0 +1,196 @@
+"""A mechanism: sampler, query, noise and rule as one frozen object with σ, a public divisor and a number of steps.
+
+What a run computes (`hush.run`) and what is claimed about it (`hush.claims`) are read off the same fields, so they
+cannot disagree. `hush.plan.Plan` is the mechanism that a user holds: only it can be made, and it checks its proof.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from hush import arithmetic, validate
+from hush.errors import Refused
+from hush.identity import Scope, declared, digest
+from hush.named import Named
+from hush.noise import Diagonal, Noise, sensitivity
+from hush.privacy.accounting import Accountant, Adjacency
+from hush.privacy.scale import check_std, tail_delta
+from hush.proofs import own_adjacency
+from hush.queries import Channel, Query
+from hush.randomness import Secret
+from hush.rules import Rule
+from hush.sampling import PoissonSampled, Room, Sampler
+
+SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
+ROUNDING = "rounding that varies with the size of a batch gives nothing away"
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """Everything that decides what is computed and what it costs, and nothing that depends on the data."""
+
+    sampler: Sampler
+    query: Query
+    noise: Noise
+    rule: Rule
+    sigma: float
+    divisor: float
+    steps: int
+    delta: float = 1e-5
+    method: str = "custom"
+    adjacency: Adjacency | None = None
+    accountant: Accountant | Literal["auto"] = "auto"
+    accept_claimed: bool = False
+    assumptions: tuple[str, ...] = field(default=())
+    arithmetic: arithmetic.Mode = "default"
+    tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
+
+    def __post_init__(self) -> None:
+        validate.whole(steps=self.steps)
+        validate.positive(divisor=self.divisor)
+        validate.one_of(arithmetic.MODES, arithmetic=self.arithmetic)
+        if self.private:
+            validate.positive(noise_multiplier=self.sigma)
+            check_std(self.sigma, "the noise multiplier")
+            validate.probability(delta=self.delta)
+            self._check_steps()
+            self.check_proof()
+
+    @abstractmethod
+    def check_proof(self) -> None:
+        """Refuse what has no proven guarantee, and no claimed one that was accepted."""
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is claimed at all: False for ordinary training."""
+        return all(channel.proof != "none" for channel in self.query.channels.values())
+
+    @property
+    def neighbours(self) -> Adjacency:
+        """The neighbouring relation of the guarantee."""
+        return self.adjacency or own_adjacency(self.sampler.participation)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """sens(C) under the sampler's participation: how much Z is scaled up for being correlated."""
+        return sensitivity(self.noise.structure, self.sampler.participation) if self.private else 1.0
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of Z as injected, in units of :attr:`channels`' bound: σ · sens(C)."""
+        return self.sigma * self.sensitivity
+
+    @cached_property
+    def room(self) -> Room:
+        """The places of a step; that a batch has more examples than places costs a share of δ over all steps."""
+        return self.sampler.room(arithmetic.SHARE * self.delta / self.steps)
+
+    @cached_property
+    def charge(self) -> float:
+        """What the rounding of sums adds to every bound, relative to it."""
+        return arithmetic.charge(self.room.places) if self.private else 0.0
+
+    @cached_property
+    def channels(self) -> Mapping[str, Channel]:
+        """The query's channels with bounds that hold in floating point: clip · (1 + charge)."""
+        return self._bounded()
+
+    @property
+    def as_accounted(self) -> bool:
+        """Whether the query still says what it said when the plan was made."""
+        return self._bounded() == self.channels
+
+    def _bounded(self) -> dict[str, Channel]:
+        return {
+            name: c if c.exact else dataclasses.replace(c, bound=c.bound * (1.0 + self.charge))
+            for name, c in self.query.channels.items()
+        }
+
+    def channel_stds(self, sigma: float | None = None) -> Mapping[str, float]:
+        """The noise on each channel's sum: fixed where the channel says so, the rest of 1/σ² shared by the others."""
+        channels = self.channels
+        if not self.private:
+            return dict.fromkeys(channels, 0.0)
+        fixed = {n: c.std for n, c in channels.items() if c.std is not None}
+        total = (self.sigma if sigma is None else sigma) ** -2
+        left = total - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
+        others = len(channels) - len(fixed)
+        if left < 0 or (others and left == 0):
+            raise Refused(
+                f"the channels {sorted(fixed)} use up the whole noise budget: give them more noise, or lower σ"
+            )
+        rest = math.sqrt(others / left) if others else 0.0
+        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
+
+    def delta_left(self, steps: int | None = None) -> float:
+        """δ without what batches with more examples than places cost, and the end of the noise's tails."""
+        count = self.steps if steps is None else steps
+        times = max(1, -(-count // self.steps))  # more than once where steps were taken again
+        return self.delta - times * self.tails - count * self.room.overflow
+
+    def tails_beside(self, coordinates: int) -> float:
+        """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
+        times what lies beyond them is of use for one ε alone, and does not add up."""
+        if not self.private:
+            return 0.0
+        numbers, steps, mu, rate = self.tail_terms(coordinates)
+        return max(0.0, tail_delta(numbers, steps, mu, rate=rate) - self.tails)
+
+    def tail_terms(self, coordinates: int) -> tuple[int, int, float, float]:
+        """What the tails' cost depends on (`hush.privacy.scale`): numbers that get noise in a step, of so many in each
+        channel; steps; how far one example moves a release in standard deviations; and the rate."""
+        structure, part = self.noise.structure, self.sampler.participation
+        least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
+        mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
+        rate = part.rate if isinstance(part, PoissonSampled) else 1.0
+        return coordinates * len(self.query.channels), self.steps, mu, rate
+
+    def with_secret(self, secret: Secret) -> Self:
+        """The same with what its secret's origin adds to the assumptions."""
+        return self if secret.origin == "system" else self.assuming(SECRET_SEED)
+
+    def with_rounding(self) -> Self:
+        """The same with what its arithmetic assumes, where the model is not known that would say by how much."""
+        return self.assuming(ROUNDING if self.private and self.arithmetic == "default" else "")
+
+    def assuming(self, text: str) -> Self:
+        """The same with one more assumption; none where the text is empty."""
+        if not text or text in self.assumptions:
+            return self
+        return dataclasses.replace(self, assumptions=(*self.assumptions, text))
+
+    def declared(self, scope: Scope) -> dict[str, Any]:
+        """Its fields, and under ``accounted`` all that its event is made of."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tails"}  # the model's
+        accounted = {
+            "participation": self.sampler.participation,
+            "structure": self.noise.structure,
+            "channels": self.query.channels,
+            "stds": self.channel_stds(),
+            "adjacency": self.neighbours,
+        }
+        return {**fields, "accounted": accounted}
+
+    def identity(self, params: Named | None = None) -> dict[str, Any]:
+        """What tells this plan from any other (`hush.identity`); an optimizer given as a function needs the parameters
+        that it is built for. `NoIdentity` where there is no telling."""
+        found: dict[str, Any] = declared(self, Scope(self.steps, params))
+        return found
+
+    def fingerprint(self, params: Named | None = None) -> str:
+        """A digest of the plan's identity; a secret made from a seed is bound to it."""
+        return digest(self.identity(params))
+
+    def _check_steps(self) -> None:
+        if self.steps > self.sampler.participation.steps:
+            raise Refused(
+                f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
+            )
+        for std in self.channel_stds().values():
+            check_std(std)

@@ -1,0 +1,87 @@
+"""The noise of a run: the state of every channel's, and how it is added to the sums of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.mechanism import Mechanism
+from hush.named import Layout, Named, State, Sums
+from hush.noise import Independent
+from hush.randomness import BLOCK, Secret, normal
+from hush.release import Release, add_noise, grid
+
+PIECE = 4 * BLOCK  # coordinates of independent noise that a thread makes at a time
+
+
+class Noising:
+    """A mechanism's noise for these parameters: their type, on their device."""
+
+    def __init__(self, mechanism: Mechanism, params: Named) -> None:
+        self._mechanism, self._params = mechanism, params
+        self._device = next(iter(params.values())).device
+        self._stds = mechanism.channel_stds()
+        self._states: dict[str, State] = {}
+        self._sizes: dict[str, int] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Every channel's size and state; views, not copies."""
+        return {channel: {"size": self._sizes[channel], "state": s} for channel, s in self._states.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Back from `state`."""
+        self._sizes = {channel: entry["size"] for channel, entry in state.items()}
+        self._states = {}
+        for channel, entry in state.items():
+            self._states[channel] = {**self._mechanism.noise.init(self._like(entry["size"])), **entry["state"]}
+
+    def start_anew(self) -> None:
+        """Forget the noise so far: a fresh secret begins its own."""
+        self._states, self._sizes = {}, {}
+
+    def release(self, channels: Sums, secret: Secret, step: int) -> Release:
+        """The channels with the noise of a step, divided by the public divisor; the sums are changed in place."""
+        shape, divisor = self._mechanism.noise.std(step), self._mechanism.divisor
+        values = {name: self._add(name, named, shape, secret, step) for name, named in channels.items()}
+        return Release(step, values, {n: std * shape / divisor for n, std in self._stds.items()})
+
+    def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:
+        """A step's noise, in pieces where every coordinate is made alone; other noise keeps one state for all."""
+        noise = self._mechanism.noise
+        if channel not in self._states:
+            self._states[channel] = noise.init(self._like(size))
+            self._sizes[channel] = size
+        cut = isinstance(self._mechanism.noise, Independent) and self._device.type != "cuda"
+        length = PIECE * torch.get_num_threads() if cut else max(1, size)
+        for start in range(0, size, length):
+            like = self._like(min(length, size - start))
+
+            def rows(index: int, like: Tensor = like, start: int = start) -> Tensor:
+                return normal(secret, f"noise/{channel}", index, like, start)
+
+            piece, self._states[channel] = noise.draw(step, rows, self._states[channel])
+            if piece.shape != like.shape:
+                raise RuntimeError(f"the noise has shape {tuple(piece.shape)} where {tuple(like.shape)} was asked for")
+            yield piece
+
+    def _add(self, channel: str, sums: Named, shape: float, secret: Secret, step: int) -> Named:
+        std, divisor = self._stds[channel], self._mechanism.divisor
+        if std == 0:
+            torch._foreach_div_(list(sums.values()), divisor)
+            return self._in_own_type(sums)
+        noise = self.draw(channel, Layout.of(sums).size, secret, step)
+        add_noise(sums.values(), noise, std, grid(std * shape), divisor)
+        return self._in_own_type(sums)
+
+    def _in_own_type(self, sums: Named) -> Named:
+        """Sums are float64 where a batch has several pieces; what is released has the parameters' type again."""
+        own = {name: p.dtype for name, p in self._params.items()}
+        return {name: value.to(own.get(name, value.dtype)) for name, value in sums.items()}
+
+    def _like(self, size: int) -> Tensor:
+        """What noise is like, a shape without memory: float64, on the CPU where the model's device may not have it."""
+        device = self._device if self._device.type == "cuda" else "cpu"
+        return torch.empty(1, dtype=torch.float64, device=device).expand(size)

@@ -1,0 +1,167 @@
+"""The sums of a step: a batch on its public places, piece by piece through the query.
+
+Nothing here is released. A model that mixes examples or remembers them is refused, and what the rows beside an example
+do to its last bits is met before the first step (`hush.company`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.arithmetic import Piece, Seats
+from hush.company import check_neighbours, shift_of_one_row_more
+from hush.draws import model_randomness
+from hush.errors import Refused
+from hush.gradients import GradientWarning, Untouched, Watch, check_model, placing
+from hush.mechanism import ROUNDING, Mechanism
+from hush.named import Losses, Named, State, Sums, add_sums, widen_sums
+from hush.privacy.guarantee import rounded_up
+from hush.randomness import Secret
+from hush.source import Source, tensors_of, to_each
+from hush.stepping import Ranks
+
+COMPANY = ROUNDING + " ({}; rigorous arithmetic rules it out)"
+
+
+class Summing:
+    """One model, its losses and its data, as a mechanism's query sums over them."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        model: nn.Module,
+        params: Named,
+        losses: Losses,
+        source: Source,
+        *,
+        microbatch: int,
+        ranks: Ranks,
+    ) -> None:
+        self.losses, self.microbatch, self.company = losses, microbatch, ""
+        self._mechanism, self._model, self._params = mechanism, model, params
+        self._source, self._ranks = source, ranks
+        self._device = next(iter(params.values())).device
+        self._threads = torch.get_num_threads()
+        self._untouched = self._watch_model()
+        self._fresh = True  # no forward of this run has been seen yet
+        self._met = False
+        self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
+
+    def restore(self, microbatch: int, company: str) -> None:
+        """Go on as another run did, with the model as it is now."""
+        self.microbatch, self.company = microbatch, company
+        self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
+
+    def settle(self) -> None:
+        """The rule has changed the parameters: they are as they should be."""
+        if self._untouched is not None:
+            self._untouched.note_written()
+
+    def check_release(self) -> None:
+        """Refuse to release a model that holds more than the steps put into it."""
+        if self._untouched is not None:
+            self._untouched.check_release()
+
+    def check_threads(self) -> None:
+        """Refuse another number of threads where the last bits depend on it."""
+        if self._mechanism.arithmetic == "rigorous" and self._threads != torch.get_num_threads():
+            raise Refused(
+                f"rigorous arithmetic needs the same number of threads throughout: the run began with {self._threads}"
+            )
+
+    def sum_batch(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
+        """The sums of a batch by a model that neither mixes examples nor remembers them."""
+        if self._untouched is None:
+            return self._sum_pieces(secret, step, indices, public)
+        check_model(self._model)  # again: a layer may be in another mode by now
+        with self._untouched.during_forward(complete=self._fresh):
+            if not self._met:
+                found = self.meet_company(public)  # after a resume too: it picks this process's engine
+                self.company, self._met = self.company or found, True
+            sums = self._sum_pieces(secret, step, indices, public)
+        self._fresh = self._fresh and not len(indices)
+        return sums
+
+    def meet_company(self, public: State) -> str:
+        """What is assumed about the rows beside an example: nothing in rigorous arithmetic, where it is checked.
+
+        It comes before the first step, whoever is in its batch: the engine that is picked here is picked by public
+        inputs, and nobody's presence decides how everybody else's gradient is computed."""
+        nobody = Secret.from_seed(0, "company")
+
+        def summed(piece: Piece, content: Any) -> Sums:
+            sums = self._sum_piece(nobody, 0, piece, self.losses, content, public)
+            return {name: sums[name] for name in self._mechanism.query.channels}
+
+        rows = self.seats().rows()
+        if self._mechanism.arithmetic == "rigorous":
+            check_neighbours(summed, self._source, rows, self._device)
+            return ""
+        bounds = {name: channel.bound for name, channel in self._mechanism.channels.items()}
+        try:
+            moved = shift_of_one_row_more(summed, self._source, -(-2 * rows[-1] // 3), bounds, self._device)
+        except GradientWarning:
+            raise
+        except Exception:  # whatever a model says to made-up inputs: it may take the data
+            return COMPANY.format("it could not be measured on random inputs, and the data picked the engine")
+        size = rounded_up(moved, 1)
+        return COMPANY.format(f"one row more moved a sum of random inputs by {size} of an example's bound")
+
+    def seats(self) -> Seats:
+        """The places of a step, cut into pieces."""
+        mode = self._mechanism.arithmetic if self._mechanism.private else "default"
+        return Seats.of(self._mechanism.room, self.microbatch, self._ranks.world, mode)
+
+    def _watch_model(self) -> Untouched | None:
+        return Untouched(self._model, self._params) if self._mechanism.private else None
+
+    def _sum_pieces(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
+        total: Sums | None = None
+        pieces = list(self._seat(secret, step, indices))
+        for number, piece in enumerate(pieces):
+            losses = self._watch_losses(secret, step, number, len(pieces))
+            sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, indices), public)
+            total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
+        assert total is not None
+        return self._ranks.total(total if self._ranks.world == 1 else widen_sums(total))
+
+    def _seat(self, secret: Secret, step: int, indices: Tensor) -> Iterator[Piece]:
+        """This process's pieces of a step, with the examples on their places."""
+        seats = self.seats()
+        return seats.cut(seats.assign(secret, step, len(indices)), self._ranks.rank, self._ranks.world)
+
+    def _fill(self, piece: Piece, indices: Tensor) -> Any:
+        """A piece's rows; empty places are rows of zeros."""
+        rows = self._source.take(indices[piece.chosen])
+        if piece.empty is not None:
+            self._check_shape(rows)
+        return to_each(lambda t: piece.fill_empty(t.to(self._device)), rows)
+
+    def _check_shape(self, rows: Any) -> None:
+        """Rigorous arithmetic has rows of one public shape: padded to their batch, they would tell who is in it."""
+        shapes = [t.shape[1:] for t in tensors_of(rows)]
+        self._shapes = shapes if self._shapes is None else self._shapes
+        if shapes != self._shapes:
+            raise Refused(
+                "rigorous arithmetic needs rows of one shape, and that of these data changes with the batch: pad every "
+                "example to the same length, or use the default arithmetic"
+            )
+
+    def _sum_piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
+        query = self._mechanism.query
+        with model_randomness(secret, step, piece.places, self._device), torch.enable_grad(), placing(piece) as seen:
+            sums = query.piece(self._model, losses, content, public)
+        if piece.empty is not None and len(piece.empty) and not seen.recorded:
+            raise Refused(
+                f"{type(query).__name__} does not take its gradients from hush.gradients.record, so it would "
+                "count empty places as examples: use the default arithmetic"
+            )
+        return sums
+
+    def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
+        """The losses, inspected at the steps that the secret picks."""
+        return Watch(secret).inspect(self.losses, step, piece, pieces) if self._mechanism.private else self.losses
