@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dp_accounting import dp_event
 
-from hush.noise import Diagonal, Identity, Structure
+from hush.matrices import Structure, drop_first
 from hush.queries import Claim
 from hush.randomness import Secret
 from hush.sampling import (
@@ -96,7 +96,7 @@ def drawn_anew(plan: Plan) -> bool:
     """Whether batches and noise of a step have nothing to do with those of any other."""
     sampled = isinstance(plan.sampler.participation, (PoissonSampled, WithoutReplacement))
     plain = all(channel.proof == "sum" for channel in plan.query.channels.values())
-    return sampled and plain and isinstance(plan.noise.structure, (Identity, Diagonal))
+    return sampled and plain and plan.noise.structure.bands == 1
 
 
 def drawing(secret: Secret, participation: Participation) -> Secret:
@@ -109,9 +109,7 @@ def after(start: int, participation: Any, structure: Structure) -> tuple[Any, St
     """Participation and noise of the steps from ``start`` on, where every step stands alone."""
     if start == 0:
         return participation, structure
-    left = structure.steps - start
-    cut = Diagonal(structure.scales[start:]) if isinstance(structure, Diagonal) else Identity(left)
-    return replace(participation, steps=participation.steps - start), cut
+    return replace(participation, steps=participation.steps - start), drop_first(structure, start)
 
 
 def claims_of(plan: Plan, attempts: Iterable[Attempt]) -> tuple[Claim, ...]:

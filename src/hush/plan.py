@@ -21,12 +21,12 @@ from hush.attempts import History, after, claims_of
 from hush.errors import Refused
 from hush.identity import NoIdentity, Scope, declared, describe, digest
 from hush.named import Losses, Named, trainable
-from hush.noise import Diagonal, Identity, Noise, sensitivity
+from hush.noise import Noise
 from hush.privacy import accounting, calibration
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.scale import SHARE, check_std, check_tails, tail_delta
-from hush.proofs import check_proof, event_of, own_adjacency
+from hush.proofs import check_proof, event_of, find_sensitivity, own_adjacency
 from hush.queries import Channel, Claim, OwnClaims, Query
 from hush.randomness import Secret
 from hush.rules import Rule
@@ -82,7 +82,7 @@ class Plan:
     @cached_property
     def sensitivity(self) -> float:
         """sens(C) under the sampler's participation: how much Z is scaled up for being correlated."""
-        return sensitivity(self.noise.structure, self.sampler.participation) if self.private else 1.0
+        return find_sensitivity(self.sampler.participation, self.noise.structure) if self.private else 1.0
 
     @property
     def noise_std(self) -> float:
@@ -279,8 +279,7 @@ class Plan:
 
     def _tail_terms(self) -> tuple[int, float, float]:
         """Steps, how far one example moves a step's release in standard deviations, and the rate."""
-        structure, part = self.noise.structure, self.sampler.participation
-        least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
+        part, least = self.sampler.participation, self.noise.structure.least_scale
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
         return self.steps, mu, part.rate if isinstance(part, PoissonSampled) else 1.0
 
@@ -308,7 +307,7 @@ class Plan:
             check_proof(self.sampler.participation, self.noise.structure, self.neighbours)
             return
         claims = self._claims(None)
-        if not isinstance(self.noise.structure, Identity):
+        if not self.noise.structure.alike:
             raise Refused(
                 f"{type(self.query).__name__} has a proof of its own, which holds for noise that is independent and "
                 "the same at every step: use Independent noise without a schedule"

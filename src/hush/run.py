@@ -24,7 +24,6 @@ from hush.draws import model_randomness
 from hush.errors import BadInput, Refused
 from hush.gradients import GradientWarning, Untouched, Watch, check_model, placed
 from hush.named import Layout, Losses, Named, State, Sums, add_sums, in_double, trainable
-from hush.noise import Independent
 from hush.normals import BLOCK
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.randomness import Secret, normal
@@ -410,7 +409,7 @@ class Run:
         if channel not in self._noise:
             self._noise[channel] = self.plan.noise.init(self._like(size))
             self._sizes[channel] = size
-        cut = isinstance(self.plan.noise, Independent) and self.device.type != "cuda"
+        cut = self.plan.noise.pieces and self.device.type != "cuda"
         length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):
             like = self._like(min(length, size - start))
