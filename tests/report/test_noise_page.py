@@ -12,7 +12,7 @@ from hush.cli import main
 from hush.errors import BadInput
 from hush.matrices import BLT, Dense, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums, square_root
 from hush.methods import make_plan
-from hush.report.noise_page import _ticks, write_page
+from hush.report.noise_page import _ticks, render_page
 from hush.report.noise_view import CELLS, _picture, view_noise
 
 T = 30
@@ -48,7 +48,7 @@ SMALL = {"examples": 200, "batch_size": 10, "epsilon": 3.0}
 )
 def test_every_method_has_a_page_that_needs_no_network(method: str, epochs: int) -> None:
     view = view_noise(make_plan(method, **SMALL, epochs=epochs))
-    page = write_page(view)
+    page = render_page(view)
     own = re.sub(r"<script>/\*\*.*?</script>", "", page, count=1, flags=re.S)  # the library itself names its home
     assert len(own) < len(page) - 10**6
     assert "http://" not in own
@@ -91,8 +91,8 @@ def test_a_hundred_thousand_steps_are_shown() -> None:
     assert view.corner == 2048
     assert view.strategy.values.shape == (CELLS, CELLS)
     assert view.steps[-1] == 100_000
-    assert len(write_page(view)) < 10**7
-    assert "the first 2048 of 100000 steps" in write_page(view)
+    assert len(render_page(view)) < 10**7
+    assert "the first 2048 of 100000 steps" in render_page(view)
 
 
 def test_a_block_shows_its_largest_entry() -> None:

@@ -52,7 +52,7 @@ def show_noise(
 
     Example: `hush noise show --method dp-blt --examples 60000 --batch-size 500 --epochs 10 --epsilon 3`
     """
-    from hush.report.noise_page import write_page
+    from hush.report.noise_page import render_page
     from hush.report.noise_view import view_noise
 
     if epochs is None and steps is None:
@@ -81,7 +81,7 @@ def show_noise(
         plan = make_plan(method, **public, **noise, **chosen)
         tell("drawing")
         view = view_noise(plan)
-        write_atomic(out, write_page(view).encode())
+        write_atomic(out, render_page(view).encode())
     found = {
         "method": plan.method,
         "epsilon": plan.guarantee().epsilon,
