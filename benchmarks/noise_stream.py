@@ -27,7 +27,7 @@ import torch
 
 from hush import matrices
 from hush.matrices import Structure, prefix_sums
-from hush.noise import streamed
+from hush.noise import make_noise
 from hush.randomness import Secret, normal
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "noise-stream.json"
@@ -62,7 +62,7 @@ class Stream:
     """A structure's noise on d coordinates, step after step."""
 
     def __init__(self, structure: Structure, size: int) -> None:
-        self.noise, self.like, self.step = streamed(structure), torch.empty(size, dtype=torch.float64), 0
+        self.noise, self.like, self.step = make_noise(structure), torch.empty(size, dtype=torch.float64), 0
         self.state, self.secret = self.noise.init(self.like), Secret.from_seed(0, "benchmark")
 
     def take(self, steps: int) -> float:

@@ -253,6 +253,21 @@ def test_every_setting_and_method_makes_another_plan() -> None:
     assert plan().fingerprint() == plan().fingerprint()
 
 
+KNOWN = {
+    "independent": ({}, "4e37461867db561a7b070bcbd5ece948"),
+    "schedule": ({"noise_end": 0.25, "noise_stages": 3}, "854cb0eb9f62c64c6daa287086cab3c1"),
+    "same order": ({"sampling": "same-order"}, "61d3713259416c8d85c39fcf464dbc0a"),
+    "tree": ({"method": "dp-ftrl"}, "046d63e6cc8409228ab51af721aad075"),
+}
+
+
+@pytest.mark.parametrize("which", KNOWN)
+def test_a_plan_keeps_its_fingerprint(which) -> None:
+    """Noise that was drawn from a seed, and checkpoints that were kept, are bound to it."""
+    changes, expected = KNOWN[which]
+    assert plan(accept_claimed=False, **changes).fingerprint() == expected
+
+
 @dataclass(frozen=True)
 class Marked(Own):
     weights: Any = field(default_factory=lambda: np.arange(3.0))

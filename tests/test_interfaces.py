@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from hush.errors import Refused
 from hush.gradients import Point, record
+from hush.matrices import Structure
 from hush.methods import make_plan
 from hush.named import Named, State, Sums, trainable
 from hush.noise import Independent, Rows
@@ -186,7 +188,7 @@ def test_hidden_state_without_a_claim_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class TwoLeafTree:
+class TwoLeafTree(Structure):
     """A binary tree of two leaves as noise: C = [[1, 0], [0, 1], [1, 1]] is tall, three rows of Z for two steps.
 
     The prefix sums are estimated from complete nodes: step 1 sees node 0, step 2 the root, node 2. The noise of a step
@@ -201,14 +203,15 @@ class TwoLeafTree:
     def structure(self) -> TwoLeafTree:
         return self
 
-    def single(self) -> float:
-        return math.sqrt(2)
+    @property
+    def pieces(self) -> bool:
+        return False
 
-    def same_order(self, per_epoch: int) -> float:
-        raise NotImplementedError
+    def strategy(self) -> np.ndarray:
+        return np.array([[1.0, 0], [0, 1], [1, 1]])
 
-    def separated(self, times: int, apart: int) -> float:
-        raise NotImplementedError
+    def noise_map(self) -> np.ndarray:
+        return np.array([[1.0, 0, 0], [-1, 0, 1]])
 
     def first(self, steps: int) -> TwoLeafTree:
         return self

@@ -13,23 +13,29 @@ import torch
 from dp_accounting import dp_event
 
 from hush.errors import BadInput, Refused
+from hush.matrices import Diagonal, Structure
 from hush.methods import catalogue, find, make_plan
-from hush.noise import Identity, Independent
+from hush.noise import Independent
 from hush.proofs import event_of
 from hush.queries import BY_TABLE, Channel, Claim
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
 
 T = 12
-IDENTITY = Identity(T)
+IDENTITY = Diagonal(T)
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Structure):
     """Correlated noise as far as the table is concerned."""
 
     steps: int = T
     bands: int | None = None
     restarts: int | None = None
+
+    def strategy(self):
+        raise AssertionError("the table needs no matrix")
+
+    noise_map = strategy
 
     def single(self) -> float:
         return 1.5

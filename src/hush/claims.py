@@ -26,8 +26,8 @@ from dp_accounting import dp_event
 from hush import proofs
 from hush.attempts import Attempt, History
 from hush.errors import Refused
+from hush.matrices import Structure, drop_first
 from hush.mechanism import Mechanism
-from hush.noise import Diagonal, Identity, Structure
 from hush.privacy import accounting
 from hush.privacy.accounting import Accountant
 from hush.privacy.guarantee import Guarantee
@@ -51,7 +51,7 @@ def check_claims(mechanism: Mechanism) -> None:
             raise Refused(f"{type(query).__name__} is no plain sum and names no claims of its own: nothing is proven")
         proofs.check_proof(mechanism.sampler.participation, mechanism.noise.structure, mechanism.neighbours)
         return
-    if not isinstance(mechanism.noise.structure, Identity):
+    if not mechanism.noise.structure.alike:
         raise Refused(
             f"{type(query).__name__} has a proof of its own, which holds for noise that is independent and "
             "the same at every step: use Independent noise without a schedule"
@@ -135,7 +135,7 @@ def is_drawn_anew(mechanism: Mechanism) -> bool:
     """Whether batches and noise of a step have nothing to do with those of any other."""
     sampled = isinstance(mechanism.sampler.participation, (PoissonSampled, WithoutReplacement))
     plain = all(channel.proof == "sum" for channel in mechanism.query.channels.values())
-    return sampled and plain and isinstance(mechanism.noise.structure, (Identity, Diagonal))
+    return sampled and plain and mechanism.noise.structure.bands == 1
 
 
 def _own_claims(mechanism: Mechanism, steps: int, sigma: float | None = None) -> tuple[Claim, ...] | None:
@@ -169,9 +169,7 @@ def _drop(start: int, participation: Any, structure: Structure) -> tuple[Any, St
     """Participation and noise of the steps from ``start`` on, where every step stands alone."""
     if start == 0:
         return participation, structure
-    left = structure.steps - start
-    cut = Diagonal(structure.scales[start:]) if isinstance(structure, Diagonal) else Identity(left)
-    return replace(participation, steps=participation.steps - start), cut
+    return replace(participation, steps=participation.steps - start), drop_first(structure, start)
 
 
 def _say_again(taken: Sequence[Attempt]) -> str:

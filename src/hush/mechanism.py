@@ -18,10 +18,10 @@ from hush import arithmetic, validate
 from hush.errors import Refused
 from hush.identity import Scope, declared, digest
 from hush.named import Named
-from hush.noise import Diagonal, Noise, sensitivity
+from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.scale import check_std, tail_delta
-from hush.proofs import own_adjacency
+from hush.proofs import find_sensitivity, own_adjacency
 from hush.queries import Channel, Query
 from hush.randomness import Secret
 from hush.rules import Rule
@@ -79,7 +79,7 @@ class Mechanism(ABC):
     @cached_property
     def sensitivity(self) -> float:
         """sens(C) under the sampler's participation: how much Z is scaled up for being correlated."""
-        return sensitivity(self.noise.structure, self.sampler.participation) if self.private else 1.0
+        return find_sensitivity(self.sampler.participation, self.noise.structure) if self.private else 1.0
 
     @property
     def noise_std(self) -> float:
@@ -145,8 +145,7 @@ class Mechanism(ABC):
     def tail_terms(self, coordinates: int) -> tuple[int, int, float, float]:
         """What the tails' cost depends on (`hush.privacy.scale`): numbers that get noise in a step, of so many in each
         channel; steps; how far one example moves a release in standard deviations; and the rate."""
-        structure, part = self.noise.structure, self.sampler.participation
-        least = min(structure.scales) if isinstance(structure, Diagonal) else 1.0
+        part, least = self.sampler.participation, self.noise.structure.least_scale
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
         return coordinates * len(self.query.channels), self.steps, mu, rate

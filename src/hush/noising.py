@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hush.mechanism import Mechanism
 from hush.named import Layout, Named, State, Sums
-from hush.noise import Independent
 from hush.randomness import BLOCK, Secret, normal
 from hush.release import Release, add_noise, grid
 
@@ -54,7 +53,7 @@ class Noising:
         if channel not in self._states:
             self._states[channel] = noise.init(self._like(size))
             self._sizes[channel] = size
-        cut = isinstance(self._mechanism.noise, Independent) and self._device.type != "cuda"
+        cut = self._mechanism.noise.pieces and self._device.type != "cuda"
         length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):
             like = self._like(min(length, size - start))

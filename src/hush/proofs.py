@@ -27,30 +27,48 @@ from typing import Any
 
 from dp_accounting import dp_event
 
+from hush import sampling
 from hush.errors import Refused
-from hush.noise import Structure, blocks, sensitivity
+from hush.matrices import Structure
 from hush.privacy.accounting import Adjacency
-from hush.sampling import (
-    CyclicPoisson,
-    OnePass,
-    Participation,
-    PoissonSampled,
-    Reshuffled,
-    SameOrder,
-    Separated,
-    WithoutReplacement,
-)
+from hush.sampling import Participation
 
 
 def own_adjacency(participation: Participation) -> Adjacency:
     """The neighbouring relation under which a participation is analysed unless another is asked for."""
     match participation:
-        case PoissonSampled():
+        case sampling.PoissonSampled():
             return "add-remove"
-        case WithoutReplacement():
+        case sampling.WithoutReplacement():
             return "replace"
-        case OnePass() | SameOrder() | Separated() | Reshuffled() | CyclicPoisson():
+        case (
+            sampling.OnePass()
+            | sampling.SameOrder()
+            | sampling.Separated()
+            | sampling.Reshuffled()
+            | sampling.CyclicPoisson()
+        ):
             return "zero-out"
+    raise Refused(_unknown(participation))
+
+
+def find_sensitivity(participation: Participation, structure: Structure) -> float:
+    """The largest ‖C Δ‖ over what one example of unit norm can contribute in one unit of the event.
+
+    The unit is the whole run where the event is one Gaussian, an epoch where it composes epochs, and one step (or
+    one visit to a group) where it composes sampled steps.
+    """
+    match participation:
+        case sampling.PoissonSampled() | sampling.WithoutReplacement():
+            return 1.0
+        case sampling.OnePass() | sampling.CyclicPoisson():
+            return structure.single()
+        case sampling.Reshuffled():
+            return structure.single()  # restarted every epoch (or independent), so an epoch is one participation
+        case sampling.SameOrder(per_epoch=per_epoch):
+            return structure.same_order(per_epoch)
+        case sampling.Separated(times=times, apart=apart):
+            return structure.separated(times, apart)
     raise Refused(_unknown(participation))
 
 
@@ -63,17 +81,17 @@ def event_of(
     first = structure.first(steps) if steps < structure.steps else structure
     scale = scale / 2.0 if adjacency == "replace" else scale
     match part:
-        case PoissonSampled(rate=rate):
+        case sampling.PoissonSampled(rate=rate):
             return _composed(first, 1, scale, lambda gaussian: dp_event.PoissonSampledDpEvent(rate, gaussian))
-        case WithoutReplacement(examples=n, size=size):
+        case sampling.WithoutReplacement(examples=n, size=size):
             return _composed(
                 first, 1, scale, lambda gaussian: dp_event.SampledWithoutReplacementDpEvent(n, size, gaussian)
             )
-        case Reshuffled(per_epoch=b):
+        case sampling.Reshuffled(per_epoch=b):
             return _composed(first, b, scale, lambda gaussian: gaussian)
-        case CyclicPoisson(groups=w, rate=rate):
+        case sampling.CyclicPoisson(groups=w, rate=rate):
             return _composed(first, w, scale, lambda gaussian: dp_event.PoissonSampledDpEvent(rate, gaussian))
-    return dp_event.GaussianDpEvent(scale / sensitivity(first, part))
+    return dp_event.GaussianDpEvent(scale / find_sensitivity(part, first))
 
 
 def check_proof(participation: Participation, structure: Structure, adjacency: Adjacency) -> None:
@@ -82,25 +100,25 @@ def check_proof(participation: Participation, structure: Structure, adjacency: A
         raise Refused(f"the noise covers {structure.steps} steps and the sampler takes {participation.steps}")
     own = own_adjacency(participation)
     match participation:
-        case PoissonSampled() | WithoutReplacement() if structure.bands != 1:
+        case sampling.PoissonSampled() | sampling.WithoutReplacement() if structure.bands != 1:
             raise Refused(
                 "correlated noise has no proof on batches that are sampled anew at every step, because the same "
                 "example can meet correlated steps at unknown distances: use fixed batches in the same order "
                 "(sampling 'same-order'), or banded noise with cyclic Poisson sampling (method dp-bandmf)"
             )
-        case Reshuffled(per_epoch=b) if structure.restarts is None or b % structure.restarts:
+        case sampling.Reshuffled(per_epoch=b) if structure.restarts is None or b % structure.restarts:
             raise Refused(
                 "batches reshuffled every epoch are proven only with noise that is independent or restarted within "
                 "every epoch: use sampling 'same-order', or restart the noise every epoch"
             )
-        case CyclicPoisson(groups=w) if structure.bands is None or structure.bands > w:
+        case sampling.CyclicPoisson(groups=w) if structure.bands is None or structure.bands > w:
             raise Refused(
                 f"cyclic Poisson sampling with {w} groups is proven only for noise of at most {w} bands: "
                 "use that many bands, or fixed batches in the same order"
             )
-    if isinstance(participation, PoissonSampled) and adjacency == "zero-out":
+    if isinstance(participation, sampling.PoissonSampled) and adjacency == "zero-out":
         return
-    if adjacency != own and not (adjacency == "replace" and not isinstance(participation, CyclicPoisson)):
+    if adjacency != own and not (adjacency == "replace" and not isinstance(participation, sampling.CyclicPoisson)):
         raise Refused(
             f"{type(participation).__name__} batches are analysed under '{own}' adjacency; "
             f"'{adjacency}' has no proof here: use '{own}'"
@@ -113,7 +131,7 @@ def _composed(
     """One sampled Gaussian for each run of ``length`` steps; those that a noise schedule makes alike are counted."""
     parts = [
         dp_event.SelfComposedDpEvent(sampled(dp_event.GaussianDpEvent(scale / norm)), count)
-        for norm, count in blocks(structure, length).items()
+        for norm, count in structure.block_norms(length).items()
     ]
     return parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.errors import BadInput, Refused
+from hush.errors import BadInput
 from hush.matrices import BLT, Dense, optimal_blt, optimal_single, square_root
 from hush.matrices.blt_optimum import prefix_mean_square, squared_sensitivity
 from hush.matrices.workloads import Workload, prefix_sums
@@ -104,7 +104,5 @@ def test_bad_parameters(theta, omega, sentence):
 
 
 def test_refusals():
-    with pytest.raises(Refused, match="amplified only for noise of at most 20 bands, and this one is dense"):
-        random_blt(0, 20, 2).cyclic(20)
     with pytest.raises(BadInput, match="constant learning rate"):
         optimal_blt(Workload(3, learning_rates=(1, 2, 3)), 1)

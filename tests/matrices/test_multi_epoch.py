@@ -9,9 +9,9 @@ import pytest
 from scipy.optimize import minimize
 
 from hush.errors import BadInput
-from hush.matrices import identity, optimal_epochs, optimal_single
+from hush.matrices import Diagonal, optimal_epochs, optimal_single
 from hush.matrices.dense import from_gram
-from hush.matrices.newton import Problem
+from hush.matrices.newton import TraceProblem
 from hush.matrices.workloads import Workload, objective, prefix_sums
 
 
@@ -42,7 +42,7 @@ def test_ten_epochs_of_49_steps():
     best = optimal_epochs(prefix_sums(490), 49)
     assert best.error <= 9.9195
     assert best.gap < 1e-6
-    assert best.error < 0.5 * identity(490).rmse() * identity(490).same_order(49)
+    assert best.error < 0.5 * Diagonal(490).rmse() * Diagonal(490).same_order(49)
 
 
 def test_incomplete_last_epoch_and_extremes():
@@ -81,10 +81,10 @@ def test_no_other_strategy_is_better():
 def test_the_gap_is_honest():
     work = prefix_sums(24)
     W = work.matrix()
-    problem = Problem.of(W.T @ W, 8, None)
+    problem = TraceProblem.of(W.T @ W, 8, None)
     gap = problem.gap(np.eye(24) / 3)  # the identity is far from optimal …
     best = optimal_epochs(work, 8)
-    distance = 1 - (best.error / (identity(24).rmse() * identity(24).same_order(8))) ** 2
+    distance = 1 - (best.error / (Diagonal(24).rmse() * Diagonal(24).same_order(8))) ** 2
     assert distance <= gap < 1  # … and the gap says at least by how much
     spoilt = best.structure.gram + 0.02  # entries within a pattern: the |X| sensitivity counts them
     order = problem.order

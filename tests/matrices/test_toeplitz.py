@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.linalg import sqrtm
 
-from hush.errors import BadInput, Refused
+from hush.errors import BadInput
 from hush.matrices import sensitivity
 from hush.matrices.dense import Dense
 from hush.matrices.series import quotient, reciprocal
-from hush.matrices.toeplitz import Toeplitz, identity, inverse_square_root, square_root
+from hush.matrices.toeplitz import Toeplitz, inverse_square_root, square_root
 from hush.matrices.workloads import Workload, prefix_sums
 
 
@@ -46,17 +46,6 @@ def test_multi_epoch_golden():
         assert structure.separated(10, 100) == pytest.approx(sens, abs=5e-5)
         assert structure.same_order(100) == pytest.approx(sens, abs=5e-5)
         assert structure.separated(10, 100) * structure.rmse() == pytest.approx(error, abs=5e-5)
-
-
-def test_identity_is_independent_noise():
-    # MECHANISMS §6: identity 5.70 / 11.34 / 21.67 at T = 64 / 256 / 938
-    for steps, error in ((64, 5.70), (256, 11.34), (938, 21.67)):
-        same = identity(steps)
-        assert same.single() * same.rmse() == pytest.approx(error, abs=5e-3)
-    assert identity(64).rmse() * identity(64).same_order(16) == pytest.approx(11.4018, abs=5e-5)  # k = 4, b = 16
-    assert np.array_equal(identity(9).noise_map(), np.eye(9))
-    assert (identity(9).bands, identity(9).restarts) == (1, 1)
-    assert identity(9).separated(3, 4) == pytest.approx(3**0.5)
 
 
 @pytest.mark.parametrize("workload", [Workload(12), Workload(12, 0.9), Workload(12, 0.5, 0.95), Workload(12, 0, 0.9)])
@@ -114,12 +103,3 @@ def test_refusals():
         square_root(Workload(3, learning_rates=(1, 2, 3)))
     with pytest.raises(BadInput, match="starts with a positive number"):
         Toeplitz(3, np.array([0.0, 1.0]))
-    with pytest.raises(Refused, match="more groups or fewer bands"):
-        square_root(prefix_sums(20), 5).cyclic(4)
-    with pytest.raises(Refused, match="restarts"):
-        square_root(prefix_sums(20), 5).per_epoch(10)
-    with pytest.raises(Refused, match="dense"):
-        inverse_square_root(prefix_sums(20), 5).cyclic(10)
-    assert square_root(prefix_sums(20), 5).cyclic(5) == square_root(prefix_sums(20), 5).single()
-    assert identity(20).per_epoch(7) == 1.0
-    assert square_root(prefix_sums(20)).per_epoch(20) == square_root(prefix_sums(20)).single()  # a single epoch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from hush.errors import BadInput, Refused
+from hush.errors import BadInput
 from hush.matrices import sensitivity
 from hush.matrices.tree import Tree
 from hush.matrices.workloads import Workload
@@ -40,8 +40,8 @@ def test_restarts_golden():
     # MECHANISMS §5: 120 leaves × 10
     for complete, squared in (("none", 70), ("all-but-last", 79), ("all", 80)):
         assert Tree(1200, restart=120, complete=complete).same_order(120) ** 2 == pytest.approx(squared)
-    assert Tree(1200, restart=120).per_epoch(120) ** 2 == pytest.approx(7)
-    assert Tree(1200, restart=120, complete="all").per_epoch(120) ** 2 == pytest.approx(8)
+    assert Tree(1200, restart=120).single() ** 2 == pytest.approx(7)
+    assert Tree(1200, restart=120, complete="all").single() ** 2 == pytest.approx(8)
 
 
 def test_published_table():
@@ -145,10 +145,6 @@ def test_counting_only_what_is_read_is_tighter():
 
 
 def test_refusals():
-    with pytest.raises(Refused, match="restarts"):
-        Tree(1200).per_epoch(120)
-    with pytest.raises(Refused, match="reshuffled every 120 steps need .* noise that restarts every epoch"):
-        Tree(1200, restart=100).per_epoch(120)
     with pytest.raises(BadInput, match="Honaker"):
         Tree(8, estimate="honaker", nodes="read")
     with pytest.raises(BadInput, match="below 8"):

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from hush.cli import main
 from hush.errors import BadInput, Refused
-from hush.matrices import BLT, Tree, identity, inverse_square_root, optimal_banded, prefix_sums
+from hush.matrices import BLT, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums
 from hush.methods import make_plan
-from hush.noise import streamed
+from hush.noise import make_noise
 from hush.proofs import check_proof, own_adjacency
 from hush.randomness import Secret, normal
 from hush.release import grid
@@ -192,7 +192,7 @@ def test_options_without_a_proof_are_refused(change, remedy) -> None:
 # The real structures against every participation: exactly these pairs are proven.
 T = 12
 STRUCTURES = {
-    "independent": identity(T),
+    "independent": Diagonal(T),
     "3 bands": optimal_banded(prefix_sums(T), 3).structure,
     "bisr": inverse_square_root(prefix_sums(T), 3),
     "blt": BLT(T, np.array([0.8]), np.array([0.4])),
@@ -401,7 +401,7 @@ def test_what_one_example_contributes_to_a_whole_run_is_bounded(name: str) -> No
 
 def test_one_band_is_the_noise_of_dp_sgd_bit_for_bit() -> None:
     plan = make_plan("dp-bandmf", **SETTING, epochs=2, bands=1)
-    noise, like, secret = streamed(plan.noise.structure), torch.empty(100), Secret.from_seed(1)
+    noise, like, secret = make_noise(plan.noise.structure), torch.empty(100), Secret.from_seed(1)
     state = noise.init(like)
     for step in range(plan.steps):
         drawn, state = noise.draw(step, lambda row: normal(secret, "noise/gradient", row, like), state)

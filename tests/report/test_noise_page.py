@@ -10,16 +10,17 @@ import pytest
 
 from hush.cli import main
 from hush.errors import BadInput
-from hush.matrices import BLT, Dense, Tree, inverse_square_root, optimal_banded, prefix_sums, square_root
+from hush.matrices import BLT, Dense, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums, square_root
 from hush.methods import make_plan
-from hush.report.noise_page import _ticks, noise_page
-from hush.report.noise_view import CELLS, _picture, noise_view, prefix_variances
+from hush.report.noise_page import _ticks, render_page
+from hush.report.noise_view import CELLS, _picture, view_noise
 
 T = 30
 STRUCTURES = {
     "bsr": square_root(prefix_sums(T), 4),
     "bisr": inverse_square_root(prefix_sums(T), 4),
     "banded": optimal_banded(prefix_sums(T), 4).structure,
+    "diagonal": Diagonal(T, tuple(0.5 + t / T for t in range(T))),
     "blt": BLT(T, np.array([0.9, 0.3]), np.array([0.2, 0.3])),
     "tree": Tree(T),
     "honaker": Tree(T, estimate="honaker"),
@@ -33,7 +34,7 @@ STRUCTURES = {
 def test_accumulated_noise_is_that_of_the_map(name: str) -> None:
     structure = STRUCTURES[name]
     expected = (np.cumsum(structure.noise_map(), axis=0) ** 2).sum(axis=1)
-    found = prefix_variances(structure)
+    found = structure.prefix_variances()
     assert np.allclose(found, expected, rtol=1e-9)
     assert np.sqrt(found.mean()) == pytest.approx(structure.rmse(), rel=1e-9)
 
@@ -46,8 +47,8 @@ SMALL = {"examples": 200, "batch_size": 10, "epsilon": 3.0}
     [("dp-matrix-me", 2), ("dp-ftrl", 2), ("dp-bandmf", 2), ("dp-blt", 2), ("dp-matrix-se", 1), ("dp-sgd", 2)],
 )
 def test_every_method_has_a_page_that_needs_no_network(method: str, epochs: int) -> None:
-    view = noise_view(make_plan(method, **SMALL, epochs=epochs))
-    page = noise_page(view)
+    view = view_noise(make_plan(method, **SMALL, epochs=epochs))
+    page = render_page(view)
     own = re.sub(r"<script>/\*\*.*?</script>", "", page, count=1, flags=re.S)  # the library itself names its home
     assert len(own) < len(page) - 10**6
     assert "http://" not in own
@@ -64,7 +65,7 @@ def test_every_method_has_a_page_that_needs_no_network(method: str, epochs: int)
 
 def test_the_numbers_are_the_plans() -> None:
     plan = make_plan("dp-matrix-me", **SMALL, epochs=2)
-    view = noise_view(plan)
+    view = view_noise(plan)
     assert np.array_equal(view.strategy.values, plan.noise.structure.strategy())
     assert np.array_equal(view.inverse.values, plan.noise.structure.noise_map())
     assert len(view.entries) == np.count_nonzero(plan.noise.structure.noise_map())
@@ -80,18 +81,18 @@ def test_the_numbers_are_the_plans() -> None:
 
 
 def test_independent_noise_is_compared_with_itself() -> None:
-    errors = noise_view(make_plan("dp-sgd", **SMALL, epochs=2)).errors
+    errors = view_noise(make_plan("dp-sgd", **SMALL, epochs=2)).errors
     assert errors["expected_error"] == pytest.approx(errors["dp_sgd_error"], rel=1e-3)
 
 
 def test_a_hundred_thousand_steps_are_shown() -> None:
     plan = make_plan("dp-bisr", examples=10_000, batch_size=10, steps=100_000, noise_multiplier=1.0, accountant="rdp")
-    view = noise_view(plan)
+    view = view_noise(plan)
     assert view.corner == 2048
     assert view.strategy.values.shape == (CELLS, CELLS)
     assert view.steps[-1] == 100_000
-    assert len(noise_page(view)) < 10**7
-    assert "the first 2048 of 100000 steps" in noise_page(view)
+    assert len(render_page(view)) < 10**7
+    assert "the first 2048 of 100000 steps" in render_page(view)
 
 
 def test_a_block_shows_its_largest_entry() -> None:
@@ -116,7 +117,7 @@ def test_ticks_have_room_and_lie_within_the_scale() -> None:
 
 def test_ordinary_training_has_no_noise_to_show() -> None:
     with pytest.raises(BadInput, match="adds no noise"):
-        noise_view(make_plan("sgd", examples=100, batch_size=10, epochs=1))
+        view_noise(make_plan("sgd", examples=100, batch_size=10, epochs=1))
 
 
 def test_the_shell(capsys, tmp_path) -> None:

@@ -52,8 +52,8 @@ def show_noise(
 
     Example: `hush noise show --method dp-blt --examples 60000 --batch-size 500 --epochs 10 --epsilon 3`
     """
-    from hush.report.noise_page import noise_page
-    from hush.report.noise_view import noise_view
+    from hush.report.noise_page import render_page
+    from hush.report.noise_view import view_noise
 
     if epochs is None and steps is None:
         epochs = 1.0 if method.startswith("dp-matrix-se") else 4.0
@@ -80,8 +80,8 @@ def show_noise(
     with patient(f"computing the noise of {method}") as tell:
         plan = make_plan(method, **public, **noise, **chosen)
         tell("drawing")
-        view = noise_view(plan)
-        write_atomic(out, noise_page(view).encode())
+        view = view_noise(plan)
+        write_atomic(out, render_page(view).encode())
     found = {
         "method": plan.method,
         "epsilon": plan.guarantee().epsilon,

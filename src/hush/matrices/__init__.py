@@ -5,10 +5,11 @@ from hush.matrices.banded import Banded
 from hush.matrices.blt import BLT
 from hush.matrices.blt_optimum import optimal_blt
 from hush.matrices.dense import Dense, from_gram
+from hush.matrices.diagonal import Diagonal, drop_first
 from hush.matrices.multi_epoch import optimal_epochs
 from hush.matrices.single_epoch import optimal_single
 from hush.matrices.structure import Solution, Structure
-from hush.matrices.toeplitz import Toeplitz, identity, inverse_square_root, square_root
+from hush.matrices.toeplitz import Toeplitz, inverse_square_root, square_root
 from hush.matrices.tree import Tree, TreeStep
 from hush.matrices.workloads import Workload, distances, objective, prefix_sums
 
@@ -16,6 +17,7 @@ __all__ = [
     "BLT",
     "Banded",
     "Dense",
+    "Diagonal",
     "Solution",
     "Structure",
     "Toeplitz",
@@ -23,8 +25,8 @@ __all__ = [
     "TreeStep",
     "Workload",
     "distances",
+    "drop_first",
     "from_gram",
-    "identity",
     "inverse_square_root",
     "objective",
     "optimal_banded",

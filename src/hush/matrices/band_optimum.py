@@ -33,12 +33,7 @@ def optimal_banded(workload: Workload, bands: int, *, rtol: float = 1e-9) -> Sol
     question = {"workload": workload, "bands": bands, "rtol": rtol}
     stored = cached("banded", question, lambda: _banded(workload, bands, rtol))
     structure = Banded(stored["rows"])
-    return Solution(
-        structure,
-        rmse=structure.rmse(workload),
-        sensitivity=structure.single(),
-        iterations=int(stored["iterations"]),
-    )
+    return Solution.of(structure, workload, structure.single(), stored)
 
 
 def optimal_toeplitz(
@@ -52,12 +47,7 @@ def optimal_toeplitz(
     question = {"workload": workload, "bands": bands, "times": times, "apart": apart, "rtol": rtol}
     stored = cached("toeplitz", question, lambda: _toeplitz(workload, bands, times, apart, rtol))
     structure = Toeplitz(workload.steps, stored["coefficients"])
-    return Solution(
-        structure,
-        rmse=structure.rmse(workload),
-        sensitivity=structure.separated(times, apart),
-        iterations=int(stored["iterations"]),
-    )
+    return Solution.of(structure, workload, structure.separated(times, apart), stored)
 
 
 def _banded(workload: Workload, bands: int, rtol: float) -> dict[str, Array]:

@@ -16,7 +16,7 @@ from hush.errors import BadInput
 from hush.matrices import sensitivity
 from hush.matrices.recursion import Recursion
 from hush.matrices.series import Array
-from hush.matrices.structure import Structure, frozen
+from hush.matrices.structure import Structure, freeze
 from hush.matrices.workloads import Workload, check_dense, prefix_sums
 from hush.validate import whole
 
@@ -28,7 +28,7 @@ class Banded(Structure):
     rows: Array
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", frozen(self.rows))
+        object.__setattr__(self, "rows", freeze(self.rows))
         if self.rows.ndim != 2 or not self.rows.size or not np.all(np.isfinite(self.rows)):
             raise BadInput(f"a banded strategy is a finite (steps, bands) array, got shape {self.rows.shape}")
         if np.any(self.rows[:, 0] <= 0):
@@ -55,7 +55,7 @@ class Banded(Structure):
     @cached_property
     def columns(self) -> Array:
         """columns[i, j] = C_{i+j,i}."""
-        return frozen(to_columns(self.rows))
+        return freeze(to_columns(self.rows))
 
     def single(self) -> float:
         """Largest column norm."""
@@ -90,6 +90,10 @@ class Banded(Structure):
     def rmse(self, workload: Workload | None = None) -> float:
         """‖A C⁻¹‖_F / √T in O(T·w²)."""
         return math.sqrt(Recursion.of(self.rows, workload or prefix_sums(self.steps)).total() / self.steps)
+
+    def prefix_variances(self) -> Array:
+        """Squared row norms of A C⁻¹, by the same recursion."""
+        return Recursion.of(self.rows, prefix_sums(self.steps)).seen_variances()
 
     def first(self, steps: int) -> Banded:
         """The first rows."""

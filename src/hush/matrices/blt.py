@@ -8,7 +8,6 @@ diag(θ) − uuᵀ and ω̂ⱼ = (vⱼᵀu)²: its coefficients are 1, −Σⱼ 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,14 +15,14 @@ import numpy as np
 
 from hush.errors import BadInput
 from hush.matrices import sensitivity
-from hush.matrices.series import Array, lower
-from hush.matrices.structure import Structure, frozen
-from hush.matrices.workloads import Workload, check_dense, prefix_sums
+from hush.matrices.series import Array
+from hush.matrices.structure import freeze
+from hush.matrices.toeplitz import OneColumn
 from hush.validate import whole
 
 
 @dataclass(frozen=True, eq=False)
-class BLT(Structure):
+class BLT(OneColumn):
     """T steps with decays 0 ≤ θⱼ < 1 and weights ωⱼ > 0, Σω ≤ 1: the coefficients of C then fall from 1 towards 0."""
 
     steps: int
@@ -32,8 +31,8 @@ class BLT(Structure):
 
     def __post_init__(self) -> None:
         whole(steps=self.steps)
-        object.__setattr__(self, "theta", frozen(np.atleast_1d(self.theta)))
-        object.__setattr__(self, "omega", frozen(np.atleast_1d(self.omega)))
+        object.__setattr__(self, "theta", freeze(np.atleast_1d(self.theta)))
+        object.__setattr__(self, "omega", freeze(np.atleast_1d(self.omega)))
         if self.theta.ndim != 1 or self.theta.shape != self.omega.shape or not self.theta.size:
             raise BadInput("a BLT needs as many decays θ as weights ω, at least one")
         if not (np.all(self.theta >= 0) and np.all(self.theta < 1)):
@@ -64,17 +63,13 @@ class BLT(Structure):
     @cached_property
     def column(self) -> Array:
         """First column of C, length T."""
-        return frozen(_column(self.theta, self.omega, self.steps))
+        return freeze(_column(self.theta, self.omega, self.steps))
 
     @cached_property
     def inverse_column(self) -> Array:
         """First column of C⁻¹, length T."""
         decay, weight = self.inverse
-        return frozen(_column(decay, -weight, self.steps))
-
-    def single(self) -> float:
-        """Norm of the first column."""
-        return float(np.linalg.norm(self.column))
+        return freeze(_column(decay, -weight, self.steps))
 
     def same_order(self, per_epoch: int) -> float:
         """The first batch of an epoch has the largest; exact, because the coefficients fall."""
@@ -85,27 +80,9 @@ class BLT(Structure):
         """Exact: the pattern 0, apart, 2·apart, … is the worst for falling coefficients."""
         return sensitivity.toeplitz_separated(self.column, times, apart)
 
-    def inverse_norms(self) -> Array:
-        """√(Σ_{j≤t} (c⁻¹ⱼ)²)."""
-        return np.sqrt(np.cumsum(self.inverse_column**2))
-
-    def rmse(self, workload: Workload | None = None) -> float:
-        """√(Σⱼ (T − j) bⱼ² / T) with b = a ∗ c⁻¹."""
-        return math.sqrt((workload or prefix_sums(self.steps)).mean_square(self.inverse_column))
-
     def first(self, steps: int) -> BLT:
         """The same buffers over fewer steps."""
         return BLT(steps, self.theta, self.omega)
-
-    def strategy(self) -> Array:
-        """C, T×T."""
-        check_dense(self.steps)
-        return lower(self.column, self.steps)
-
-    def noise_map(self) -> Array:
-        """C⁻¹, T×T."""
-        check_dense(self.steps)
-        return lower(self.inverse_column, self.steps)
 
 
 def inverse_parameters(theta: Array, omega: Array) -> tuple[Array, Array]:

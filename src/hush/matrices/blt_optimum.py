@@ -43,12 +43,7 @@ def optimal_blt(
     question = {"workload": workload, "buffers": buffers, "times": times, "apart": apart, "rtol": rtol}
     stored = cached("blt", question, lambda: _solve(workload, buffers, times, apart, rtol))
     structure = BLT(workload.steps, stored["theta"], stored["omega"])
-    return Solution(
-        structure,
-        rmse=structure.rmse(workload),
-        sensitivity=structure.separated(times, apart),
-        iterations=int(stored["iterations"]),
-    )
+    return Solution.of(structure, workload, structure.separated(times, apart), stored)
 
 
 def _solve(workload: Workload, buffers: int | None, times: int, apart: int, rtol: float) -> dict[str, Array]:

@@ -5,7 +5,6 @@ The noise of step t is Σ_{j≤t} (C⁻¹)_tj Zⱼ: causal, so gradients may dep
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,10 +12,10 @@ import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
 from hush.errors import BadInput
-from hush.matrices import sensitivity
+from hush.matrices.sensitivity import bandwidth
 from hush.matrices.series import Array
-from hush.matrices.structure import Structure, frozen
-from hush.matrices.workloads import Workload, check_dense, prefix_sums
+from hush.matrices.structure import Structure, freeze
+from hush.matrices.workloads import check_dense
 from hush.validate import whole
 
 
@@ -27,7 +26,7 @@ class Dense(Structure):
     C: Array
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "C", frozen(self.C))
+        object.__setattr__(self, "C", freeze(self.C))
         if self.C.ndim != 2 or self.C.shape[0] != self.C.shape[1] or not self.C.size:
             raise BadInput(f"a dense strategy is a square matrix, got shape {self.C.shape}")
         if not np.all(np.isfinite(self.C)):
@@ -43,44 +42,18 @@ class Dense(Structure):
     @cached_property
     def inverse(self) -> Array:
         """C⁻¹: row t holds the weights of Z₀ … Zₜ in the noise of step t."""
-        return frozen(np.tril(solve_triangular(self.C, np.eye(self.steps), lower=True)))
-
-    @cached_property
-    def gram(self) -> Array:
-        """X = CᵀC."""
-        return frozen(self.C.T @ self.C)
+        return freeze(np.tril(solve_triangular(self.C, np.eye(self.steps), lower=True)))
 
     @cached_property
     def bands(self) -> int | None:
         """Number of bands of C; None if all T are in use."""
-        used = sensitivity.bandwidth(self.C)
+        used = bandwidth(self.C)
         return used if used < self.steps or self.steps == 1 else None
 
     @cached_property
     def restarts(self) -> int | None:
         """Length of the diagonal blocks of C, if it is made of equal blocks."""
         return _period(self.C)
-
-    def single(self) -> float:
-        """Largest column norm of C."""
-        return sensitivity.single(self.gram)
-
-    def same_order(self, per_epoch: int) -> float:
-        """√ of the largest Σ|X_ij| over an epoch's residue."""
-        return sensitivity.same_order(self.gram, per_epoch)
-
-    def separated(self, times: int, apart: int) -> float:
-        """Exact on the diagonal where X is banded, else the two-stage row bound."""
-        return sensitivity.separated(self.gram, times, apart)
-
-    def inverse_norms(self) -> Array:
-        """Row norms of C⁻¹."""
-        return np.asarray(np.linalg.norm(self.inverse, axis=1))
-
-    def rmse(self, workload: Workload | None = None) -> float:
-        """‖A C⁻¹‖_F / √T."""
-        seen = (workload or prefix_sums(self.steps)).accumulate(self.inverse)
-        return float(np.linalg.norm(seen)) / math.sqrt(self.steps)
 
     def first(self, steps: int) -> Dense:
         """The leading corner of C: its inverse is the leading corner of C⁻¹."""

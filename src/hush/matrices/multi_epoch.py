@@ -16,7 +16,7 @@ import numpy as np
 
 from hush.matrices.cache import cached
 from hush.matrices.dense import Dense, from_gram
-from hush.matrices.newton import Problem, minimise
+from hush.matrices.newton import TraceProblem, minimise
 from hush.matrices.series import Array
 from hush.matrices.structure import Solution
 from hush.matrices.workloads import Workload, objective
@@ -34,18 +34,12 @@ def optimal_epochs(
     question = {"workload": workload, "per_epoch": per_epoch, "tau": tau, "rtol": rtol}
     stored = cached("multi-epoch", question, lambda: _solve(workload, per_epoch, tau, rtol))
     structure = Dense(stored["C"])
-    return Solution(
-        structure,
-        rmse=structure.rmse(workload),
-        sensitivity=structure.same_order(per_epoch),
-        gap=float(stored["gap"]),
-        iterations=int(stored["iterations"]),
-    )
+    return Solution.of(structure, workload, structure.same_order(per_epoch), stored)
 
 
 def _solve(workload: Workload, per_epoch: int, tau: int | None, rtol: float) -> dict[str, Array]:
     W = objective(workload, tau)
-    problem = Problem.of(W.T @ W, min(per_epoch, workload.steps), tau)
+    problem = TraceProblem.of(W.T @ W, min(per_epoch, workload.steps), tau)
     X, iterations = minimise(problem, rtol)
     gap = problem.gap(X)
     plain = np.empty_like(X)

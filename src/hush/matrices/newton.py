@@ -28,7 +28,7 @@ Real = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Problem:
+class TraceProblem:
     """f(X) = tr(GX⁻¹) over the free entries with trace one a pattern, in an order that puts each pattern together."""
 
     G: Array
@@ -38,7 +38,7 @@ class Problem:
     per_epoch: int
 
     @staticmethod
-    def of(G: Array, per_epoch: int, tau: int | None) -> Problem:
+    def of(G: Array, per_epoch: int, tau: int | None) -> TraceProblem:
         steps = np.arange(len(G))
         G = G / np.max(np.diag(G))  # the scale of A must not matter to single precision
         order = np.argsort(steps % per_epoch, kind="stable")
@@ -47,7 +47,7 @@ class Problem:
         if tau is not None:  # G is block diagonal in blocks of τ; by symmetry so is the best X
             block = order // tau
             free &= block[:, None] == block
-        return Problem(G[np.ix_(order, order)], order, pattern, free.astype(np.float64), per_epoch)
+        return TraceProblem(G[np.ix_(order, order)], order, pattern, free.astype(np.float64), per_epoch)
 
     def totals(self, diagonal: Real) -> Array:
         """Sum over each pattern."""
@@ -118,7 +118,7 @@ class Problem:
         return max(0.0, 1 - float(np.sqrt(np.maximum(spectrum, 0.0)).sum()) ** 2 / price / value)
 
 
-def minimise(problem: Problem, rtol: float) -> tuple[Array, int]:
+def minimise(problem: TraceProblem, rtol: float) -> tuple[Array, int]:
     """The best X to about rtol of f, and the number of Newton steps."""
     X = problem.start()
     for iteration in range(1, _NEWTON + 1):
@@ -159,7 +159,7 @@ class System:
     entry (i, j) of PᵀDP by Λ_i + Λ_j.
     """
 
-    problem: Problem
+    problem: TraceProblem
     inverse: Single
     blocks: list[Single]
     free: Single
@@ -170,7 +170,7 @@ class System:
     exact: Array
 
     @staticmethod
-    def of(problem: Problem, inverse: Array, U: Array) -> System:
+    def of(problem: TraceProblem, inverse: Array, U: Array) -> System:
         exact = problem.centred(problem.free * U, np.diag(U))
         blocks = problem.blocks(U)
         into, values = [], []

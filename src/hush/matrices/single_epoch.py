@@ -27,13 +27,7 @@ def optimal_single(workload: Workload, tau: int | None = None, *, rtol: float = 
         "single-epoch", {"workload": workload, "tau": tau, "rtol": rtol}, lambda: _solve(workload, tau, rtol)
     )
     structure = Dense(stored["C"])
-    return Solution(
-        structure,
-        rmse=structure.rmse(workload),
-        sensitivity=structure.single(),
-        gap=float(stored["gap"]),
-        iterations=int(stored["iterations"]),
-    )
+    return Solution.of(structure, workload, structure.single(), stored)
 
 
 def _solve(workload: Workload, tau: int | None, rtol: float) -> dict[str, Array]:

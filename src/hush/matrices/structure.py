@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from hush.errors import Refused
+from hush.matrices import sensitivity
 from hush.matrices.series import Array
-from hush.matrices.workloads import Workload
+from hush.matrices.workloads import Workload, prefix_sums
 from hush.validate import whole
 
 
 class Structure(ABC):
-    """A frozen factorisation A = BC. The noise of step t is row t of MZ; MC = I, so M = C⁻¹ for a square C."""
+    """A frozen factorisation A = BC, with a column of C for every step; M turns the rows of Z into the noise of steps.
+
+    The noise of all steps is MZ with Z standard normal, a row for every row of C, so releasing G + MZ tells no more
+    than CG + Z: one Gaussian release whose sensitivity is that of C. What is promised, and relied on:
+
+    - inverse: M C = I, so M = C⁻¹ for a square C;
+    - first: the first steps of the noise are `first` of it, whatever comes after them;
+    - bands: columns of C at least `bands` steps apart are orthogonal; with 1, C is diagonal: every step stands alone;
+    - restarts: with r, stretches of r steps from 0, r, 2r, … on share no row of Z and no row of C;
+    - sensitivity: `single`, `same_order` and `separated` are at least ‖CΔ‖, for every Δ that is zero but in the steps
+      in which one example takes part, and there has rows of norm one at most;
+    - blocks: `block_norms` counts every run of steps once, with at least the largest column norm in it;
+    - least: ‖row t of M‖ · sens(C) is at least `least_scale`, and so is ‖row t of M‖ where every step stands alone;
+    - alike: only where M = I;
+    - spread: `inverse_norms` are the norms of the rows of M;
+    - error: `rmse` is √(‖AM‖²_F / T), and `prefix_variances` are the squared norms of the rows of AM for prefix sums.
+
+    A new structure gives C, M, its bands, its restarts and `first`. The rest follows from the two matrices; it is
+    overridden where there is a way that is faster, or tighter.
+    """
 
     steps: int
 
@@ -30,61 +53,77 @@ class Structure(ABC):
         """r if steps r·i … r·(i+1) − 1 are a diagonal block of C for every i (1: independent); None if no r < T is."""
 
     @abstractmethod
-    def single(self) -> float:
-        """Sensitivity when an example takes part once: the largest column norm of C."""
-
-    @abstractmethod
-    def same_order(self, per_epoch: int) -> float:
-        """Sensitivity of fixed batches in the same order every epoch of `per_epoch` steps."""
-
-    @abstractmethod
-    def separated(self, times: int, apart: int) -> float:
-        """Sensitivity of at most `times` participations at least `apart` steps apart."""
-
-    @abstractmethod
-    def inverse_norms(self) -> Array:
-        """‖row t of M‖ for every t: the std of one coordinate of the noise at step t, for Z of unit variance."""
-
-    @abstractmethod
-    def rmse(self, workload: Workload | None = None) -> float:
-        """√(‖AM‖_F² / T): root mean square of the noise the model sees (by default in prefix sums), for unit Z."""
-
-    @abstractmethod
     def first(self, steps: int) -> Structure:
         """The same noise over its first steps only."""
 
     @abstractmethod
     def strategy(self) -> Array:
-        """C as a matrix with T columns, for looking at and testing; refused when T is too large."""
+        """C as a matrix with T columns; refused when T is too large."""
 
     @abstractmethod
     def noise_map(self) -> Array:
-        """M as a matrix with T rows, for looking at and testing; refused when T is too large."""
+        """M as a matrix with T rows; refused when T is too large."""
 
-    def per_epoch(self, per_epoch: int) -> float:
-        """Sensitivity within an epoch of reshuffled batches: the largest column norm, if noise restarts each epoch."""
-        whole(per_epoch=per_epoch)
-        one_epoch = per_epoch >= self.steps
-        if not one_epoch and (self.restarts is None or per_epoch % self.restarts):
-            raise Refused(
-                f"batches reshuffled every {per_epoch} steps need independent noise or noise that restarts "
-                "every epoch: use one of these, or keep the same order every epoch"
-            )
-        return self.single()
+    @cached_property
+    def gram(self) -> Array:
+        """X = CᵀC."""
+        C = self.strategy()
+        return freeze(C.T @ C)
 
-    def cyclic(self, groups: int) -> float:
-        """Sensitivity of one visit under cyclic Poisson sampling: the largest column norm, if bands ≤ groups."""
-        whole(groups=groups)
-        if self.bands is None or self.bands > groups:
-            shape = "dense" if self.bands is None else f"of {self.bands} bands"
-            raise Refused(
-                f"cyclic Poisson sampling over {groups} groups is amplified only for noise of at most {groups} bands, "
-                f"and this one is {shape}: use more groups or fewer bands"
-            )
-        return self.single()
+    def single(self) -> float:
+        """Sensitivity when an example takes part once: the largest column norm of C."""
+        return sensitivity.single(self.gram)
+
+    def same_order(self, per_epoch: int) -> float:
+        """Sensitivity of fixed batches in the same order every epoch: √ of the largest Σ|X_ij| over a batch's steps."""
+        return sensitivity.same_order(self.gram, per_epoch)
+
+    def separated(self, times: int, apart: int) -> float:
+        """Sensitivity of at most `times` participations at least `apart` steps apart.
+
+        Exact on the diagonal where X is banded, else the two-stage row bound."""
+        return sensitivity.separated(self.gram, times, apart)
+
+    def inverse_norms(self) -> Array:
+        """‖row t of M‖ for every t: the std of one coordinate of the noise at step t, for Z of unit variance."""
+        return np.asarray(np.linalg.norm(self.noise_map(), axis=1))
+
+    def rmse(self, workload: Workload | None = None) -> float:
+        """√(‖AM‖_F² / T): root mean square of the noise the model sees (by default in prefix sums), for unit Z."""
+        seen = (workload or prefix_sums(self.steps)).accumulate(self.noise_map())
+        return float(np.linalg.norm(seen)) / math.sqrt(self.steps)
+
+    def prefix_variances(self) -> Array:
+        """Variance of the noise accumulated up to every step, for Z of unit variance: squared row norms of AM."""
+        return np.asarray((np.cumsum(self.noise_map(), axis=0) ** 2).sum(axis=1))
+
+    @property
+    def alike(self) -> bool:
+        """Whether the noise of every step is a row of Z as it is: independent, and the same at every step."""
+        return self.bands == 1 and bool(np.all(self.inverse_norms() == 1.0))
+
+    @property
+    def least_scale(self) -> float:
+        """How little noise a step can have, relative to σ.
+
+        Where every step stands alone and is sampled anew, it is the least row norm of M. Elsewhere Z is scaled by
+        sens(C), which is at least ‖column t of C‖, and row t of M times column t of C is one: at least 1.
+        """
+        return float(self.inverse_norms().min()) if self.bands == 1 else 1.0
+
+    def block_norms(self, length: int) -> dict[float, int]:
+        """The largest column norm within each run of ``length`` steps, and how many of the runs have it."""
+        whole(length=length)
+        starts = np.arange(0, self.steps, length)
+        if self.bands != 1:
+            return {self.single(): len(starts)}
+        norms = 1.0 / np.minimum.reduceat(self.inverse_norms(), starts)
+        if np.all(norms == norms[0]):  # the usual case, of any number of steps
+            return {float(norms[0]): len(norms)}
+        return dict(Counter(norms.tolist()))
 
 
-S = TypeVar("S", bound=Structure, covariant=True)
+S = TypeVar("S", bound=Structure)
 
 
 @dataclass(frozen=True)
@@ -101,13 +140,19 @@ class Solution(Generic[S]):
     gap: float | None = None
     iterations: int = 0
 
+    @staticmethod
+    def of(structure: S, workload: Workload, sensitivity: float, stored: Mapping[str, Array]) -> Solution[S]:
+        """From what a solver stores beside its matrix: the number of iterations, and the gap if it knows one."""
+        gap = float(stored["gap"]) if "gap" in stored else None
+        return Solution(structure, structure.rmse(workload), sensitivity, gap, int(stored["iterations"]))
+
     @property
     def error(self) -> float:
         """rmse · sensitivity."""
         return self.rmse * self.sensitivity
 
 
-def frozen(values: Array) -> Array:
+def freeze(values: Array) -> Array:
     """A read-only float64 copy."""
     copy = np.array(values, dtype=np.float64)
     copy.setflags(write=False)

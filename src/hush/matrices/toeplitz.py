@@ -8,6 +8,7 @@ bands. The uncut square root is Fichtenberger et al. 2023. Everything here is O(
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,15 +17,55 @@ import numpy as np
 from hush.errors import BadInput
 from hush.matrices import sensitivity
 from hush.matrices.series import Array, binomial, lower, pad, product, reciprocal
-from hush.matrices.structure import Structure, frozen
+from hush.matrices.structure import Structure, freeze
 from hush.matrices.workloads import Workload, check_dense, prefix_sums
 from hush.validate import whole
 
 _EXACT_LIMIT = 2048  # up to this T a Toeplitz matrix that is not monotone is treated exactly, as a dense one
 
 
+class OneColumn(Structure):
+    """A lower-triangular Toeplitz C, all of which is in its first column, as all of C⁻¹ is in its own."""
+
+    @property
+    @abstractmethod
+    def column(self) -> Array:
+        """First column of C, length T."""
+
+    @property
+    @abstractmethod
+    def inverse_column(self) -> Array:
+        """First column of C⁻¹, length T."""
+
+    def single(self) -> float:
+        """Norm of the first column, the longest."""
+        return float(np.linalg.norm(self.column))
+
+    def inverse_norms(self) -> Array:
+        """√(Σ_{j≤t} (c⁻¹ⱼ)²)."""
+        return np.sqrt(np.cumsum(self.inverse_column**2))
+
+    def rmse(self, workload: Workload | None = None) -> float:
+        """√(Σⱼ (T − j) bⱼ² / T) with b = a ∗ c⁻¹."""
+        return math.sqrt((workload or prefix_sums(self.steps)).mean_square(self.inverse_column))
+
+    def prefix_variances(self) -> Array:
+        """Σ_{j≤t} bⱼ² with b the running sums of c⁻¹."""
+        return np.asarray(np.cumsum(np.cumsum(self.inverse_column) ** 2))
+
+    def strategy(self) -> Array:
+        """C, T×T."""
+        check_dense(self.steps)
+        return lower(self.column, self.steps)
+
+    def noise_map(self) -> Array:
+        """C⁻¹, T×T."""
+        check_dense(self.steps)
+        return lower(self.inverse_column, self.steps)
+
+
 @dataclass(frozen=True, eq=False)
-class Toeplitz(Structure):
+class Toeplitz(OneColumn):
     """T steps of a lower-triangular Toeplitz C.
 
     `coefficients` are the first ones of C, or of C⁻¹ if `inverse_banded`; those after the last are zero. The noise is
@@ -41,7 +82,7 @@ class Toeplitz(Structure):
         if values.ndim != 1 or not values.size or not np.all(np.isfinite(values)) or values[0] <= 0:
             raise BadInput("Toeplitz coefficients must be a finite list that starts with a positive number")
         used = int(np.flatnonzero(values[: self.steps])[-1]) + 1
-        object.__setattr__(self, "coefficients", frozen(values[:used]))
+        object.__setattr__(self, "coefficients", freeze(values[:used]))
 
     @property
     def bands(self) -> int | None:
@@ -59,23 +100,19 @@ class Toeplitz(Structure):
     def column(self) -> Array:
         """First column of C, length T."""
         given = self.coefficients
-        return frozen(reciprocal(given, self.steps) if self.inverse_banded else pad(given, self.steps))
+        return freeze(reciprocal(given, self.steps) if self.inverse_banded else pad(given, self.steps))
 
     @cached_property
     def inverse_column(self) -> Array:
         """First column of C⁻¹, length T."""
         given = self.coefficients
-        return frozen(pad(given, self.steps) if self.inverse_banded else reciprocal(given, self.steps))
-
-    def single(self) -> float:
-        """Norm of the first column, the longest."""
-        return float(np.linalg.norm(self.column))
+        return freeze(pad(given, self.steps) if self.inverse_banded else reciprocal(given, self.steps))
 
     def same_order(self, per_epoch: int) -> float:
         """Sensitivity of fixed batches in the same order: the first batch of an epoch has the largest."""
         whole(per_epoch=per_epoch)
         if self._exact:
-            return sensitivity.same_order(self._gram, per_epoch)
+            return sensitivity.same_order(self.gram, per_epoch)
         return sensitivity.toeplitz_separated(self.column, -(-self.steps // per_epoch), per_epoch)
 
     def separated(self, times: int, apart: int) -> float:
@@ -84,48 +121,20 @@ class Toeplitz(Structure):
         if self.bands is not None and self.bands <= apart:
             return self._orthogonal(count, apart)
         bound = sensitivity.toeplitz_separated(self.column, times, apart)
-        return min(bound, sensitivity.separated(self._gram, times, apart)) if self._exact else bound
-
-    def inverse_norms(self) -> Array:
-        """√(Σ_{j≤t} (c⁻¹ⱼ)²)."""
-        return np.sqrt(np.cumsum(self.inverse_column**2))
-
-    def rmse(self, workload: Workload | None = None) -> float:
-        """√(Σⱼ (T − j) bⱼ² / T) with b = a ∗ c⁻¹."""
-        return math.sqrt((workload or prefix_sums(self.steps)).mean_square(self.inverse_column))
+        return min(bound, sensitivity.separated(self.gram, times, apart)) if self._exact else bound
 
     def first(self, steps: int) -> Toeplitz:
         """The same coefficients over fewer steps."""
         return Toeplitz(steps, self.coefficients, self.inverse_banded)
 
-    def strategy(self) -> Array:
-        """C, T×T."""
-        check_dense(self.steps)
-        return lower(self.column, self.steps)
-
-    def noise_map(self) -> Array:
-        """C⁻¹, T×T."""
-        check_dense(self.steps)
-        return lower(self.inverse_column, self.steps)
-
     @property
     def _exact(self) -> bool:
         return self.steps <= _EXACT_LIMIT and not sensitivity.monotone(self.column)
-
-    @cached_property
-    def _gram(self) -> Array:
-        C = self.strategy()
-        return C.T @ C
 
     def _orthogonal(self, count: int, apart: int) -> float:
         # Columns that never meet add their squared norms; column i keeps T − i coefficients, so early ones are longest.
         partial = np.cumsum(self.column**2)
         return math.sqrt(float(np.sum(partial[self.steps - 1 - apart * np.arange(count)])))
-
-
-def identity(steps: int) -> Toeplitz:
-    """C = I: independent noise, DP-SGD's."""
-    return Toeplitz(steps, np.ones(1))
 
 
 def square_root(workload: Workload, bands: int | None = None) -> Toeplitz:

@@ -150,7 +150,7 @@ class Tree(Structure):
             most = min(count, -(-min(2**level, self.leaves) // apart))
             total += (count // most * most**2 + (count % most) ** 2) * bool(read.any())
         bound = math.sqrt(total)
-        return min(bound, sensitivity.separated(self._gram(), times, apart)) if self.steps <= _EXACT_LIMIT else bound
+        return min(bound, sensitivity.separated(self.gram, times, apart)) if self.steps <= _EXACT_LIMIT else bound
 
     def inverse_norms(self) -> Array:
         """Standard deviation of the noise of every step; it depends on the merges alone, so few are computed."""
@@ -179,6 +179,19 @@ class Tree(Structure):
             finished = variance[last]
         return math.sqrt(float(variance.mean()))
 
+    def prefix_variances(self) -> Array:
+        """Nodes on the stack stand for different steps, so their variances add."""
+        result, finished = np.zeros(self.steps), 0.0
+        stack: dict[int, float] = {}
+        for step in range(self.steps):
+            now = self.step(step)
+            fresh = sum(a**2 for _, a in now.rows) + sum(b**2 * stack[level] for level, b in now.merged)
+            stack = {level: v for level, v in stack.items() if level not in dict(now.merged)} | {now.level: fresh}
+            result[step] = finished + sum(stack.values())
+            if now.ends:
+                finished, stack = result[step], {}
+        return result
+
     def strategy(self) -> Array:
         """C: a row for every row of Z, 1 where the step lies under the node (rows that are not counted are zero)."""
         check_dense(self.steps)
@@ -206,11 +219,7 @@ class Tree(Structure):
 
     def pseudo_inverse(self) -> Dense:
         """The best use of the same nodes: noise of covariance (CᵀC)⁻¹, from a square lower-triangular C."""
-        return from_gram(self._gram())
-
-    def _gram(self) -> Array:
-        C = self.strategy()
-        return np.asarray(C.T @ C)
+        return from_gram(self.gram)
 
     def _size(self, tree: int) -> int:
         return min(self.leaves, self.steps - tree * self.leaves)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from hush import matrices, validate
+from hush import validate
 from hush.errors import BadInput, HushError, Refused
 from hush.methods import shapes
 from hush.methods.catalogue import catalogue
@@ -24,7 +24,6 @@ from hush.methods.descent import Descent
 from hush.methods.gradients import Gradients
 from hush.methods.groups import made, options
 from hush.methods.setting import Setting
-from hush.noise import Identity
 from hush.plan import Plan
 
 DENSE = 600  # most steps for which the dense optimum over several epochs is worth its time in a recommendation
@@ -143,11 +142,9 @@ def _candidate(
     plan = _plan(setting, method, chosen, descent, gradients)
     assert setting.epsilon is not None
     sigma = plan.calibrated(setting.epsilon).sigma
-    structure = plan.noise.structure
-    shape = matrices.identity(plan.steps) if isinstance(structure, Identity) else structure
-    assert isinstance(shape, matrices.Structure)
+    rmse = plan.noise.structure.rmse(descent.workload(plan.steps))
     sampling = {"dp-sgd": "poisson", "dp-bandmf": "cyclic"}.get(method, "same-order")
-    return Candidate(method, sigma, plan.sensitivity, shape.rmse(descent.workload(plan.steps)), sampling, chosen)
+    return Candidate(method, sigma, plan.sensitivity, rmse, sampling, chosen)
 
 
 def _plan(setting: Setting, method: str, chosen: dict[str, Any], descent: Descent, gradients: Gradients) -> Plan:

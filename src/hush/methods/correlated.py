@@ -17,7 +17,7 @@ from hush.methods import shapes
 from hush.methods.descent import Descent
 from hush.methods.gradients import Gradients
 from hush.methods.setting import Setting
-from hush.noise import streamed
+from hush.noise import make_noise
 from hush.plan import Plan
 from hush.rules import FTRL
 from hush.sampling import Cyclic
@@ -110,7 +110,7 @@ def dp_blt(setting: Setting, descent: Descent, gradients: Gradients, *, buffers:
 
 def _plan(setting: Setting, gradients: Gradients, method: str, structure: Structure, **parts: Any) -> Plan:
     parts.setdefault("sampler", setting.sampler("same-order"))
-    return gradients.plan(setting, method, noise=streamed(structure), **parts)
+    return gradients.plan(setting, method, noise=make_noise(structure), **parts)
 
 
 def _one_pass(setting: Setting) -> Setting:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from dp_accounting import dp_event
 
 from hush import matrices
 from hush.errors import BadInput
-from hush.matrices import Structure, Workload, identity, prefix_sums
+from hush.matrices import Structure, Toeplitz, Workload, prefix_sums
 from hush.methods.setting import Setting
 from hush.privacy import accounting, calibration
 
@@ -34,7 +35,7 @@ def banded(workload: Workload, bands: int) -> Structure:
     """The best banded strategy for one visit a cycle: column-normalised, or Toeplitz for very many steps."""
     width = min(bands, workload.steps)
     if width == 1:
-        return identity(workload.steps)
+        return Toeplitz(workload.steps, np.ones(1))
     if workload.steps >= TOEPLITZ_BANDS:
         return matrices.optimal_toeplitz(workload, width, times=1, apart=workload.steps).structure
     return matrices.optimal_banded(workload, width).structure

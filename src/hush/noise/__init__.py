@@ -1,27 +1,8 @@
 """Gaussian noise over steps, independent or correlated, and what it declares to the plan."""
 
 from hush.noise.dense import DenseNoise
-from hush.noise.independent import Independent
-from hush.noise.noise import Noise, Rows
-from hush.noise.schedules import Schedule, Stages
-from hush.noise.streams import BandedNoise, BLTNoise, TreeNoise, WindowNoise, streamed
-from hush.noise.structure import Diagonal, Identity, Structure, blocks, sensitivity
+from hush.noise.independent import Independent, Schedule, Stages
+from hush.noise.noise import Noise, Rows, Stream
+from hush.noise.streams import make_noise
 
-__all__ = [
-    "BLTNoise",
-    "BandedNoise",
-    "DenseNoise",
-    "Diagonal",
-    "Identity",
-    "Independent",
-    "Noise",
-    "Rows",
-    "Schedule",
-    "Stages",
-    "Structure",
-    "TreeNoise",
-    "WindowNoise",
-    "blocks",
-    "sensitivity",
-    "streamed",
-]
+__all__ = ["DenseNoise", "Independent", "Noise", "Rows", "Schedule", "Stages", "Stream", "make_noise"]

@@ -8,7 +8,6 @@ than gradients, and after a resume the block is simply made again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,15 +15,14 @@ from torch import Tensor
 
 from hush import validate
 from hush.matrices import Dense
-from hush.matrices.series import Array
 from hush.named import State
-from hush.noise.noise import Rows
+from hush.noise.noise import Rows, Stream
 
 PASSING = 16  # rows of Z in memory beside the block
 
 
 @dataclass(frozen=True)
-class DenseNoise:
+class DenseNoise(Stream):
     """``memory`` is what a block may take, in bytes; it changes rounding in the last bit, so it is part of the plan."""
 
     structure: Dense
@@ -32,10 +30,6 @@ class DenseNoise:
 
     def __post_init__(self) -> None:
         validate.whole(memory=self.memory)
-
-    @cached_property
-    def _norms(self) -> Array:
-        return self.structure.inverse_norms()
 
     def init(self, like: Tensor) -> State:
         """Nothing to keep: a block is scratch, made again from the secret when it is missing."""
@@ -47,10 +41,6 @@ class DenseNoise:
             state.pop("_block", None)  # the old block goes before the new one comes
             state["_start"], state["_block"] = self._block(step, z)
         return state["_block"][step - state["_start"]].clone(), state  # a view would keep the old block alive
-
-    def std(self, step: int) -> float:
-        """‖row t of C⁻¹‖."""
-        return float(self._norms[step])
 
     def _block(self, step: int, z: Rows) -> tuple[int, Tensor]:
         first = z(0)

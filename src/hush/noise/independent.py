@@ -1,10 +1,12 @@
 """Independent Gaussian noise at every step: C = I, the noise of DP-SGD (Abadi et al. 2016).
 
-With a schedule s the noise of step t is s(t)·z: C is diagonal with 1/s(t).
+With a schedule s the noise of step t is s(t)·z, and σ_t = σ · s(t): C is diagonal with 1/s(t). A schedule is public and
+fixed in the plan. Few different values keep the accounting exact and quick, so schedules go in stages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,35 +15,39 @@ from torch import Tensor
 
 from hush import validate
 from hush.identity import Scope, per_step
+from hush.matrices import Diagonal
 from hush.named import State
-from hush.noise.noise import Rows
-from hush.noise.schedules import Schedule
-from hush.noise.structure import Diagonal, Identity
+from hush.noise.noise import Rows, Stream
+
+Schedule = Callable[[int], float]
+"""The noise of a step relative to σ: a function of the step alone, never of anything private."""
 
 
 @dataclass(frozen=True)
-class Independent:
-    """Fresh noise for each of ``steps`` steps, the same at each or by a public schedule."""
+class Independent(Stream):
+    """Fresh noise for each of ``steps`` steps, the same at each or by a public schedule, which is asked once."""
 
     steps: int
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
-        if isinstance(self.structure, Diagonal):
-            for scale in self.structure.scales:
-                validate.positive(noise_schedule=scale)
+        validate.positive(noise_schedule=self.structure.least_scale)  # the schedule is asked now, and never again
 
     @cached_property
-    def structure(self) -> Identity | Diagonal:
+    def structure(self) -> Diagonal:  # type: ignore[override]
         """C = I, or diagonal."""
-        if self.schedule is None:
-            return Identity(self.steps)
-        return Diagonal(tuple(self.schedule(step) for step in range(self.steps)))
+        scales = None if self.schedule is None else tuple(self.schedule(step) for step in range(self.steps))
+        return Diagonal(self.steps, scales)
+
+    @property
+    def pieces(self) -> bool:
+        """Every coordinate is made alone, without a state."""
+        return True
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """The scales that were accounted, whatever function they came from."""
-        scales = self.structure.scales if isinstance(self.structure, Diagonal) else None
+        scales = self.structure.scales
         return {"steps": self.steps, "scales": None if scales is None else per_step(scales.__getitem__, self.steps)}
 
     def init(self, like: Tensor) -> State:
@@ -52,6 +58,24 @@ class Independent:
         """The step's own row of Z, scaled by the schedule."""
         return z(step) if self.schedule is None else z(step) * self.std(step), state
 
-    def std(self, step: int) -> float:
-        """One, or what the schedule said when it was accounted: it is asked once."""
-        return self.structure.scales[step] if isinstance(self.structure, Diagonal) else 1.0
+
+@dataclass(frozen=True)
+class Stages:
+    """A schedule from 1 to ``end`` times σ in ``stages`` equal parts of the run, each the same factor from the last.
+
+    Less noise late (``end`` below 1) is the dynamic DP-SGD of Du et al. 2021.
+    """
+
+    steps: int
+    end: float
+    stages: int = 10
+
+    def __post_init__(self) -> None:
+        validate.whole(steps=self.steps, noise_stages=self.stages)
+        validate.positive(noise_end=self.end)
+
+    def __call__(self, step: int) -> float:
+        if self.stages == 1:
+            return 1.0
+        stage = min(step * self.stages // self.steps, self.stages - 1)
+        return float(self.end ** (stage / (self.stages - 1)))

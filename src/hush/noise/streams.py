@@ -2,6 +2,7 @@
 
 | structure                  | kept between steps              | cost of a step          |
 |----------------------------|---------------------------------|-------------------------|
+| Diagonal                   | nothing                         | one multiplication      |
 | Toeplitz, Banded (w bands) | the last w − 1 noise vectors    | w − 1 multiply-adds     |
 | Toeplitz, inverse banded   | the last w − 1 rows of Z        | w − 1 multiply-adds     |
 | BLT (p buffers)            | p vectors                       | 2p multiply-adds        |
@@ -15,24 +16,27 @@ impulses through the stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hush.matrices import BLT, Banded, Dense, Structure, Toeplitz, Tree
+from hush.errors import Refused
+from hush.matrices import BLT, Banded, Dense, Diagonal, Structure, Toeplitz, Tree
 from hush.matrices.series import Array
 from hush.named import State
 from hush.noise.dense import DenseNoise
-from hush.noise.noise import Noise, Rows
+from hush.noise.independent import Independent
+from hush.noise.noise import Noise, Rows, Stream
 
 CACHED = 1 << 15  # coordinates that go through a BLT's buffers at a time, so that they stay near the processor
 
 
-def streamed(structure: Structure) -> Noise:
+def make_noise(structure: Structure) -> Noise:
     """The stream that makes a structure's noise."""
     match structure:
+        case Diagonal(steps=steps, scales=scales):
+            return Independent(steps, None if scales is None else scales.__getitem__)
         case Toeplitz(inverse_banded=True):
             return WindowNoise(structure)
         case Toeplitz() | Banded():
@@ -43,18 +47,14 @@ def streamed(structure: Structure) -> Noise:
             return TreeNoise(structure)
         case Dense():
             return DenseNoise(structure)
-    raise TypeError(f"no stream is known for {type(structure).__name__}")
+    raise Refused(f"no stream is known for {type(structure).__name__}: write its noise as a class, see `Noise`")
 
 
 @dataclass(frozen=True)
-class BandedNoise:
+class BandedNoise(Stream):
     """C has w bands: nₜ = (zₜ − Σ_{1≤j<w} C_{t,t−j} nₜ₋ⱼ)/C_tt, from a ring of the last w − 1 noise vectors."""
 
     structure: Toeplitz | Banded
-
-    @cached_property
-    def _norms(self) -> Array:
-        return self.structure.inverse_norms()
 
     def init(self, like: Tensor) -> State:
         """An empty ring."""
@@ -69,24 +69,16 @@ class BandedNoise:
         _into_ring(state["ring"], step, noise)
         return noise, state
 
-    def std(self, step: int) -> float:
-        """‖row t of C⁻¹‖."""
-        return float(self._norms[step])
-
     def _row(self, step: int) -> Array:
         """C_tt, C_{t,t−1}, …"""
         return self.structure.rows[step] if isinstance(self.structure, Banded) else self.structure.coefficients
 
 
 @dataclass(frozen=True)
-class WindowNoise:
+class WindowNoise(Stream):
     """C⁻¹ has w bands: nₜ = Σ_{j<w} c⁻¹ⱼ zₜ₋ⱼ, from a ring of the last w − 1 rows of Z."""
 
     structure: Toeplitz
-
-    @cached_property
-    def _norms(self) -> Array:
-        return self.structure.inverse_norms()
 
     def init(self, like: Tensor) -> State:
         """An empty ring."""
@@ -102,20 +94,12 @@ class WindowNoise:
         _into_ring(ring, step, newest)
         return noise, state
 
-    def std(self, step: int) -> float:
-        """‖row t of C⁻¹‖."""
-        return float(self._norms[step])
-
 
 @dataclass(frozen=True)
-class BLTNoise:
+class BLTNoise(Stream):
     """nₜ = zₜ − Σⱼ ωⱼ sⱼ, then sⱼ ← θⱼ sⱼ + nₜ."""
 
     structure: BLT
-
-    @cached_property
-    def _norms(self) -> Array:
-        return self.structure.inverse_norms()
 
     def init(self, like: Tensor) -> State:
         """Empty buffers."""
@@ -130,20 +114,12 @@ class BLTNoise:
             kept.mul_(decays).add_(part)
         return noise, state
 
-    def std(self, step: int) -> float:
-        """‖row t of C⁻¹‖."""
-        return float(self._norms[step])
-
 
 @dataclass(frozen=True)
-class TreeNoise:
+class TreeNoise(Stream):
     """The increment of the estimated prefix sum: fresh nodes come in, the nodes they merge go out."""
 
     structure: Tree
-
-    @cached_property
-    def _norms(self) -> Array:
-        return self.structure.inverse_norms()
 
     def init(self, like: Tensor) -> State:
         """A stack with a place for every level, all empty."""
@@ -163,10 +139,6 @@ class TreeNoise:
         for level, _ in now.merged:
             estimate.sub_(stack[level])
         return estimate, state
-
-    def std(self, step: int) -> float:
-        """‖row t of M‖."""
-        return float(self._norms[step])
 
 
 def _width(structure: Toeplitz | Banded) -> int:

@@ -20,7 +20,7 @@ OWN, SAME, POISSON = "#1f4e79", "#c0504d", "#7f7f7f"
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": "#222"}
 
 
-def noise_page(view: NoiseView) -> str:
+def render_page(view: NoiseView) -> str:
     """The whole page."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("hush.report").joinpath("noise_page.html").read_text(encoding="utf-8"))

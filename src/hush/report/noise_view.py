@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hush.errors import BadInput, Refused
-from hush.matrices import BLT, Banded, Dense, Structure, Toeplitz, Tree, identity, prefix_sums
-from hush.matrices.recursion import Recursion
+from hush.errors import BadInput
+from hush.matrices import Dense, Diagonal
 from hush.matrices.series import Array
 from hush.methods import make_plan
-from hush.noise import Diagonal, Identity, Independent, streamed
+from hush.noise import Independent
 from hush.plan import Plan
 from hush.randomness import Secret, normal
 
@@ -58,24 +57,24 @@ class NoiseView:
     @property
     def errors(self) -> dict[str, float]:
         """Root mean square over all steps of the accumulated noise: of the method, and of independent noise."""
-        root = identity(self.plan.steps).rmse()
+        root = Diagonal(self.plan.steps).rmse()
         return {
-            "expected_error": self.plan.noise_std * _structure(self.plan).rmse(),
+            "expected_error": self.plan.noise_std * self.plan.noise.structure.rmse(),
             "independent_error": self.independent.noise_std * root,
             "dp_sgd_error": self.poisson.noise_std * root,
         }
 
 
-def noise_view(plan: Plan) -> NoiseView:
+def view_noise(plan: Plan) -> NoiseView:
     """Look at a plan's noise; the plan's ε is what independent noise is calibrated to."""
     if not plan.private:
         raise BadInput(f"method '{plan.method}' adds no noise: there is nothing to show")
-    structure, epsilon = _structure(plan), plan.guarantee().epsilon
+    structure, epsilon = plan.noise.structure, plan.guarantee().epsilon
     alone = replace(plan, noise=Independent(plan.steps), method="dp-sgd", accept_claimed=True)
     shown = structure if isinstance(structure, Dense) or plan.steps <= CORNER else structure.first(CORNER)
     C, M = shown.strategy(), shown.noise_map()
     at = _thinned(plan.steps)
-    path_steps, path, other = _paths(plan, structure, alone := alone.calibrated(epsilon))
+    path_steps, path, other = _paths(plan, alone := alone.calibrated(epsilon))
     return NoiseView(
         plan=plan,
         independent=alone,
@@ -85,49 +84,11 @@ def noise_view(plan: Plan) -> NoiseView:
         entries=M[M != 0.0],
         corner=None if shown is structure else CORNER,
         steps=at + 1,
-        accumulated=plan.noise_std * np.sqrt(prefix_variances(structure)[at]),
+        accumulated=plan.noise_std * np.sqrt(structure.prefix_variances()[at]),
         each=plan.noise_std * structure.inverse_norms()[at],
         path_steps=path_steps,
         path=path,
         independent_path=other,
-    )
-
-
-def prefix_variances(structure: Structure) -> Array:
-    """Variance of the noise accumulated up to every step, for Z of unit variance: squared row norms of AM."""
-    if isinstance(structure, (Toeplitz, BLT)):
-        return np.asarray(np.cumsum(np.cumsum(structure.inverse_column) ** 2))
-    if isinstance(structure, Tree):
-        return _tree_variances(structure)
-    if isinstance(structure, Banded):
-        return Recursion.of(structure.rows, prefix_sums(structure.steps)).seen_variances()
-    return np.asarray((np.cumsum(structure.noise_map(), axis=0) ** 2).sum(axis=1))
-
-
-def _tree_variances(tree: Tree) -> Array:
-    """Nodes on the stack stand for different steps, so their variances add."""
-    result, finished = np.zeros(tree.steps), 0.0
-    stack: dict[int, float] = {}
-    for step in range(tree.steps):
-        now = tree.step(step)
-        fresh = sum(a**2 for _, a in now.rows) + sum(b**2 * stack[level] for level, b in now.merged)
-        stack = {level: v for level, v in stack.items() if level not in dict(now.merged)} | {now.level: fresh}
-        result[step] = finished + sum(stack.values())
-        if now.ends:
-            finished, stack = result[step], {}
-    return result
-
-
-def _structure(plan: Plan) -> Structure:
-    match structure := plan.noise.structure:
-        case Identity(steps=steps):
-            return identity(steps)
-        case Diagonal(scales=scales):
-            return Banded(1.0 / np.array(scales)[:, None])
-        case Structure():
-            return structure
-    raise Refused(
-        f"{type(structure).__name__} says nothing of its matrix: only noise of the kinds in hush.matrices can be shown"
     )
 
 
@@ -151,11 +112,11 @@ def _thinned(steps: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, steps - 1, min(steps, POINTS)).astype(np.int64))
 
 
-def _paths(plan: Plan, structure: Structure, alone: Plan) -> tuple[NDArray[np.int64], Array, Array]:
+def _paths(plan: Plan, alone: Plan) -> tuple[NDArray[np.int64], Array, Array]:
     """One weight's accumulated noise, by the stream that training uses; the same normal numbers without correlation."""
     secret, like = Secret.from_seed(0, "noise show"), torch.empty(1, dtype=torch.float64)
     count = plan.steps if plan.steps <= PATH else 0
-    noise = streamed(structure)
+    noise = plan.noise
     state, drawn = noise.init(like), np.zeros(count)
     for step in range(count):
         value, state = noise.draw(step, lambda j: normal(secret, "noise", j, like), state)
