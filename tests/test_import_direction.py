@@ -39,6 +39,7 @@ ORDER = [
     "company",
     "run",
     "plan",
+    "settings",
     "methods",
     "checkpoint",
     "charging",

@@ -17,14 +17,14 @@ from hush import files
 from hush.bench import execute, run
 from hush.bench import store as store_module
 from hush.bench.execute import Inline, Local, executor
-from hush.bench.run import Settings
+from hush.bench.run import Conditions
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, StoreTrouble, open_store
 from hush.bench.sweep import sweep
 from hush.errors import BadInput
 
 TIMES = {"started", "seconds", "train_seconds", "evaluation_seconds", "inference_seconds", "resumed", "machine"}
-EVERY_STEP = Settings(checkpoint_seconds=0)
+EVERY_STEP = Conditions(checkpoint_seconds=0)
 
 
 def contents(store: Store) -> dict[str, tuple]:

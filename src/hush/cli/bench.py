@@ -14,8 +14,8 @@ from hush.bench.live import duration, live_table
 from hush.bench.spec import Spec, read_spec
 from hush.bench.store import Store, StoreTrouble, check_store, open_store
 from hush.bench.sweep import sweep
-from hush.cli import options as o
 from hush.cli.console import say, show, show_json
+from hush.cli.shell import AsJson
 
 
 def bench(
@@ -29,7 +29,7 @@ def bench(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Go on with failed runs, from their checkpoints if they have any.")
     ] = False,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run every run of a spec that the store does not hold yet. Interrupt it at any time, and start it again.
 

@@ -19,10 +19,8 @@ from typing import Any
 from hush import matrices, validate
 from hush.errors import BadInput, HushError, Refused
 from hush.methods import shapes
-from hush.methods.catalogue import catalogue
-from hush.methods.descent import Descent
-from hush.methods.gradients import Gradients
-from hush.methods.groups import made, options
+from hush.methods.factories import call_method, catalogue, options
+from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import Setting
 from hush.noise import Identity
 from hush.plan import Plan
@@ -76,7 +74,12 @@ def recommend(
         raise BadInput("method 'auto' chooses the sampling with the method: leave sampling and sample rate out")
     if gradients.noise_end != 1.0:
         raise BadInput("only dp-sgd's noise can follow a schedule, so there is nothing to compare: use method dp-sgd")
-    return _recommend(replace(setting, assumptions=()), descent, gradients, _Quiet(tell))
+    return _recommend(_same_question(setting), descent, gradients, _Quiet(tell))
+
+
+def _same_question(setting: Setting) -> Setting:
+    """The setting without what does not change the answer, so that it is worked out once."""
+    return replace(setting, assumptions=(), average=None, noise_multiplier=None, node_noise=None)
 
 
 def choose(candidates: tuple[Candidate, ...]) -> Candidate:
@@ -85,7 +88,7 @@ def choose(candidates: tuple[Candidate, ...]) -> Candidate:
     return best if plain is None or plain.error > MARGIN * best.error else plain
 
 
-def reason(candidates: tuple[Candidate, ...]) -> str:
+def explain_choice(candidates: tuple[Candidate, ...]) -> str:
     """In one sentence: what was chosen, and why."""
     best, plain, taken = candidates[0], _plain(candidates), choose(candidates)
     if len(candidates) == 1:
@@ -158,4 +161,4 @@ def _plan(setting: Setting, method: str, chosen: dict[str, Any], descent: Descen
             chosen = {**chosen, name: value}
         elif value != getattr(Descent(), name):
             raise Refused(f"{method} has no {name.replace('_', ' ')}")
-    return made(factory, setting, {**vars(gradients), **chosen})
+    return call_method(factory, setting, {**vars(gradients), **chosen})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hush.methods.descent import Descent
-from hush.methods.gradients import Gradients
+from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import Setting
 from hush.noise import Independent
 from hush.plan import Plan
