@@ -10,7 +10,7 @@ import pytest
 
 from hush.cli import console, main
 from hush.errors import BadInput, Refused
-from hush.methods import Descent, Setting, choose, explain_choice, make_plan, recommend
+from hush.methods import Descent, Setting, choose_candidate, explain_choice, make_plan, recommend
 from hush.methods.auto import MARGIN, Candidate
 from hush.methods.shapes import best_bands, possible_bands
 
@@ -59,12 +59,12 @@ def test_auto_is_the_best_candidate() -> None:
 def test_dp_sgd_is_left_only_for_a_clear_gain(candidates) -> None:
     """180 steps on digits at ε = 3: dp-matrix-me leaves 1.08 times less noise and is 10 points worse."""
     assert candidates[0].method != "dp-sgd"
-    assert choose(candidates).method == "dp-sgd"
+    assert choose_candidate(candidates).method == "dp-sgd"
     assert make_plan("auto", **SMALL, epsilon=4.0).method == "dp-sgd"
     for gain, wanted in ((MARGIN * 1.01, "dp-blt"), (MARGIN * 0.99, "dp-sgd"), (0.5, "dp-sgd")):
         pair = Candidate("dp-blt", 1.0, 1.0, 1.0, "same-order"), Candidate("dp-sgd", gain, 1.0, 1.0, "poisson")
         ordered = tuple(sorted(pair, key=lambda c: c.error))
-        assert choose(ordered).method == wanted
+        assert choose_candidate(ordered).method == wanted
         assert explain_choice(ordered).startswith(f"chose {wanted}: ")
 
 
@@ -156,7 +156,7 @@ SHELL = ("--method", "auto", "--epsilon", "4", "--batch-size", "20", "--epochs",
 def test_account_shows_the_candidates(capsys, candidates) -> None:
     assert main(["account", "--examples", "400", *SHELL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["method"] == choose(candidates).method
+    assert found["method"] == choose_candidate(candidates).method
     assert found["epsilon"] <= 4
     assert [c["expected_error"] for c in found["candidates"]] == [c.error for c in candidates]
     assert {"method", "options", "sampling", "noise_multiplier", "sensitivity", "rmse"} <= set(found["candidates"][0])

@@ -1,21 +1,21 @@
-"""`hush bench`: all the runs of a spec, into a store."""
+"""`hush bench`: all the runs of a spec, into a store.
+
+What runs a benchmark is imported inside the functions, because the other commands have no use for it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.bench.check import check
-from hush.bench.estimate import estimate
-from hush.bench.execute import cores, executor
-from hush.bench.live import duration, live_table
-from hush.bench.spec import Spec, read_spec
-from hush.bench.store import Store, StoreTrouble, check_store, open_store
-from hush.bench.sweep import sweep
 from hush.cli.console import say, show, show_json
 from hush.cli.shell import AsJson
+
+if TYPE_CHECKING:
+    from hush.bench.spec import Spec
+    from hush.bench.store import Store
 
 
 def bench(
@@ -35,6 +35,13 @@ def bench(
 
     Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
     """
+    from hush.bench.check import check
+    from hush.bench.execute import cores, executor
+    from hush.bench.live import live_table
+    from hush.bench.spec import read_spec
+    from hush.bench.store import StoreTrouble, open_store
+    from hush.bench.sweep import sweep
+
     chosen = executor(executor_name, workers)
     read = read_spec(spec)
     check(read, call_others=not dry_run)
@@ -61,6 +68,10 @@ def bench(
 
 
 def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -> None:
+    from hush.bench.estimate import estimate
+    from hush.bench.live import duration
+    from hush.bench.store import Store, check_store
+
     there: set[str] = set()
     if store is not None and store.exists():
         check_store(store)

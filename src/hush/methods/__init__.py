@@ -9,7 +9,7 @@ from typing import Any
 from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imported import imported
-from hush.methods.auto import Candidate, auto, choose, explain_choice, recommend
+from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
 from hush.methods.factories import Method, call_method, catalogue, options
 from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import SAMPLINGS, Setting
@@ -26,7 +26,7 @@ __all__ = [
     "Setting",
     "call_method",
     "catalogue",
-    "choose",
+    "choose_candidate",
     "explain_choice",
     "find",
     "make_plan",
@@ -72,7 +72,7 @@ def make_plan(method: str, setting: Setting | None = None, *, calibrate: bool = 
     there at all (add-remove). If you counted the data to get it, say ``counted=True``: the number is taken to be
     public, and the guarantee is that one example's contribution might as well be zero (zero-out), at the same ε.
 
-    Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose`).
+    Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose_candidate`).
     ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
     A ready ``setting`` takes the place of the settings below, and those given beside it win. What is no setting is an
     option of the method (`hush methods` lists them).

@@ -56,7 +56,7 @@ class Candidate:
 
 def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little."""
-    best = choose(recommend(setting, descent, gradients))
+    best = choose_candidate(recommend(setting, descent, gradients))
     return _plan(setting, best.method, best.options, descent, gradients)
 
 
@@ -82,7 +82,7 @@ def _same_question(setting: Setting) -> Setting:
     return replace(setting, assumptions=(), average=None, noise_multiplier=None, node_noise=None)
 
 
-def choose(candidates: tuple[Candidate, ...]) -> Candidate:
+def choose_candidate(candidates: tuple[Candidate, ...]) -> Candidate:
     """The candidate with the smallest error, or dp-sgd where that is not smaller by a clear margin."""
     best, plain = candidates[0], _plain(candidates)
     return best if plain is None or plain.error > MARGIN * best.error else plain
@@ -90,7 +90,7 @@ def choose(candidates: tuple[Candidate, ...]) -> Candidate:
 
 def explain_choice(candidates: tuple[Candidate, ...]) -> str:
     """In one sentence: what was chosen, and why."""
-    best, plain, taken = candidates[0], _plain(candidates), choose(candidates)
+    best, plain, taken = candidates[0], _plain(candidates), choose_candidate(candidates)
     if len(candidates) == 1:
         return f"chose {best.name}: no other candidate fits this setting."
     if taken is not best:

@@ -39,6 +39,15 @@ class Descent:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """Decay β₁, β₂ of Adam's two running means, and its weight decay."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
 class Gradients:
     """Clipping and noise schedule. The defaults are DP-SGD as published.
 
