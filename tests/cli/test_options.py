@@ -93,6 +93,8 @@ def test_axes_are_the_settings_of_a_plan() -> None:
     assert set(AXES) == {f.name for f in fields(PlanSettings)}
     assert {"arithmetic", "average", "delta"} <= set(AXES)
     assert not {"calibrate", "examples", "counted", "assumptions", "method"} & set(AXES)
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    assert not [name for name in AXES if f"`{name}`" not in page]
     assert AXES["batch_size"] == (int,)
     assert AXES["adjacency"] == AXES["arithmetic"] == (str,)
     assert set(AXES["epochs"]) == {float, int}

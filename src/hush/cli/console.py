@@ -45,7 +45,7 @@ def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
     _output.print(table)
 
 
-def progress(quiet: bool = False) -> Progress:
+def show_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr; nothing where stderr is not a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=_errors, transient=True, disable=quiet or not _errors.is_terminal)

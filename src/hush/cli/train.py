@@ -12,7 +12,7 @@ import typer
 
 from hush import validate
 from hush.cli import task as t
-from hush.cli.console import be_patient, progress, say, show, show_json
+from hush.cli.console import be_patient, say, show, show_json, show_progress
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, explain_os_error, note_interrupts, open_keeper
 from hush.cli.planning import (
     EPSILON_OR_THREE,
@@ -185,7 +185,7 @@ def _take_steps(name: str, run: Run, keeper: Keeper, every: int, quiet: bool) ->
     """Train to the end, or stop cleanly: asked to (exit 130), or out of budget (exit 1)."""
     stopped: str | None = None
     code = 130
-    with note_interrupts() as asked, progress(quiet) as bar:
+    with note_interrupts() as asked, show_progress(quiet) as bar:
         shown = bar.add_task(
             f"training {printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
