@@ -81,8 +81,7 @@ def make_plan(method: str, setting: Setting | None = None, *, calibrate: bool = 
     known, of_method = list_settings(Setting), options(factory)
     for key in given:
         if key not in known and key not in of_method:
-            hint = nearest(key, {*known, *of_method})
-            raise BadInput(f"method '{method}' has no option '{key}', and it is no setting: {hint}")
+            raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, {*known, *of_method})}")
     chosen = {key: value for key, value in given.items() if key not in known}
     setting = _complete(setting, {key: value for key, value in given.items() if key in known})
     plan = call_method(factory, setting, chosen)
