@@ -15,8 +15,7 @@ import hush
 import hush.data
 from hush import matrices
 from hush.cli import main
-from hush.methods import correlated
-from hush.methods.catalogue import catalogue
+from hush.methods import catalogue, correlated
 from hush.problems import table
 from replay import sensitivities
 

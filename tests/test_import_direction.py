@@ -45,6 +45,7 @@ ORDER = [
     "noising",
     "run",
     "plan",
+    "settings",
     "methods",
     "checkpoint",
     "charging",

@@ -80,10 +80,11 @@ def test_control_characters_in_a_call_are_told_in_one_plain_line(arguments, caps
 
 def test_a_method_of_ones_own_with_a_nasty_name_is_spelt_out_on_the_page(tmp_path, monkeypatch, capsys) -> None:
     source = (
-        "from hush.methods import find\nfrom hush.methods.groups import made\n"
+        "from hush.methods import call_method, find\n"
         "from dataclasses import replace\n"
         "def method(setting, *, lr: float = 0.1):\n"
-        "    return replace(made(find('dp-sgd'), setting, dict(lr=lr)), method='<script>alert(1)</script>|\\x1b[31m')\n"
+        "    plan = call_method(find('dp-sgd'), setting, dict(lr=lr))\n"
+        "    return replace(plan, method='<script>alert(1)</script>|\\x1b[31m')\n"
     )
     (tmp_path / "nasty_method.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -7,7 +7,9 @@ line separators and halves of characters are spelt out as ``\\x1b``, ``\\u202e``
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 OBEYED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # Unicode categories
@@ -27,6 +29,17 @@ def dump_json(value: Any, *, indent: int | None = None, ascii_only: bool = False
     if text.isprintable():
         return text
     return "".join(c if c == "\n" or unicodedata.category(c) not in OBEYED else _escape_in_json(c) for c in text)
+
+
+def as_json_data(value: Any) -> Any:
+    """Data that JSON can hold: infinity and NaN become null, as JSON has neither."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json_data(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def escape_cell(text: object) -> str:

@@ -17,7 +17,7 @@ from hush import problems
 from hush.bench.accounts import POINTS, Accounts, pick_steps
 from hush.bench.execute import Inline
 from hush.bench.figures import WatchedLosses
-from hush.bench.run import Settings, load, make, perform
+from hush.bench.run import Conditions, load_problem, make_trial_plan, perform
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
 from hush.bench.sweeps import sweep
@@ -34,7 +34,7 @@ def store(tmp_path):
 
 
 def run_one(store, trial, **settings):
-    store.finish(trial.key, perform(trial, store, Settings(**settings)))
+    store.finish(trial.key, perform(trial, store, Conditions(**settings)))
     return store.record(trial.key)
 
 
@@ -154,7 +154,7 @@ def test_divergence_is_a_record_with_a_reason(store, small) -> None:
     assert "not finite after step" in record["reason"]
     assert record["steps_taken"] < record["steps"]
     assert record["epsilon"] == pytest.approx(
-        make(trial, load(trial.problem, 0, 0.1), Accounts(None)).guarantee().epsilon
+        make_trial_plan(trial, load_problem(trial.problem, 0, 0.1), Accounts(None)).guarantee().epsilon
     )
 
 
@@ -185,7 +185,7 @@ def test_a_run_interrupted_inside_resumes_to_the_same_bits(tmp_path, small, afte
             raise Stop
 
     with pytest.raises(Stop):
-        perform(trial, broken, Settings(checkpoint_seconds=0, pulse=pulse))
+        perform(trial, broken, Conditions(checkpoint_seconds=0, pulse=pulse))
     assert not broken.has(trial.key)
     assert (broken.root / "working" / trial.key).stat().st_mode & 0o077 == 0
     resumed = run_one(broken, trial, checkpoint_seconds=0)
@@ -203,9 +203,9 @@ def results(record: dict) -> dict:
 def test_warnings_are_kept_in_the_private_part(store, small, monkeypatch) -> None:
     def noisy(*arguments):
         warnings.warn("row 3 looks odd", UserWarning, stacklevel=2)
-        return make(*arguments)
+        return make_trial_plan(*arguments)
 
-    monkeypatch.setattr("hush.bench.run.make", noisy)
+    monkeypatch.setattr("hush.bench.run.make_trial_plan", noisy)
     trial = small.trials[0]
     with warnings.catch_warnings():
         warnings.simplefilter("always")  # as outside of these tests, where warnings are errors
@@ -222,10 +222,12 @@ def test_calibration_is_done_once_for_all_learning_rates(tmp_path, small, monkey
     monkeypatch.setattr(
         Plan, "calibrated", lambda self, epsilon, *a: (calls.append(epsilon), real(self, epsilon, *a))[1]
     )
-    accounts, problem = Accounts(tmp_path), load(small.trials[0].problem, 0, 0.1)
+    accounts, problem = Accounts(tmp_path), load_problem(small.trials[0].problem, 0, 0.1)
     settings = {"batch_size": 64, "epochs": 1, "delta": 1e-5, "epsilon": 3.0}
     plans = [
-        make(replace(small.trials[0], settings=settings, options={"lr": lr, "clip": clip}), problem, accounts)
+        make_trial_plan(
+            replace(small.trials[0], settings=settings, options={"lr": lr, "clip": clip}), problem, accounts
+        )
         for lr, clip in ((0.1, 1.0), (0.2, 1.0), (0.1, 2.0))
     ]
     assert calls == [3.0, 3.0]  # another learning rate is the same event; another clip is looked at anew
@@ -241,10 +243,10 @@ def test_calibration_is_done_once_for_all_learning_rates(tmp_path, small, monkey
 def test_a_spec_means_what_make_plan_means(store, small, method, more) -> None:
     settings = {"batch_size": 16, "epochs": 2, "delta": 1e-5, "epsilon": 3.0} | more
     trial = replace(small.trials[0], method=method, settings=settings, options={"lr": 0.1})
-    problem = load(trial.problem, 0, 0.1)
+    problem = load_problem(trial.problem, 0, 0.1)
     public = {"examples": len(problem.train), "counted": True, "assumptions": problem.assumptions}
     wanted = make_plan(method, **public, **settings, lr=0.1)
-    assert make(trial, problem, Accounts(None)).fingerprint() == wanted.fingerprint()
+    assert make_trial_plan(trial, problem, Accounts(None)).fingerprint() == wanted.fingerprint()
     if method == "dp-bandmf":
         assert wanted.sampler.groups == 4  # 8 where no ε is known
     record = run_one(store, trial)

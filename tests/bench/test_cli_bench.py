@@ -96,9 +96,9 @@ def test_a_dry_run_calls_no_code_of_others(capsys, write_spec, tmp_path, monkeyp
 
 def test_a_factory_in_a_spec_runs(capsys, write_spec, tmp_path, monkeypatch) -> None:
     (tmp_path / "own_factories.py").write_text(
-        "from hush.problems import load\nfrom hush.methods import find\nfrom hush.methods.groups import made\n"
+        "from hush.problems import load\nfrom hush.methods import call_method, find\n"
         "def problem(seed, validation):\n    return load('breast-cancer-logistic', seed=seed, validation=validation)\n"
-        "def method(setting, *, lr: float = 0.1):\n    return made(find('dp-sgd'), setting, {'lr': lr})\n"
+        "def method(setting, *, lr: float = 0.1):\n    return call_method(find('dp-sgd'), setting, {'lr': lr})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     grid = 'problem = "own_factories:problem"\nmethod = "own_factories:method"\nnoise_multiplier = 1.0\n'
@@ -191,12 +191,12 @@ def test_the_live_table(tmp_path, small) -> None:
 
 
 def test_running_and_failed_are_counted(tmp_path, small) -> None:
-    from hush.bench.run import failed
+    from hush.bench.run import record_failure
     from hush.bench.sweeps import Tally
 
     store = open_store(tmp_path / "s")
     store.locks.take(small.trials[0].key)
-    store.finish(small.trials[2].key, failed(small.trials[2], 0.0, "no reason"))
+    store.finish(small.trials[2].key, record_failure(small.trials[2], 0.0, "no reason"))
     tally = Tally(store, small.trials)
     assert tally.time_left() is None
     tally.refresh()

@@ -17,14 +17,14 @@ from hush import files
 from hush.bench import execute, run
 from hush.bench import store as store_module
 from hush.bench.execute import Inline, Local, make_executor
-from hush.bench.run import Settings
+from hush.bench.run import Conditions
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, StoreTrouble, open_store
 from hush.bench.sweeps import sweep
 from hush.errors import BadInput
 
 TIMES = {"started", "seconds", "train_seconds", "evaluation_seconds", "inference_seconds", "resumed", "machine"}
-EVERY_STEP = Settings(checkpoint_seconds=0)
+EVERY_STEP = Conditions(checkpoint_seconds=0)
 
 
 def contents(store: Store) -> dict[str, tuple]:
@@ -218,17 +218,17 @@ def test_a_run_that_kills_its_worker_becomes_a_failure(tmp_path, write_spec, mon
 
 def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
     store = open_store(tmp_path / "store")
-    real = run.make
+    real = run.make_trial_plan
 
     def broken(trial, *arguments):
         if trial.options["lr"] == 0.5:
             raise RuntimeError("a passing trouble")
         return real(trial, *arguments)
 
-    monkeypatch.setattr(run, "make", broken)
+    monkeypatch.setattr(run, "make_trial_plan", broken)
     assert sweep(small, store, Inline()).summary() == {"runs": 4, "done": 2, "failed": 2, "skipped": 0, "diverged": 0}
     assert store.record(small.trials[1].key)["reason"] == "RuntimeError (see private/traceback.txt)"
-    monkeypatch.setattr(run, "make", real)
+    monkeypatch.setattr(run, "make_trial_plan", real)
     assert sweep(small, store, Inline()).summary()["skipped"] == 4
     found = sweep(small, store, Inline(), retry_failed=True).summary()
     assert found == {"runs": 4, "done": 2, "failed": 0, "skipped": 2, "diverged": 0}

@@ -15,14 +15,14 @@ from hush.bench import execute
 from hush.bench.execute import Inline, Local
 from hush.bench.figures import COPIES, Figures, read_figures, write_figures
 from hush.bench.locks import JobLocks
-from hush.bench.run import Settings
+from hush.bench.run import Conditions
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
 from hush.bench.sweeps import sweep
 from hush.cli import main
 from hush.errors import BadInput
 
-EVERY_STEP = Settings(checkpoint_seconds=0)
+EVERY_STEP = Conditions(checkpoint_seconds=0)
 
 DEADLY = '''
 """A problem whose process dies in its fifth step, as long as a file lies beside it."""
@@ -92,7 +92,7 @@ def stopped(small, store) -> Path:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(small, store, Inline(), settings=Settings(checkpoint_seconds=0, pulse=pulse))
+        sweep(small, store, Inline(), settings=Conditions(checkpoint_seconds=0, pulse=pulse))
     return store.root / "working" / small.trials[0].key
 
 

@@ -111,6 +111,18 @@ def test_the_key_depends_on_everything_that_matters(write_spec, monkeypatch) -> 
     assert replace(trial).key != trial.key
 
 
+def test_arithmetic_is_an_axis(write_spec) -> None:
+    spec = read_spec(write_spec(f'[[grid]]\n{BASE}method = "dp-sgd"\narithmetic = ["default", "rigorous"]\n'))
+    check_spec(spec)
+    assert [trial.settings["arithmetic"] for trial in spec.trials] == ["default", "rigorous"]
+    assert all("arithmetic" not in trial.options for trial in spec.trials)
+
+
+def test_keys_are_those_that_stores_hold(write_spec) -> None:
+    text = f'seed = 3\n[[grid]]\n{BASE}method = "dp-ftrl"\nlr = 0.5\naverage = "ema:0.9"\naccept_claimed = false\n'
+    assert [trial.key for trial in expand(write_spec, text)] == ["d0bf8a537299589ad3d650209c1ef9a8"]
+
+
 def test_the_secret_seed_is_in_no_configuration(write_spec) -> None:
     trial = expand(write_spec, f'secret_seed = 31415\n[[grid]]\n{BASE}method = "dp-sgd"\n')[0]
     assert trial.secret_seed == 31415
@@ -148,6 +160,10 @@ BAD = [
     (GOOD.replace("dp-sgd", "dp-sdg"), "line 7: unknown method 'dp-sdg': did you mean 'dp-sgd'?"),
     (GOOD.replace("digits-mlp", "digit-mlp"), "line 2: unknown problem 'digit-mlp': did you mean 'digits-mlp'?"),
     (GOOD + "clpi = 1.0\n", "line 8: method 'dp-sgd' has no option 'clpi', and it is no setting: did you mean 'clip'?"),
+    (GOOD + "calibrate = false\n", "line 8: method 'dp-sgd' has no option 'calibrate', and it is no setting"),
+    (GOOD + "counted = true\n", "line 8: method 'dp-sgd' has no option 'counted', and it is no setting"),
+    (GOOD + "arithmetic = 1\n", "line 8: arithmetic takes str, got 1"),
+    (GOOD + "arithmetic = 'rigid'\n", "line 8: unknown arithmetic 'rigid'"),
     (GOOD + "lr = 'much'\n", "line 8: lr takes float"),
     (GOOD + "lr = true\n", "line 8: lr takes float"),
     (GOOD + "lr = [1.0,\n  -1.0]\n", "line 8: lr must be above zero, got -1.0"),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from hush.cli import main
-from hush.cli import options as o
-from hush.cli.recipes import recipes
-from hush.cli.train import train
+from hush.cli.planning import read_method_options
+from hush.cli.train import Training, read_recipes
+from hush.settings import list_settings
 
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -224,7 +224,13 @@ def test_a_recipe_sets_what_flags_leave_open(capsys) -> None:
 
 
 def test_every_recipe_names_options_that_exist() -> None:
-    known = set(inspect.signature(train).parameters)
-    for name, settings in recipes().items():
-        assert set(settings) <= known, name
-        o.method_options(settings["method"], settings.get("settings"), lr=settings.get("lr"), clip=settings.get("clip"))
+    known = list_settings(Training)
+    for name, settings in read_recipes().items():
+        assert set(settings) <= set(known), name
+        assert all(
+            type(value) in (known[key].hint, *get_args(known[key].hint))
+            for key, value in settings.items()
+            if key != "settings"
+        )
+        given = {key: settings.get(key) for key in ("lr", "clip")}
+        assert read_method_options(settings["method"], settings.get("settings"), **given)["lr"] == settings["lr"]

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from hush.cli import comparing, main
+from hush.cli import console, main
 from hush.errors import BadInput, Refused
-from hush.methods import Descent, Setting, choose, make_plan, reason, recommend
+from hush.methods import Descent, Setting, choose_candidate, explain_choice, make_plan, recommend
 from hush.methods.auto import MARGIN, Candidate
 from hush.methods.shapes import best_bands, possible_bands
 
@@ -59,13 +59,13 @@ def test_auto_is_the_best_candidate() -> None:
 def test_dp_sgd_is_left_only_for_a_clear_gain(candidates) -> None:
     """180 steps on digits at ε = 3: dp-matrix-me leaves 1.08 times less noise and is 10 points worse."""
     assert candidates[0].method != "dp-sgd"
-    assert choose(candidates).method == "dp-sgd"
+    assert choose_candidate(candidates).method == "dp-sgd"
     assert make_plan("auto", **SMALL, epsilon=4.0).method == "dp-sgd"
     for gain, wanted in ((MARGIN * 1.01, "dp-blt"), (MARGIN * 0.99, "dp-sgd"), (0.5, "dp-sgd")):
         pair = Candidate("dp-blt", 1.0, 1.0, 1.0, "same-order"), Candidate("dp-sgd", gain, 1.0, 1.0, "poisson")
         ordered = tuple(sorted(pair, key=lambda c: c.error))
-        assert choose(ordered).method == wanted
-        assert reason(ordered).startswith(f"chose {wanted}: ")
+        assert choose_candidate(ordered).method == wanted
+        assert explain_choice(ordered).startswith(f"chose {wanted}: ")
 
 
 def test_one_pass_with_little_privacy_wants_correlation_and_much_privacy_wants_sampling() -> None:
@@ -92,7 +92,7 @@ def test_weight_decay_leaves_out_what_cannot_have_it() -> None:
 def test_only_what_is_proven_for_the_adjacency_is_a_candidate() -> None:
     found = recommend(Setting(**SMALL, epsilon=4.0, adjacency="add-remove"))
     assert [c.method for c in found] == ["dp-sgd"]
-    assert reason(found) == "chose dp-sgd: no other candidate fits this setting."
+    assert explain_choice(found) == "chose dp-sgd: no other candidate fits this setting."
     assert "dp-bandmf" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, adjacency="replace"))}
     assert {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, accountant="gdp"))} >= {"dp-blt", "dp-ftrl"}
 
@@ -143,9 +143,9 @@ def test_tell_hears_every_candidate() -> None:
 def test_the_reason(candidates) -> None:
     found = recommend(Setting(**LOOSE))
     plain = next(c for c in found if c.method == "dp-sgd")
-    assert reason(found).startswith(f"chose dp-matrix-se: of {len(found)} candidates")
-    assert f"{plain.error / found[0].error:.3g} times less than dp-sgd." in reason(found)
-    assert reason(candidates).startswith(
+    assert explain_choice(found).startswith(f"chose dp-matrix-se: of {len(found)} candidates")
+    assert f"{plain.error / found[0].error:.3g} times less than dp-sgd." in explain_choice(found)
+    assert explain_choice(candidates).startswith(
         f"chose dp-sgd: the best of {len(candidates)} candidates, {candidates[0].name}"
     )
 
@@ -156,13 +156,13 @@ SHELL = ("--method", "auto", "--epsilon", "4", "--batch-size", "20", "--epochs",
 def test_account_shows_the_candidates(capsys, candidates) -> None:
     assert main(["account", "--examples", "400", *SHELL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["method"] == choose(candidates).method
+    assert found["method"] == choose_candidate(candidates).method
     assert found["epsilon"] <= 4
     assert [c["expected_error"] for c in found["candidates"]] == [c.error for c in candidates]
     assert {"method", "options", "sampling", "noise_multiplier", "sensitivity", "rmse"} <= set(found["candidates"][0])
     assert main(["account", "--examples", "400", *SHELL]) == 0
     said = capsys.readouterr().out
-    assert reason(candidates) in said
+    assert explain_choice(candidates) in said
     assert all(c.method in said for c in candidates)
     assert main(["account", "--examples", "400", "--epsilon", "4", "--json"]) == 0
     assert "candidates" not in json.loads(capsys.readouterr().out)
@@ -179,7 +179,7 @@ def test_train_says_what_was_chosen_and_why(capsys) -> None:
 
 
 def test_long_work_is_told_and_short_work_is_not(capsys) -> None:
-    patience = comparing.Patience("comparing methods")
+    patience = console.Patience("comparing methods")
     patience.tell("dp-sgd")
     assert capsys.readouterr().err == ""
     patience.remind()

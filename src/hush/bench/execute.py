@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from hush import validate
-from hush.bench.run import Settings, failed, perform
+from hush.bench.run import Conditions, perform, record_failure
 from hush.bench.store import DISK, Store, StoreTrouble
 from hush.bench.trial import Trial
 
@@ -41,7 +41,7 @@ class Job:
 
     store: Path
     trials: tuple[Trial, ...]
-    settings: Settings = Settings()
+    settings: Conditions = Conditions()
 
 
 class Executor(Protocol):
@@ -82,14 +82,14 @@ def _work(job: Job, store: Store) -> None:
             time.sleep(WAIT)
 
 
-def _run(trial: Trial, store: Store, settings: Settings) -> None:
+def _run(trial: Trial, store: Store, settings: Conditions) -> None:
     """Run one trial that was taken; its lock is given up whatever happens short of a kill."""
     try:
         store.finish(trial.key, perform(trial, store, settings))
     except OSError as error:
         if error.errno in DISK:
             raise
-        store.finish(trial.key, failed(trial, time.time(), error))
+        store.finish(trial.key, record_failure(trial, time.time(), error))
     finally:
         with contextlib.suppress(OSError):
             store.locks.drop(trial.key)
@@ -164,7 +164,7 @@ class Local:
         for trial in keys:
             if deaths[trial.key] >= LIVES and store.locks.take(trial.key, partial(store.has, trial.key)):
                 reason = f"its process died with code {process.exitcode}, for the {LIVES}. time"
-                store.finish(trial.key, failed(trial, time.time(), reason))
+                store.finish(trial.key, record_failure(trial, time.time(), reason))
                 store.locks.drop(trial.key)
 
 

@@ -28,9 +28,10 @@ from hush.bench.store import DISK, Result, Store
 from hush.bench.trial import Trial
 from hush.errors import HushError
 from hush.loop import train
-from hush.methods import make_plan
+from hush.methods import Setting, make_plan
 from hush.named import trainable
 from hush.plan import Plan
+from hush.printable import as_json_data
 from hush.problems import Problem
 from hush.problems.evaluation import Evaluation, evaluate_problem
 from hush.randomness import Secret, seeded
@@ -46,7 +47,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Conditions:
     """How runs are carried out; nothing here changes a result."""
 
     device: str = "cpu"
@@ -59,25 +60,25 @@ class Diverged(Exception):
     """The run has left the finite numbers; its text says where."""
 
 
-def perform(trial: Trial, store: Store, settings: Settings) -> Result:
+def perform(trial: Trial, store: Store, conditions: Conditions) -> Result:
     """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError."""
     started = time.time()
-    saved = TrialCheckpoint(store.working(trial.key), settings.checkpoint_seconds)
+    saved = TrialCheckpoint(store.working(trial.key), conditions.checkpoint_seconds)
     try:
         with warnings.catch_warnings(record=True) as heard:
-            result = _Trial(trial, store, settings, saved).result(started)
+            result = _Trial(trial, store, conditions, saved).result(started)
         return _with_warnings(result, heard)
     except OSError as error:
         if error.errno in DISK:
             raise
-        return failed(trial, started, error)
+        return record_failure(trial, started, error)
     except Exception as error:
-        return failed(trial, started, error)
+        return record_failure(trial, started, error)
     finally:
         saved.close()
 
 
-def failed(trial: Trial, started: float, error: Exception | str) -> Result:
+def record_failure(trial: Trial, started: float, error: Exception | str) -> Result:
     """The result of a run that could not be finished. The texts of errors that are not hush's own may quote data or
     the size of a batch (a shape): they are private, and the public reason is their kind."""
     if isinstance(error, str):
@@ -93,17 +94,16 @@ def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Resu
     return replace(result, private=(*result.private, ("warnings.txt", "\n".join(texts).encode()))) if texts else result
 
 
-def make(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
+def make_trial_plan(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
     """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
     epsilon = trial.settings.get("epsilon")
-    settings: dict[str, Any] = {**trial.settings, "assumptions": problem.assumptions, "calibrate": False}
-    settings["counted"] = True
-    plan = make_plan(trial.method, examples=len(problem.train), **settings, **trial.options)
+    setting = Setting(len(problem.train), counted=True, assumptions=problem.assumptions, **trial.settings)
+    plan = make_plan(trial.method, setting, calibrate=False, **trial.options)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
 
 
 @lru_cache(maxsize=2)
-def load(name: str, seed: int, validation: float) -> Problem:
+def load_problem(name: str, seed: int, validation: float) -> Problem:
     """A problem, kept while the next trial needs it too; its data is checked once."""
     found = problems.load(name, seed=seed, validation=validation)
     held = None if found.validation is None else as_source(found.validation)
@@ -113,15 +113,15 @@ def load(name: str, seed: int, validation: float) -> Problem:
 class _Trial:
     """One trial on its way."""
 
-    def __init__(self, trial: Trial, store: Store, settings: Settings, saved: TrialCheckpoint) -> None:
-        self.trial, self.settings, self.saved = trial, settings, saved
-        self.problem = load(trial.problem, trial.split_seed, trial.validation)
+    def __init__(self, trial: Trial, store: Store, conditions: Conditions, saved: TrialCheckpoint) -> None:
+        self.trial, self.conditions, self.saved = trial, conditions, saved
+        self.problem = load_problem(trial.problem, trial.split_seed, trial.validation)
         self.accounts = Accounts(store.root / "accounting")
-        self.plan = make(trial, self.problem, self.accounts)
+        self.plan = make_trial_plan(trial, self.problem, self.accounts)
         self.ends = epoch_ends(self.plan, trial)
         self.losses = WatchedLosses(self.problem.losses, self.problem.classes)
         with seeded(trial.seed):
-            self.model = self.problem.model().to(settings.device)
+            self.model = self.problem.model().to(conditions.device)
         self.losses.watch(self.model)
         self.run, self.progress = self.saved.resume(self._start)
         self.last: Evaluation | None = None
@@ -135,8 +135,10 @@ class _Trial:
             outcome, reason = "diverged", str(stop)
         record = _record(self.trial, started, outcome, reason) | self._told()
         private = (("steps.safetensors", self._steps()),)
-        release = self.run.release if self.settings.weights else None
-        return Result(plain(record), tuple(plain(line) for line in self.progress.epochs), private, release)
+        release = self.run.release if self.conditions.weights else None
+        return Result(
+            as_json_data(record), tuple(as_json_data(line) for line in self.progress.epochs), private, release
+        )
 
     def _start(self) -> Run:
         seed = self.trial.secret_seed
@@ -153,7 +155,7 @@ class _Trial:
             if self.run.next in ends:
                 self._measure()
             self.saved.keep(self.run, self.progress)
-            self.settings.pulse()
+            self.conditions.pulse()
             clock = time.perf_counter()
 
     def _measure(self) -> None:
@@ -223,7 +225,7 @@ class _Trial:
             "evaluation_seconds": self.progress.evaluation_seconds,
             "inference_seconds": self.last.seconds / self.last.examples,
             "resumed": self.progress.resumed,
-            "device": self.settings.device,
+            "device": self.conditions.device,
         }
 
     def _steps(self) -> bytes:
@@ -253,14 +255,3 @@ def _record(trial: Trial, started: float, outcome: str, reason: str) -> dict[str
         "versions": {name: version(name) for name in VERSIONS} | {"python": platform.python_version()} | trial.versions,
         "machine": {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()},
     }
-
-
-def plain(value: Any) -> Any:
-    """Data that JSON can hold: a number that is not finite becomes null."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

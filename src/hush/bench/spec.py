@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.bench.lines import Lines
-from hush.bench.trial import SETTINGS, Trial
+from hush.bench.trial import AXES, Trial
 from hush.errors import BadInput, nearest
 from hush.methods import find, options
 from hush.randomness import public_seeds
@@ -107,12 +107,12 @@ class Spec:
     def _trial(
         self, block: Block, parameters: dict[str, Any], seed: int, defaults: dict[str, Any], versions: dict[str, str]
     ) -> Trial:
-        settings = {"delta": 1e-5} | {k: v for k, v in parameters.items() if k in SETTINGS}
+        settings = {"delta": 1e-5} | {k: v for k, v in parameters.items() if k in AXES}
         return Trial(
             problem=block.problem.values[0],
             method=block.method.values[0],
             settings=dict(sorted(settings.items())),
-            options=dict(sorted((defaults | {k: v for k, v in parameters.items() if k not in SETTINGS}).items())),
+            options=dict(sorted((defaults | {k: v for k, v in parameters.items() if k not in AXES}).items())),
             seed=seed,
             split_seed=self.seed,
             validation=self.validation,

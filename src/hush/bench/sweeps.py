@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hush.bench.execute import Executor, Job
-from hush.bench.run import Settings
+from hush.bench.run import Conditions
 from hush.bench.spec import Spec
 from hush.bench.store import Store
 from hush.bench.trial import Trial
@@ -100,7 +100,7 @@ def sweep(
     store: Store,
     executor: Executor,
     *,
-    settings: Settings | None = None,
+    settings: Conditions | None = None,
     retry_failed: bool = False,
     watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
@@ -119,7 +119,7 @@ def sweep(
         watch(tally)
 
     if left:
-        executor.carry_out(Job(store.root, left, settings or Settings(weights=spec.weights)), look)
+        executor.carry_out(Job(store.root, left, settings or Conditions(weights=spec.weights)), look)
     look()
     store.tidy()
     return tally

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hush.bench.accounts import POINTS
-from hush.bench.run import load
+from hush.bench.run import load_problem
 from hush.bench.trial import Trial
 from hush.data.shelf import without_downloads
 from hush.errors import BadInput, HushError
@@ -90,7 +90,7 @@ class _Times:
         """Seconds of one trial: its steps, its evaluations and its accounts."""
         if ":" in trial.problem:
             raise BadInput(f"the problem '{trial.problem}' is code of others, which is not called to estimate")
-        problem = load(trial.problem, trial.split_seed, trial.validation)
+        problem = load_problem(trial.problem, trial.split_seed, trial.validation)
         if trial.problem not in self.evaluation:
             self.evaluation[trial.problem] = _evaluation(problem)
         steps, evaluations = _length(trial, problem)

@@ -7,7 +7,6 @@ packages, so that a store never holds the same run twice and never takes an old 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 from dataclasses import dataclass, field
@@ -15,14 +14,14 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from hush.methods import make_plan
+from hush.settings import PlanSettings, list_axes
 
 MAJOR = version("hush").split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
 REVISED: dict[str, int] = {}  # the same for the runs of one method alone
 
-SETTINGS = frozenset(inspect.signature(make_plan).parameters) - {"method", "examples", "assumptions", "chosen"}
-"""What :func:`hush.methods.make_plan` takes for every method; any other parameter is an option of the method."""
+AXES = list_axes(PlanSettings)
+"""What can be varied with every method, and the types of its values; any other parameter is an option of the method."""
 
 
 @dataclass(frozen=True)

@@ -2,81 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
-import typer
-
-from hush.cli import options as o
-from hush.cli.comparing import compared, listed, patient, show_candidates
-from hush.cli.console import say, show, show_json, show_table
-from hush.methods import make_plan, reason
+from hush.cli.console import be_patient, show, show_json, show_table
+from hush.cli.planning import (
+    PlanOptions,
+    compare_candidates,
+    list_candidates,
+    read_method_options,
+    show_candidates,
+    warn_delta,
+)
+from hush.cli.shell import take
+from hush.methods import Candidate, Setting, explain_choice, make_plan
 from hush.plan import Plan
-from hush.privacy.accounting import Adjacency
+from hush.settings import same_option
+
+APART = ("claims", "assumptions", "candidates")  # not in the table
 
 
-def account(
-    examples: Annotated[int, typer.Option(help="Number of examples N, a public number.")],
-    method: o.MethodName = "dp-sgd",
-    batch_size: o.BatchSize = 256,
-    epochs: o.Epochs = None,
-    delta: o.Delta = 1e-5,
-    epsilon: o.Epsilon = None,
-    noise_multiplier: o.NoiseMultiplier = None,
-    node_noise: o.NodeNoise = None,
-    accountant: o.Accountant = "auto",
-    sample_rate: o.SampleRate = None,
-    steps: o.Steps = None,
-    sampling: o.Sampling = None,
-    adjacency: o.Adjacent = None,
-    accept_claimed: o.AcceptClaimed = False,
-    settings: o.Settings = None,
-    as_json: o.AsJson = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AccountOptions(PlanOptions):
+    """What `hush account` takes."""
+
+    examples: int = field(metadata=same_option(Setting, "examples"))
+
+
+@take(AccountOptions, without=("average",))
+def account(given: AccountOptions) -> None:
     """Say what a plan costs (give the noise), or how much noise an ε needs (give `--epsilon`).
 
     Example: `hush account --examples 60000 --batch-size 256 --epochs 20 --noise-multiplier 1.0`
     """
-    public: dict[str, Any] = {
-        "examples": examples,
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "steps": steps,
-        "sample_rate": sample_rate,
-        "sampling": sampling,
-        "delta": delta,
-        "epsilon": epsilon,
-        "adjacency": cast("Adjacency | None", adjacency),
-        "accountant": accountant,
-        "accept_claimed": accept_claimed,
-    }
-    chosen = o.method_options(method, settings)
-    candidates = compared(method, chosen, **public)
-    with patient(f"computing the noise of {method}"):
-        plan = make_plan(method, noise_multiplier=noise_multiplier, node_noise=node_noise, **public, **chosen)
-    plan = plan.with_rounding()
-    warn_delta(delta, examples)
+    chosen = read_method_options(given.method, given.settings)
+    setting = given.setting(given.examples)
+    candidates = compare_candidates(given.method, setting, chosen)
+    with be_patient(f"computing the noise of {given.method}"):
+        plan = make_plan(given.method, setting, **chosen).with_rounding()
+    warn_delta(given.delta, given.examples)
     summary = summarise(plan)
     if candidates:
-        summary["candidates"] = listed(candidates)
-    if as_json:
+        summary["candidates"] = list_candidates(candidates)
+    if given.as_json:
         show_json(summary)
-        return
+    else:
+        _show(plan, summary, candidates)
+
+
+def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]) -> None:
     if candidates:
-        show(reason(candidates))
+        show(explain_choice(candidates))
     show(str(plan.guarantee()))
-    apart = ("claims", "assumptions", "candidates")
-    show_table("", ("what", "value"), [(k, v) for k, v in summary.items() if k not in apart])
+    show_table("", ("what", "value"), [(k, v) for k, v in summary.items() if k not in APART])
     if candidates:
         show_candidates(candidates)
     if len(summary["claims"]) > 1:
         rows = ((c["epsilon"], c["status"], c["reason"]) for c in summary["claims"])
         show_table("every ε that is said about it", ("ε", "status", "reason"), rows)
-
-
-def warn_delta(delta: float, examples: int) -> None:
-    """δ of 1/N or more allows publishing somebody's record outright."""
-    if delta >= 1 / examples:
-        say(f"warning: δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record")
 
 
 def summarise(plan: Plan) -> dict[str, Any]:

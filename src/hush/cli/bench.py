@@ -1,20 +1,21 @@
-"""`hush bench`: all the runs of a spec, into a store."""
+"""`hush bench`: all the runs of a spec, into a store.
+
+What runs a benchmark is imported inside the functions, because the other commands have no use for it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.bench.check import check_spec
-from hush.bench.execute import count_cores, make_executor
-from hush.bench.spec import Spec, read_spec
-from hush.bench.store import Store, StoreTrouble, check_store, open_store
-from hush.bench.sweeps import show_live, sweep, tell_duration
-from hush.bench.timing import estimate
-from hush.cli import options as o
 from hush.cli.console import say, show, show_json
+from hush.cli.shell import AsJson
+
+if TYPE_CHECKING:
+    from hush.bench.spec import Spec
+    from hush.bench.store import Store
 
 
 def bench(
@@ -28,12 +29,18 @@ def bench(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Go on with failed runs, from their checkpoints if they have any.")
     ] = False,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run every run of a spec that the store does not hold yet. Interrupt it at any time, and start it again.
 
     Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
     """
+    from hush.bench.check import check_spec
+    from hush.bench.execute import count_cores, make_executor
+    from hush.bench.spec import read_spec
+    from hush.bench.store import StoreTrouble, open_store
+    from hush.bench.sweeps import show_live, sweep
+
     chosen = make_executor(executor_name, workers)
     read = read_spec(spec)
     check_spec(read, call_others=not dry_run)
@@ -60,6 +67,10 @@ def bench(
 
 
 def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -> None:
+    from hush.bench.store import Store, check_store
+    from hush.bench.sweeps import tell_duration
+    from hush.bench.timing import estimate
+
     there: set[str] = set()
     if store is not None and store.exists():
         check_store(store)

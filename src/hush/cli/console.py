@@ -1,11 +1,12 @@
-"""How commands speak: results on stdout, everything else on stderr."""
+"""How commands speak: results on stdout, everything else on stderr, progress only where it takes long."""
 
 from __future__ import annotations
 
 import io
-import math
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -13,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from hush.printable import dump_json, make_printable
+from hush.printable import as_json_data, dump_json, make_printable
 
+PATIENCE = 2.0  # seconds of silence
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 _output = Console(highlight=False, soft_wrap=True, emoji=False)
 
@@ -32,7 +34,7 @@ def show(text: str = "") -> None:
 def show_json(value: Any) -> None:
     """The result as JSON, on stdout; infinity and NaN become null, as JSON has neither."""
     ascii_only = not _output.encoding.startswith("utf")
-    _output.out(dump_json(_plain(value), indent=2, ascii_only=ascii_only), highlight=False)
+    _output.out(dump_json(as_json_data(value), indent=2, ascii_only=ascii_only), highlight=False)
 
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -43,24 +45,48 @@ def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
     _output.print(table)
 
 
-def progress(quiet: bool = False) -> Progress:
+def show_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr; nothing where stderr is not a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=_errors, transient=True, disable=quiet or not _errors.is_terminal)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def any_encoding() -> None:
+def accept_any_encoding() -> None:
     """Have both streams spell out what their encoding has no character for, instead of failing on it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+class Patience:
+    """Silent for two seconds; then it says what is being done, and every next thing."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing, self.now, self.late = doing, "", False
+        self._lock = threading.Lock()
+
+    def tell(self, now: str) -> None:
+        """From here on, this is being done."""
+        with self._lock:
+            self.now = now
+            if self.late:
+                say(f"{self.doing}: {now} …")
+
+    def remind(self) -> None:
+        """Time is up: speak from now on."""
+        with self._lock:
+            self.late = True
+            say(f"{self.doing}{': ' if self.now else ''}{self.now} …")
+
+
+@contextmanager
+def be_patient(doing: str) -> Iterator[Callable[[str], None]]:
+    """Gives a function to report progress to; the reports reach stderr only if the whole takes long."""
+    patience = Patience(doing)
+    timer = threading.Timer(PATIENCE, patience.remind)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield patience.tell
+    finally:
+        timer.cancel()

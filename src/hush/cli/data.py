@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hush.cli.console import say, show_json, show_table
-from hush.cli.options import AsJson
+from hush.cli.shell import AsJson
 from hush.data.dataset import Dataset
 from hush.data.shelf import fetch, list_datasets, progress_on_stderr, verify
 from hush.validate import one_of

@@ -8,8 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from hush.cli import options as o
 from hush.cli.console import show, show_json
+from hush.cli.shell import AsJson
 from hush.errors import BadInput
 from hush.ledger.account import DATASET, Budget, Ledger, Spend, check_name
 from hush.ledger.book import check_spend
@@ -36,7 +36,7 @@ def show_ledger(
     delta: Annotated[
         float | None, typer.Option(help="δ of the total; the budget's by default, else one that suits the spends.")
     ] = None,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the ledger's hash chain, and show the spends on each dataset and their total."""
     opened = Ledger(ledger, create=False, write=False)
@@ -65,7 +65,7 @@ def budget(
     ] = None,
     delta: Annotated[float, typer.Option(help="δ at which the total is compared.")] = 1e-5,
     dataset: Dataset = None,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Set the budget of a dataset, or show it: training stops before it is exceeded."""
     name = dataset or DATASET
@@ -98,7 +98,7 @@ def add(
     status: Annotated[str, typer.Option(help="proven, or claimed.")] = "proven",
     dataset: Dataset = None,
     new_dataset: NewDataset = False,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Enter a spend that was made elsewhere: another library's run, a published statistic."""
     check_spend(epsilon, delta, run, adjacency, status)
@@ -121,7 +121,7 @@ def close(
         ),
     ] = False,
     dataset: Dataset = None,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Declare that a run stopped for good before its last step, and that whoever stopped it had looked at nothing.
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import typer
 
 from hush.cli import account, bench, data, ledger, methods, noise, train
-from hush.cli.console import any_encoding, say
+from hush.cli.console import accept_any_encoding, say
 from hush.errors import HushError
 
 TRACEBACK = "HUSH_TRACEBACK"
@@ -44,7 +44,7 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program: 0 on success, 2 on bad input with one sentence, 1 on failure, 130 when interrupted."""
-    any_encoding()
+    accept_any_encoding()
     warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -6,13 +6,12 @@ import inspect
 import typing
 from typing import Any
 
-import typer
-
 from hush.cli.console import show_json, show_table
+from hush.cli.shell import AsJson
 from hush.methods import Method, catalogue, find, options
 
 
-def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def methods(as_json: AsJson = False) -> None:
     """List the methods, with what can be set on each by `--set key=value`."""
     rows = [_row(name, find(name)) for name in ("auto", *catalogue())]
     if as_json:
@@ -45,7 +44,7 @@ def _shown(row: dict[str, Any]) -> list[str]:
     return [f"{k}={v}" + (f" (of {' '.join(words[k])})" if k in words else "") for k, v in row["options"].items()]
 
 
-def problems(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def problems(as_json: AsJson = False) -> None:
     """List the problems: data, model and metric together."""
     from hush.problems import names
 

@@ -2,83 +2,95 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
 from hush import problems, validate
 from hush.cli.console import say
+from hush.cli.shell import MACHINE
 from hush.data.views import View, mirrored, shifted
 from hush.errors import BadInput
 from hush.gradients import Augmented
 from hush.named import Losses
 from hush.problems import Problem
 from hush.problems.own_data import TEST, from_files
+from hush.settings import DATA, option
 from hush.source import as_source
 
-ProblemName = Annotated[
-    str | None,
-    typer.Option("--problem", help="One of `hush problems`, or your own as `module:factory`; digits by default."),
-]
-DataPath = Annotated[
-    Path | None,
-    typer.Option("--data", help="Your own data: .csv, .parquet, .npz, or a folder of class folders of images."),
-]
-Target = Annotated[str | None, typer.Option(help="Your own data: the column or array that holds the labels.")]
-Model = Annotated[
-    str | None, typer.Option(help="Your own data: mlp, logistic, lenet, cnn, or your own as `module:factory`.")
-]
-SchemaPath = Annotated[
-    Path | None,
-    typer.Option("--schema", help="Your own data: public facts (types, ranges, categories), .toml or .json."),
-]
-TestData = Annotated[
-    Path | None,
-    typer.Option(help="Your own data: a file of the same kind to test on; else a fifth of the rows is held out."),
-]
-Public = Annotated[
-    str | None,
-    typer.Option(
-        help="Your own data: what may be read off the rows, as it is public: ranges, categories or ranges+categories."
-    ),
-]
-Augment = Annotated[
-    str | None, typer.Option(help="Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.")
-]
-Views = Annotated[
-    int | None, typer.Option(help="How many views of an image are averaged before clipping; 4 by default.")
-]
-Validation = Annotated[
-    float, typer.Option(help="Fraction of the training data to hold out; neither trained on nor reported.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What to train on, and what to make of it."""
+
+    problem: str | None = field(
+        default=None,
+        metadata=option("One of `hush problems`, or your own as `module:factory`; digits by default.", DATA),
+    )
+    data: Path | None = field(
+        default=None,
+        metadata=option("Your own data: .csv, .parquet, .npz, or a folder of class folders of images.", DATA),
+    )
+    target: str | None = field(
+        default=None, metadata=option("Your own data: the column or array that holds the labels.", DATA)
+    )
+    model: str | None = field(
+        default=None,
+        metadata=option("Your own data: mlp, logistic, lenet, cnn, or your own as `module:factory`.", DATA),
+    )
+    schema: Path | None = field(
+        default=None,
+        metadata=option("Your own data: public facts (types, ranges, categories), .toml or .json.", DATA),
+    )
+    test_data: Path | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: a file of the same kind to test on; else a fifth of the rows is held out.", DATA
+        ),
+    )
+    public: str | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: what may be read off the rows, as it is public: ranges, categories or ranges+categories.",
+            DATA,
+        ),
+    )
+    augment: str | None = field(
+        default=None,
+        metadata=option("Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.", DATA),
+    )
+    views: int | None = field(
+        default=None,
+        metadata=option("How many views of an image are averaged before clipping; 4 by default.", DATA),
+    )
+    validation: float = field(
+        default=0.0,
+        metadata=option("Fraction of the training data to hold out; neither trained on nor reported.", DATA),
+    )
+    seed: int = field(default=0, metadata=option("Fixes initial weights and splits (public).", MACHINE))
 
 
-def load_task(
-    problem: str | None,
-    data: Path | None,
-    target: str | None,
-    model: str | None,
-    schema: Path | None,
-    test_data: Path | None = None,
-    public: str | None = None,
-    *,
-    seed: int,
-    validation: float,
-) -> Problem:
+def load_task(given: TaskOptions) -> Problem:
     """The problem of that name, or one made from files; what was inferred about the files is said on stderr."""
-    if data is None:
-        if any(given is not None for given in (target, model, schema, test_data, public)):
+    if given.data is None:
+        described = (given.target, given.model, given.schema, given.test_data, given.public)
+        if any(value is not None for value in described):
             own = "--target, --model, --schema, --test-data and --public"
             raise BadInput(f"{own} describe your own data: give it with --data")
-        return problems.load(problem or problems.DEFAULT, seed=seed, validation=validation)
-    if problem is not None:
+        return problems.load(given.problem or problems.DEFAULT, seed=given.seed, validation=given.validation)
+    if given.problem is not None:
         raise BadInput("give --problem or --data, not both")
-    facts = tuple(public.split("+")) if public is not None else ()
-    test: float | Path = TEST if test_data is None else test_data
     found = from_files(
-        data, target=target, model=model, schema=schema, public=facts, test=test, seed=seed, validation=validation
+        given.data,
+        target=given.target,
+        model=given.model,
+        schema=given.schema,
+        public=tuple(given.public.split("+")) if given.public is not None else (),
+        test=TEST if given.test_data is None else given.test_data,
+        seed=given.seed,
+        validation=given.validation,
     )
     say(found.summary)
     if found.schema is not None:

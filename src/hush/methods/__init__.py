@@ -9,15 +9,13 @@ from typing import Any
 from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imports import import_object
-from hush.methods.auto import Candidate, auto, choose, reason, recommend
-from hush.methods.catalogue import catalogue
-from hush.methods.descent import Descent
-from hush.methods.gradients import Gradients
-from hush.methods.groups import Method, made, options
+from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
+from hush.methods.factories import Method, call_method, catalogue, options
+from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
-from hush.privacy.accounting import Adjacency
 from hush.rules.averaged import Averaged, parse_average
+from hush.settings import list_settings, write_help
 
 __all__ = [
     "SAMPLINGS",
@@ -26,17 +24,19 @@ __all__ = [
     "Gradients",
     "Method",
     "Setting",
+    "call_method",
     "catalogue",
-    "choose",
+    "choose_candidate",
+    "explain_choice",
     "find",
     "make_plan",
     "options",
-    "reason",
     "recommend",
 ]
 
 
 LEAST, MOST = 1e-12, 1e12  # of an ε and of noise
+NEEDED = ("examples", "batch_size")
 
 
 def find(name: str) -> Method:
@@ -63,95 +63,66 @@ def _of_others(name: str) -> Method:
     return found
 
 
-def make_plan(
-    method: str,
-    *,
-    examples: int,
-    batch_size: int,
-    epochs: float | None = None,
-    steps: int | None = None,
-    sample_rate: float | None = None,
-    sampling: str | None = None,
-    delta: float = 1e-5,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    node_noise: float | None = None,
-    adjacency: Adjacency | None = None,
-    accountant: str = "auto",
-    accept_claimed: bool = False,
-    average: str | None = None,
-    arithmetic: str = "default",
-    assumptions: tuple[str, ...] = (),
-    counted: bool = False,
-    calibrate: bool = True,
-    **chosen: Any,
-) -> Plan:
+def make_plan(method: str, setting: Setting | None = None, *, calibrate: bool = True, **given: Any) -> Plan:
     """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
+
+    >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
 
     ``examples`` is a public constant: a number that you declare, and Poisson batches then hide whether an example is
     there at all (add-remove). If you counted the data to get it, say ``counted=True``: the number is taken to be
     public, and the guarantee is that one example's contribution might as well be zero (zero-out), at the same ε.
 
-    Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose`).
-    ``average`` releases the average of the iterates: "ema:0.999", or "tail:0.25" for the last quarter of the steps.
-    ``arithmetic="rigorous"`` gives every step a fixed number of rows, so that nothing is assumed about rounding inside
-    the model; it costs the empty rows.
+    Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose_candidate`).
     ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
-
-    >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
+    A ready ``setting`` takes the place of the settings below, and those given beside it win. What is no setting is an
+    option of the method (`hush methods` lists them).
     """
-    validate.probability(delta=delta)
-    validate.one_of(("auto", "pld", "rdp", "gdp"), accountant=accountant)
     factory = find(method)
-    _check_options(method, factory, chosen)
-    setting = Setting(
-        examples,
-        batch_size,
-        epochs,
-        steps,
-        sample_rate,
-        sampling,
-        delta,
-        adjacency,
-        accountant,
-        accept_claimed,
-        assumptions,
-        epsilon,
-        arithmetic,
-        counted,
-    )
-    plan = made(factory, setting, chosen)
+    known, of_method = list_settings(Setting), options(factory)
+    for key in given:
+        if key not in known and key not in of_method:
+            raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, {*known, *of_method})}")
+    chosen = {key: value for key, value in given.items() if key not in known}
+    setting = _complete(setting, {key: value for key, value in given.items() if key in known})
+    plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
         raise BadInput(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
-    if average is not None:
-        plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(average)))
-    if not plan.private:
-        if epsilon is not None or noise_multiplier is not None or node_noise is not None:
-            raise BadInput(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
-        return plan
-    _check_noise(epsilon=epsilon, noise_multiplier=noise_multiplier, node_noise=node_noise)
-    given = [x for x in (epsilon, noise_multiplier, node_noise) if x is not None]
-    if len(given) != 1:
+    if setting.average is not None:
+        plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(setting.average)))
+    if plan.private:
+        return _with_noise(plan, setting, calibrate)
+    if setting.noise:
+        raise BadInput(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
+    return plan
+
+
+make_plan.__doc__ = f"{inspect.getdoc(make_plan)}\n\nSettings:\n\n{write_help(Setting)}\n"
+
+
+def _complete(setting: Setting | None, given: dict[str, Any]) -> Setting:
+    if setting is not None:
+        return replace(setting, **given)
+    missing = [name for name in NEEDED if name not in given]
+    if missing:
+        raise BadInput(f"a plan needs {' and '.join(missing)}: give {' and '.join(f'{name}=…' for name in missing)}")
+    return Setting(**given)
+
+
+def _with_noise(plan: Plan, setting: Setting, calibrate: bool) -> Plan:
+    """The plan with the noise that was asked for, in one of the three ways to say it."""
+    _check_noise(setting.noise)
+    if len(setting.noise) != 1:
         raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
-    if epsilon is not None:
-        return plan.calibrated(epsilon) if calibrate else plan
-    if noise_multiplier is not None:
-        return replace(plan, sigma=float(noise_multiplier))
-    assert node_noise is not None
-    return replace(plan, sigma=float(node_noise) / plan.sensitivity)
+    if setting.epsilon is not None:
+        return plan.calibrated(setting.epsilon) if calibrate else plan
+    if setting.noise_multiplier is not None:
+        return replace(plan, sigma=float(setting.noise_multiplier))
+    return replace(plan, sigma=float(setting.noise["node_noise"]) / plan.sensitivity)
 
 
-def _check_noise(**given: float | None) -> None:
+def _check_noise(given: dict[str, float]) -> None:
     """Numbers whose squares, and the squares' inverses, floats can hold."""
     for name, value in given.items():
-        if value is not None:
-            validate.positive(**{name: value})
-            if not LEAST <= value <= MOST:
-                raise BadInput(f"{name} must lie between {LEAST:g} and {MOST:g}, got {value:g}")
-
-
-def _check_options(name: str, method: Method, chosen: dict[str, Any]) -> None:
-    known = options(method)
-    for key in chosen:
-        if key not in known:
-            raise BadInput(f"method '{name}' has no option '{key}': {nearest(key, known)}")
+        validate.positive(**{name: value})
+        if not LEAST <= value <= MOST:
+            raise BadInput(f"{name} must lie between {LEAST:g} and {MOST:g}, got {value:g}")

@@ -19,10 +19,8 @@ from typing import Any
 from hush import validate
 from hush.errors import BadInput, HushError, Refused
 from hush.methods import shapes
-from hush.methods.catalogue import catalogue
-from hush.methods.descent import Descent
-from hush.methods.gradients import Gradients
-from hush.methods.groups import made, options
+from hush.methods.factories import call_method, catalogue, options
+from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import Setting
 from hush.plan import Plan
 
@@ -57,7 +55,7 @@ class Candidate:
 
 def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little."""
-    best = choose(recommend(setting, descent, gradients))
+    best = choose_candidate(recommend(setting, descent, gradients))
     return _plan(setting, best.method, best.options, descent, gradients)
 
 
@@ -75,18 +73,23 @@ def recommend(
         raise BadInput("method 'auto' chooses the sampling with the method: leave sampling and sample rate out")
     if gradients.noise_end != 1.0:
         raise BadInput("only dp-sgd's noise can follow a schedule, so there is nothing to compare: use method dp-sgd")
-    return _recommend(replace(setting, assumptions=()), descent, gradients, _Quiet(tell))
+    return _recommend(_same_question(setting), descent, gradients, _Quiet(tell))
 
 
-def choose(candidates: tuple[Candidate, ...]) -> Candidate:
+def _same_question(setting: Setting) -> Setting:
+    """The setting without what does not change the answer, so that it is worked out once."""
+    return replace(setting, assumptions=(), average=None, noise_multiplier=None, node_noise=None)
+
+
+def choose_candidate(candidates: tuple[Candidate, ...]) -> Candidate:
     """The candidate with the smallest error, or dp-sgd where that is not smaller by a clear margin."""
     best, plain = candidates[0], _plain(candidates)
     return best if plain is None or plain.error > MARGIN * best.error else plain
 
 
-def reason(candidates: tuple[Candidate, ...]) -> str:
+def explain_choice(candidates: tuple[Candidate, ...]) -> str:
     """In one sentence: what was chosen, and why."""
-    best, plain, taken = candidates[0], _plain(candidates), choose(candidates)
+    best, plain, taken = candidates[0], _plain(candidates), choose_candidate(candidates)
     if len(candidates) == 1:
         return f"chose {best.name}: no other candidate fits this setting."
     if taken is not best:
@@ -155,4 +158,4 @@ def _plan(setting: Setting, method: str, chosen: dict[str, Any], descent: Descen
             chosen = {**chosen, name: value}
         elif value != getattr(Descent(), name):
             raise Refused(f"{method} has no {name.replace('_', ' ')}")
-    return made(factory, setting, {**vars(gradients), **chosen})
+    return call_method(factory, setting, {**vars(gradients), **chosen})

@@ -14,8 +14,7 @@ from hush.errors import Refused
 from hush.matrices import Structure, Tree
 from hush.matrices.tree import Complete, Nodes
 from hush.methods import shapes
-from hush.methods.descent import Descent
-from hush.methods.gradients import Gradients
+from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import Setting
 from hush.noise import make_noise
 from hush.plan import Plan

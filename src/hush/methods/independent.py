@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hush.methods.descent import Descent
-from hush.methods.gradients import Gradients
+from hush.methods.groups import Descent, Gradients, Moments
 from hush.methods.setting import Setting
 from hush.noise import Independent
 from hush.plan import Plan
@@ -27,32 +26,17 @@ def dp_sgd(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     return gradients.plan(setting, "dp-sgd", rule=descent.rule)
 
 
-def dp_adam(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1e-2,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> Plan:
+def dp_adam(setting: Setting, moments: Moments, gradients: Gradients, *, lr: float = 1e-2, eps: float = 1e-8) -> Plan:
     """DP-Adam: DP-SGD's release, Adam as the rule."""
-    return gradients.plan(setting, "dp-adam", rule=Adam(lr, beta1, beta2, eps, weight_decay))
+    return gradients.plan(setting, "dp-adam", rule=Adam(lr, moments.beta1, moments.beta2, eps, moments.weight_decay))
 
 
 def dp_adam_bc(
-    setting: Setting,
-    gradients: Gradients,
-    *,
-    lr: float = 1e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    floor: float = 1e-8,
-    weight_decay: float = 0.0,
+    setting: Setting, gradients: Gradients, moments: Moments = Moments(), *, lr: float = 1e-4, floor: float = 1e-8
 ) -> Plan:
     """DP-AdamBC: Adam with the noise's part taken out of its second moment (Tang et al. 2024)."""
-    return gradients.plan(setting, "dp-adam-bc", rule=AdamBC(lr, beta1, beta2, floor, weight_decay))
+    rule = AdamBC(lr, moments.beta1, moments.beta2, floor, moments.weight_decay)
+    return gradients.plan(setting, "dp-adam-bc", rule=rule)
 
 
 def dp_disk(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hush import validate
@@ -11,34 +11,33 @@ from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
 from hush.proofs import own_adjacency
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
+from hush.settings import LENGTH, PRIVACY, PlanSettings, option
 
 SMALLEST_RATE = 1e-100
 MOST_STEPS = 10**8  # of a plan; the accountants go farther, and need minutes there
 MOST_CORRELATED = 10**6
 MOST_EXAMPLES = 10**15  # all whole numbers up to here are exact as floats
+ACCOUNTANTS = ("auto", "pld", "rdp", "gdp")
 SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(PlanSettings):
     """The public numbers that every method needs. Poisson: q = L/N exactly and ⌈N/L⌉ steps an epoch."""
 
-    examples: int
-    batch_size: int
-    epochs: float | None = None
-    steps: int | None = None
-    sample_rate: float | None = None
-    sampling: str | None = None  # None: what the method's paper used
-    delta: float = 1e-5
-    adjacency: Adjacency | None = None
-    accountant: str = "auto"
-    accept_claimed: bool = False
-    assumptions: tuple[str, ...] = ()
-    epsilon: float | None = None  # the target, where there is one: some methods choose their shape by it
-    arithmetic: str = "default"
-    counted: bool = False  # whether ``examples`` was counted in the data, and so is no constant but taken to be public
+    examples: int = field(metadata=option("Number of examples N, a public number.", LENGTH))
+    counted: bool = field(
+        default=False,
+        kw_only=True,
+        metadata=option("Whether N was counted in the data, and so is no constant but taken to be public.", LENGTH),
+    )
+    assumptions: tuple[str, ...] = field(
+        default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
+    )
 
     def __post_init__(self) -> None:
+        validate.probability(delta=self.delta)
+        validate.one_of(ACCOUNTANTS, accountant=self.accountant)
         validate.whole(examples=self.examples, batch_size=self.batch_size)
         if self.examples > MOST_EXAMPLES:
             raise BadInput(f"more than {MOST_EXAMPLES} examples are not accounted for")
@@ -48,6 +47,9 @@ class Setting:
             validate.rate(sample_rate=self.sample_rate)
         if self.sampling is not None:
             validate.one_of(SAMPLINGS, sampling=self.sampling)
+        self._check_length()
+
+    def _check_length(self) -> None:
         if self.steps is not None:
             validate.whole(steps=self.steps)
         if self.epochs is not None:
@@ -56,6 +58,12 @@ class Setting:
             raise BadInput(f"at most {MOST_STEPS:g} steps can be accounted for: give fewer steps or epochs")
         if not self.rate >= SMALLEST_RATE:
             raise BadInput(f"the sampling rate must be at least {SMALLEST_RATE:g}, got {self.rate:g}")
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """How much noise was asked for, in any of the three ways to say it."""
+        asked = {"epsilon": self.epsilon, "noise_multiplier": self.noise_multiplier, "node_noise": self.node_noise}
+        return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def per_epoch(self) -> int:

@@ -3,38 +3,64 @@
 from __future__ import annotations
 
 import errno
-import json
 import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 
 from hush.artefact import CARD, PAGE, WEIGHTS
 from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
-from hush.cli.recall import read_options
+from hush.cli.shell import KEEPING, write_settings
 from hush.errors import BadInput, HushError
 from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
 from hush.ledger.account import DATASET, Ledger
+from hush.loop import EVERY
 from hush.matrices.cache import kept_in
 from hush.run import Run
+from hush.settings import option
 
-OPTIONS = "options.json"
+OPTIONS = "options.json"  # in the private part of a run
 RELEASED = ("release", WEIGHTS, CARD, PAGE)
-NOT_KEPT = ("out", "resume", "secret_seed", "as_json", "ledger", "dataset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepingOptions:
+    """What is kept of a run, and where its spend is entered."""
+
+    out: Path | None = field(
+        default=None, metadata=option("Directory for the released model and its privacy card.", KEEPING, saved=False)
+    )
+    resume: bool = field(
+        default=False,
+        metadata=option("Go on with the run in --out, with its own options.", KEEPING, flag="--resume", saved=False),
+    )
+    checkpoint_every: int = field(default=EVERY, metadata=option("Steps between two checkpoints.", KEEPING))
+    ledger: Path | None = field(
+        default=None, metadata=option("File in which the spend on the data is entered.", KEEPING, saved=False)
+    )
+    dataset: str | None = field(
+        default=None,
+        metadata=option("The data's name in the ledger; 'default' if not given.", KEEPING, saved=False),
+    )
+    new_dataset: bool = field(
+        default=False,
+        metadata=option(
+            "Needed where the ledger has a budget and does not know the name yet.", KEEPING, flag="--new-dataset"
+        ),
+    )
 
 
 @dataclass
-class Kept:
+class Keeper:
     """The side of a run that must not be lost; without ``--out`` nothing is kept but the ledger."""
 
     out: Path | None
@@ -45,24 +71,25 @@ class Kept:
     resumed_from: int | None = None
     begun: bool = False
 
-    def attach(self, run: Run, options: dict[str, Any], ledger: Path | None, dataset: str | None) -> None:
+    def attach(self, run: Run, given: KeepingOptions) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
             with _as_hush_wrote_it(self.found.saved.path):
-                _same_machinery(self.found.saved.facts)
+                _use_same_machinery(self.found.saved.facts)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
         elif self.resume:
             say(f"nothing to resume in '{self.out}': starting from the beginning")
-        self._enter(run, ledger, dataset, new_dataset=bool(options.get("new_dataset")))
+        self._enter(run, given)
         if self.checkpoints is not None and self.resumed_from is None:
             self.checkpoints.attach(run)  # before anything of the run that was here is replaced: this may refuse
-            write_atomic(self.checkpoints.directory / OPTIONS, _to_json(options), mode=PRIVATE)
+            write_atomic(self.checkpoints.directory / OPTIONS, write_settings(given), mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True
         self._say_where(run)
 
-    def _enter(self, run: Run, path: Path | None, dataset: str | None, *, new_dataset: bool = False) -> None:
+    def _enter(self, run: Run, given: KeepingOptions) -> None:
+        path = given.ledger
         before = None if self.checkpoints is None else self.checkpoints.ledger
         if path is None and before is not None:
             path = Path(before["path"])
@@ -70,8 +97,8 @@ class Kept:
                 raise BadInput(f"this run is entered in the ledger '{path}', which is gone: give it with --ledger")
         if path is None:
             return
-        named = dataset or (before["dataset"] if before is not None else DATASET)
-        self.account = charge(run, Ledger(path), named, self.checkpoints, new_dataset=new_dataset)
+        named = given.dataset or (before["dataset"] if before is not None else DATASET)
+        self.account = charge(run, Ledger(path), named, self.checkpoints, new_dataset=given.new_dataset)
         if run.next < run.plan.steps:
             self.account.check(run.next + 1)
             room, steps = self.account.room(), run.plan.steps
@@ -88,7 +115,7 @@ class Kept:
         else:
             say(f"resuming at step {run.next} of {run.plan.steps}")
 
-    def matrices(self) -> AbstractContextManager[None]:
+    def keep_matrices(self) -> AbstractContextManager[None]:
         """Within it, solved matrices are kept with the run: computed anew they would differ in their last bits."""
         return nullcontext() if self.checkpoints is None else kept_in(self.checkpoints.directory / "matrices")
 
@@ -97,7 +124,7 @@ class Kept:
         if self.checkpoints is not None and self.checkpoints.at != run.next:
             self.checkpoints.save(run)
 
-    def failed(self, run: Run) -> None:
+    def forget_unless_begun(self, run: Run) -> None:
         """Where the first step of a new run was refused, nothing was spent: its directory is free again."""
         if self.checkpoints is not None and self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
@@ -115,7 +142,7 @@ class Kept:
             return f"all is kept up to step {self.checkpoints.at}, but this run cannot be resumed"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
 
-    def spent(self) -> dict[str, Any] | None:
+    def sum_up_ledger(self) -> dict[str, Any] | None:
         """What the ledger says of the dataset now, as JSON fields."""
         if self.account is None:
             return None
@@ -133,12 +160,12 @@ class Kept:
 
 
 @contextmanager
-def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
+def open_keeper(out: Path | None, *, resume: bool) -> Iterator[Keeper]:
     """Open the directory before anything expensive starts, and refuse to overwrite a run that is not finished."""
     if out is None:
         if resume:
             raise BadInput("--resume needs the --out of the run that is to go on")
-        yield Kept(None, False)
+        yield Keeper(None, False)
         return
     if resume:
         _check_not_lost(out)
@@ -150,7 +177,7 @@ def kept(out: Path | None, *, resume: bool) -> Iterator[Kept]:
         found = checkpoints.newest()
         with _as_hush_wrote_it(out):
             _check(found, out, resume)
-        yield Kept(out, resume, checkpoints, found)
+        yield Keeper(out, resume, checkpoints, found)
     finally:
         checkpoints.close()
 
@@ -189,7 +216,7 @@ def _check(found: Found, out: Path, resume: bool) -> None:
     say(f"'{out}' holds a finished run, which this one replaces")
 
 
-def _same_machinery(facts: dict[str, Any]) -> None:
+def _use_same_machinery(facts: dict[str, Any]) -> None:
     """What decides the last bits of a sum: the number of threads (set), and the version of torch (reported)."""
     if facts["threads"] != torch.get_num_threads():
         torch.set_num_threads(facts["threads"])
@@ -199,33 +226,8 @@ def _same_machinery(facts: dict[str, Any]) -> None:
         say(f"the run began with torch {before} and goes on with {now}: its bits may differ from an unbroken run's")
 
 
-def recalled(context: typer.Context, out: Path) -> dict[str, Any]:
-    """The options of this call; those that were not given come from the call that began the run."""
-    given = dict(context.params)
-    path = out / "private" / OPTIONS
-    if not path.is_file():
-        if out.exists() and all(given[name] is None for name in ("problem", "data", "recipe")):
-            raise BadInput(
-                f"the run in '{out}' cannot go on, as its options are gone: say what to train with --problem or --data"
-            )
-        return given
-    for name, value in read_options(path, context.command.callback).items():
-        source = context.get_parameter_source(name)
-        if name in given and source is not None and source.name == "DEFAULT":
-            given[name] = value
-    return given
-
-
-def _to_json(options: dict[str, Any]) -> bytes:
-    def plain(value: Any) -> Any:
-        return {"path": str(value.resolve())} if isinstance(value, Path) else value
-
-    kept_ones = {name: plain(value) for name, value in options.items() if name not in NOT_KEPT}
-    return (json.dumps(kept_ones, indent=2) + "\n").encode()
-
-
 @contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
+def note_interrupts() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C or SIGTERM into a question to be asked between steps; a second one ends at once."""
     asked = False
 
@@ -246,7 +248,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def reason(error: OSError) -> str:
+def explain_os_error(error: OSError) -> str:
     """What the operating system refused, in a few words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "no space is left on the disk (free some first)"

@@ -1,0 +1,165 @@
+"""The options of the commands, by name: none may go; and how they are made from the fields of a class."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import pytest
+import typer
+
+import hush.cli
+from hush.bench.trial import AXES
+from hush.cli import app, main
+from hush.cli.shell import GROUPS, OutputOptions, read_settings, take, write_settings
+from hush.cli.train import Training, recall
+from hush.errors import BadInput
+from hush.methods import Setting, make_plan
+from hush.settings import PRIVACY, PlanSettings, list_settings, option
+
+PLAN = """--accept-claimed --accountant --adjacency --batch-size --delta --epochs --epsilon --json --method
+--no-accept-claimed --node-noise --noise-multiplier --sampling --set --steps"""
+OPTIONS = {
+    "train": PLAN
+    + """ --arithmetic --augment --average --checkpoint-every --clip --clip-mode --data --dataset --ledger --lr
+    --microbatch --model --new-dataset --out --problem --public --recipe --resume --sample-rate --schema --secret-seed
+    --seed --target --test-data --validation --views""",
+    "account": f"{PLAN} --examples --sample-rate",
+    "noise show": f"{PLAN} --examples --out",
+    "bench": "--dry-run --executor --json --retry-failed --store --workers",
+}
+DEFAULTS = {
+    "train": {"method": "dp-sgd", "batch_size": 256, "delta": 1e-5, "microbatch": 400, "checkpoint_every": 50},
+    "account": {"method": "dp-sgd", "batch_size": 256, "delta": 1e-5, "accountant": "auto", "epochs": None},
+    "noise show": {"method": "dp-matrix-me", "batch_size": 100, "examples": 6000, "out": Path("noise.html")},
+}
+
+
+def find_command(path: str):
+    command = typer.main.get_command(app)
+    for word in path.split():
+        command = command.commands[word]
+    return command
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+def test_every_option_is_offered(path, capsys, monkeypatch) -> None:
+    offered = {name for p in find_command(path).params for name in (*p.opts, *p.secondary_opts)}
+    assert set(OPTIONS[path].split()) <= offered
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*path.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert not [name for name in OPTIONS[path].split() if f"{name} " not in shown], shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("path", DEFAULTS)
+def test_defaults(path) -> None:
+    known = {p.name: p.default for p in find_command(path).params}
+    assert {name: known[name] for name in DEFAULTS[path]} == DEFAULTS[path]
+
+
+def test_help_shows_options_by_group(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["train", "--help"])
+    shown = capsys.readouterr().out
+    places = [shown.index(f"─ {group} ─") for group in GROUPS if group is not None]
+    assert places == sorted(places)
+    assert places[2] < shown.index("--epsilon ", shown.index("─ Options")) < places[3]  # under Privacy
+
+
+def test_a_field_is_an_option_with_its_help_and_its_default() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Kind(OutputOptions):
+        rounds: int = field(default=3, metadata=option("How many rounds.", PRIVACY))
+        where: Path | None = field(default=None, metadata=option("Where.", PRIVACY, flag="--at"))
+        hidden: int = field(default=1, metadata=option("Not for the shell.", PRIVACY))
+
+    got = []
+    app = typer.Typer(add_completion=False)
+    app.command()(take(Kind, without=("hidden",), resolve=lambda given: {"rounds": 7, **given})(got.append))
+    app([], standalone_mode=False)
+    app(["--rounds", "5", "--at", "there", "--json"], standalone_mode=False)
+    app(["--rounds", "3"], standalone_mode=False)  # the default, but given
+    assert got == [Kind(rounds=7), Kind(rounds=5, where=Path("there"), as_json=True), Kind(rounds=3)]
+    found = {p.name: p for p in typer.main.get_command(app).params}
+    assert "hidden" not in found
+    assert found["rounds"].help == "How many rounds."
+
+
+def test_axes_are_the_settings_of_a_plan() -> None:
+    assert set(AXES) == {f.name for f in fields(PlanSettings)}
+    assert {"arithmetic", "average", "delta"} <= set(AXES)
+    assert not {"calibrate", "examples", "counted", "assumptions", "method"} & set(AXES)
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    assert not [name for name in AXES if f"`{name}`" not in page]
+    assert AXES["batch_size"] == (int,)
+    assert AXES["adjacency"] == AXES["arithmetic"] == (str,)
+    assert set(AXES["epochs"]) == {float, int}
+
+
+def test_a_plan_from_a_setting_is_the_plan_from_its_names() -> None:
+    by_name = make_plan("dp-sgd", examples=600, batch_size=30, epochs=2, epsilon=3.0, lr=0.5, clip=2.0)
+    setting = Setting(600, batch_size=30, epochs=2, epsilon=3.0)
+    assert make_plan("dp-sgd", setting, lr=0.5, clip=2.0) == by_name
+    assert make_plan("dp-sgd", setting, epochs=1, lr=0.5, clip=2.0).steps == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"examples": 600, "batch_size": 30, "epoch": 2}, "did you mean 'epochs'"),
+        ({"examples": 600, "batch_size": 30, "clpi": 2.0}, "did you mean 'clip'"),
+        ({"examples": 600}, "a plan needs batch_size"),
+        ({}, "a plan needs examples and batch_size"),
+    ],
+)
+def test_names_that_a_plan_does_not_know_or_lacks(given, told) -> None:
+    with pytest.raises(BadInput, match=told):
+        make_plan("dp-sgd", **given)
+
+
+def test_the_docstring_lists_every_setting() -> None:
+    missing = [name for name in list_settings(Setting) if f"``{name}``: " not in (make_plan.__doc__ or "")]
+    assert not missing
+
+
+BEFORE = {  # as the first release writes it
+    "recipe": None, "problem": "digits-mlp", "data": None, "target": None, "model": None, "schema": None,
+    "test_data": None, "public": None, "method": "dp-adam", "epsilon": 2.0, "delta": 1e-05, "noise_multiplier": None,
+    "node_noise": None, "epochs": 1.0, "steps": 7, "batch_size": 64, "lr": 0.1, "clip": 0.5, "clip_mode": None,
+    "sampling": None, "sample_rate": None, "accountant": "auto", "adjacency": None, "accept_claimed": False,
+    "arithmetic": "default", "settings": ["beta1=0.8"], "average": None, "augment": None, "views": None,
+    "validation": 0.0, "seed": 3, "microbatch": 50, "checkpoint_every": 5, "new_dataset": False,
+}  # fmt: skip
+
+
+def test_options_of_a_run_are_written_under_the_same_names_and_read_back(tmp_path) -> None:
+    path = tmp_path / "private" / "options.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(BEFORE | {"schema": {"path": "/public/facts.toml"}}))
+    found = Training(**recall({"out": tmp_path, "resume": True, "checkpoint_every": 9, "secret_seed": 5}))
+    assert (found.problem, found.method, found.steps, found.seed) == ("digits-mlp", "dp-adam", 7, 3)
+    assert (found.settings, found.schema, found.microbatch) == (["beta1=0.8"], Path("/public/facts.toml"), 50)
+    assert (found.checkpoint_every, found.secret_seed) == (9, 5)  # given beside --resume
+    assert json.loads(write_settings(found)).keys() == BEFORE.keys()
+    path.write_bytes(write_settings(found))
+    assert read_settings(path, Training) == {n: getattr(found, n) for n in BEFORE}
+
+
+def test_what_is_given_wins_over_a_recipe_and_the_recipe_over_the_run(tmp_path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "options.json").write_text(json.dumps(BEFORE))
+    found = Training(**recall({"out": tmp_path, "resume": True, "recipe": "digits", "lr": 4.0}))
+    assert (found.lr, found.clip, found.method, found.seed) == (4.0, 1.0, "dp-sgd", 3)
+
+
+def test_no_command_imports_from_another() -> None:
+    rooms = Path(hush.cli.__file__).parent
+    commands = {"account", "bench", "data", "ledger", "methods", "noise", "train"}
+    for path in (rooms / f"{name}.py" for name in commands):
+        tree = ast.walk(ast.parse(path.read_text()))
+        found = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
+        assert not found & {f"hush.cli.{name}" for name in commands}, path
