@@ -19,7 +19,8 @@ RECORDS = sorted((ROOT / "results").glob("*.jsonl"))
 @pytest.fixture
 def reproduction() -> ModuleType:
     found = importlib.util.spec_from_file_location("reproduction", ROOT / "benchmarks" / "reproduction.py")
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
