@@ -128,3 +128,9 @@ def _unsafe(node: ast.AST) -> bool:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_nothing_is_unpickled(path: Path) -> None:
     assert not [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if _unsafe(node)]
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their bare names, and the second would stop the whole suite."""
+    names = [path.name for path in SOURCE.parents[1].joinpath("tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
