@@ -184,7 +184,8 @@ GIVEN = {
 
 
 @pytest.mark.parametrize(
-    ("command", "name"), [("train", name) for name in GIVEN] + [("account", name) for name in GIVEN if name != "average"]
+    ("command", "name"),
+    [("train", name) for name in GIVEN] + [("account", name) for name in GIVEN if name != "average"],
 )
 def test_what_is_given_in_the_shell_reaches_the_plan(command, name, monkeypatch) -> None:
     """Nothing is lost between the options and the setting from which the plan is made, which is looked at there."""
