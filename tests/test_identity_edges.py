@@ -14,8 +14,10 @@ from torch import nn
 
 from hush.errors import Refused
 from hush.identity import NoIdentity, Scope, declared, digest
+from hush.matrices import Diagonal
 from hush.methods import make_plan
 from hush.named import Named, State
+from hush.noise import Independent
 from hush.plan import Plan
 from hush.queries import Channel, ClippedSum
 from hush.release import Release
@@ -154,3 +156,24 @@ def test_a_bound_that_changed_after_the_run_was_started_is_refused() -> None:
             run.step(next(batches))
     finally:
         BOUND[0] = 1.0
+
+
+@dataclass(frozen=True)
+class Tilted(Diagonal):
+    tilt: float = 0.0
+
+
+class Leaning(Independent):
+    """No dataclass of its own."""
+
+    def __init__(self, tilt: float) -> None:
+        super().__init__(4)
+        object.__setattr__(self, "tilt", tilt)
+
+
+@pytest.mark.parametrize("kind", [lambda tilt: Tilted(4, None, tilt), Leaning])
+def test_a_subclass_of_what_declares_itself_is_of_another_kind(kind: Callable[[float], Any]) -> None:
+    assert fingerprint(kind(1.0)) != fingerprint(kind(2.0))
+    assert fingerprint(kind(1.0)) == fingerprint(kind(1.0))
+    assert fingerprint(Tilted(4)) != fingerprint(Diagonal(4))
+    assert fingerprint(Independent(4)) != fingerprint(Leaning(0.0))

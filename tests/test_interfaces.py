@@ -27,6 +27,7 @@ from hush.methods import make_plan
 from hush.named import Named, State, Sums, trainable
 from hush.noise import Independent, Rows
 from hush.plan import Plan
+from hush.privacy.leaves import find_leaves
 from hush.queries import BY_TABLE, ByTable, Channel, Claim, ClippedSum, clip_factors, total_norms
 from hush.randomness import Secret
 from hush.release import Release
@@ -225,6 +226,38 @@ class TwoLeafTree(Structure):
 
     def std(self, step: int) -> float:
         return 1.0 if step == 0 else math.sqrt(2)
+
+
+@dataclass(frozen=True)
+class TallPair(TwoLeafTree):
+    """Orthogonal columns in a tall C, [[1, 0], [0, 1], [1, 0], [0, 1]]; M has rows of norm one that are correlated."""
+
+    bands: int | None = 1
+
+    def strategy(self) -> np.ndarray:
+        return np.array([[1.0, 0], [0, 1], [1, 0], [0, 1]])
+
+    def noise_map(self) -> np.ndarray:
+        return np.array([[1.0, 0, 0, 0], [-0.5, 0.5, 0.5, 0.5]])
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[torch.Tensor, State]:
+        noise = z(0) if step == 0 else 0.5 * (z(1) + z(2) + z(3) - z(0))
+        return noise, state
+
+    def std(self, step: int) -> float:
+        return 1.0
+
+
+def test_orthogonal_columns_cost_their_own_norm_and_not_what_a_row_of_noise_suggests() -> None:
+    """Rows of M of norm one would pass for DP-SGD's noise; CG + Z, which is what is proven, has columns of norm √2."""
+    pair = TallPair()
+    assert np.array_equal(pair.noise_map() @ pair.strategy(), np.eye(2))
+    p = plan(noise=pair, sampler=Poisson(N, 0.5, 2), steps=2, query=ClippedSum(1.0), adjacency=None)
+    (leaf,) = find_leaves(p.event()).others
+    assert leaf[0].event.noise_multiplier == pytest.approx(p.sigma / math.sqrt(2))
+    assert leaf[1] == 2
+    assert find_leaves(p.event(2, start=1)).others[0][0].event.noise_multiplier == pytest.approx(p.sigma / math.sqrt(2))
+    assert not pair.alike
 
 
 def test_a_tall_c() -> None:

@@ -351,6 +351,21 @@ def test_claims_of_its_own_outrank_the_table() -> None:
     assert replace(plan(), query=Sums(SUM)).event() == plan().event() != said.event()
 
 
+class SumsWhenAskedAboutLess(Sums):
+    """Claims of its own about the whole plan, and the table's about a part of it."""
+
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> Any:
+        return self.said if steps == plan().steps else BY_TABLE
+
+
+def test_the_table_speaks_for_no_part_of_a_hidden_state() -> None:
+    hidden = replace(plan(), query=SumsWhenAskedAboutLess(HIDDEN, (proven(),)))
+    assert hidden.guarantee().status == "proven"
+    for ask in (hidden.guarantee, hidden.event):
+        with pytest.raises(Refused, match="no plain sum and names no claims"):
+            ask(10)
+
+
 def test_channels_share_the_noise() -> None:
     """MECHANISMS.md §4: σ = 1, σ_b = 12.8 on indicators with bound ½ leaves the gradient 1.00076."""
     p = plan()

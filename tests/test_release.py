@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from hush.errors import Refused
 from hush.methods import make_plan
-from hush.noise import Independent
+from hush.named import State
+from hush.noise import Independent, Rows
 from hush.randomness import BLOCK, normal_of_key
 from hush.release import add_noise, grid
 from replay import recorded
@@ -104,6 +107,23 @@ def test_a_large_model_gets_its_noise_in_pieces(monkeypatch: pytest.MonkeyPatch)
         for name, value in one.gradient.items():
             assert torch.equal(value, other.gradient[name])
             assert value.flatten()[-1] != 0.0
+
+
+class Walking(Independent):
+    """Keeps what it gave, and still says that it can be drawn in pieces."""
+
+    def init(self, like: torch.Tensor) -> State:
+        return {"last": torch.zeros(())}
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[torch.Tensor, State]:
+        return z(step) + 0.0 * state["last"], {"last": z(step)[0]}
+
+
+def test_noise_with_a_state_that_says_it_comes_in_pieces_is_refused() -> None:
+    made = make_plan("dp-sgd", examples=8, batch_size=4, steps=2, noise_multiplier=1.0)
+    run = replace(made, noise=Walking(2)).start(nn.Linear(3, 1), lambda m, x: m(x[0]).sum(1), (torch.ones(8, 3),))
+    with pytest.raises(Refused, match="Walking says that it can be drawn in pieces and keeps a state"):
+        run.step(next(run.batches()))
 
 
 ONE_BAND = {

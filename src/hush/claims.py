@@ -47,8 +47,6 @@ def check_claims(mechanism: Mechanism) -> None:
         )
     own = _own_claims(mechanism, mechanism.steps)
     if own is None:
-        if any(channel.proof != "sum" for channel in query.channels.values()):
-            raise Refused(f"{type(query).__name__} is no plain sum and names no claims of its own: nothing is proven")
         proofs.check_proof(mechanism.sampler.participation, mechanism.noise.structure, mechanism.neighbours)
         return
     if not mechanism.noise.structure.alike:
@@ -139,9 +137,13 @@ def is_drawn_anew(mechanism: Mechanism) -> bool:
 
 
 def _own_claims(mechanism: Mechanism, steps: int, sigma: float | None = None) -> tuple[Claim, ...] | None:
-    """What the query itself says about so many steps, the proven first; None where the table speaks for it."""
+    """What the query itself says about so many steps, the proven first; None where the table speaks for it, which it
+    can for plain sums alone, however many steps were asked about."""
     found = _ask_query(mechanism, steps)
     if isinstance(found, ByTable):
+        if any(channel.proof != "sum" for channel in mechanism.query.channels.values()):
+            name = type(mechanism.query).__name__
+            raise Refused(f"{name} is no plain sum and names no claims of its own: nothing is proven")
         return None
     if sigma is not None:
         found = _ask_query(mechanism, steps, sigma)

@@ -82,7 +82,7 @@ def declared(value: Any, scope: Scope, path: str = "") -> Any:
     if isinstance(value, type):
         return _class_name(value, path)
     if isinstance(value, Declares):
-        return {"kind": _class_name(type(value), path), **declared(value.declared(scope), scope, path)}
+        return _self_declared(value, scope, path)
     if dataclasses.is_dataclass(value):
         return {"kind": _class_name(type(value), path), **_fields(value, scope, path), **_beside(value, scope, path)}
     if isinstance(value, PARENTS):
@@ -121,6 +121,19 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return _shown(value)
+
+
+def _self_declared(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    """What the object says of itself. Where a parent says it, the class and what it adds to the parent are its own."""
+    kind = type(value)
+    said = {"kind": _class_name(kind, path), **declared(value.declared(scope), scope, path)}
+    parent = next((k for k in kind.__mro__ if "declared" in vars(k)), kind)
+    if parent is kind or not dataclasses.is_dataclass(parent):
+        return said
+    known = {field.name for field in dataclasses.fields(parent)}
+    added = [f.name for f in dataclasses.fields(kind) if f.name not in known]
+    more = {name: declared(getattr(value, name), scope, _joined(path, name)) for name in added}
+    return {**said, "kind": _class_name(kind, path), **more, **_beside(value, scope, path)}
 
 
 def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hush.errors import Refused
 from hush.mechanism import Mechanism
 from hush.named import Layout, Named, State, Sums
 from hush.randomness import BLOCK, Secret, normal
@@ -53,7 +54,7 @@ class Noising:
         if channel not in self._states:
             self._states[channel] = noise.init(self._like(size))
             self._sizes[channel] = size
-        cut = self._mechanism.noise.pieces and self._device.type != "cuda"
+        cut = noise.pieces and self._device.type != "cuda"
         length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):
             like = self._like(min(length, size - start))
@@ -62,6 +63,11 @@ class Noising:
                 return normal(secret, f"noise/{channel}", index, like, start)
 
             piece, self._states[channel] = noise.draw(step, rows, self._states[channel])
+            if noise.pieces and self._states[channel]:
+                raise Refused(
+                    f"{type(noise).__name__} says that it can be drawn in pieces and keeps a state, which one piece "
+                    "would leave to the next: let `pieces` be False"
+                )
             if piece.shape != like.shape:
                 raise RuntimeError(f"the noise has shape {tuple(piece.shape)} where {tuple(like.shape)} was asked for")
             yield piece

@@ -163,3 +163,42 @@ def test_no_command_imports_from_another() -> None:
         tree = ast.walk(ast.parse(path.read_text()))
         found = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
         assert not found & {f"hush.cli.{name}" for name in commands}, path
+
+
+GIVEN = {
+    "epsilon": 2.5,
+    "delta": 1e-6,
+    "noise_multiplier": 1.5,
+    "node_noise": 7.0,
+    "accountant": "rdp",
+    "adjacency": "replace",
+    "accept_claimed": True,
+    "arithmetic": "rigorous",
+    "batch_size": 17,
+    "epochs": 2.0,
+    "steps": 9,
+    "sampling": "fixed-size",
+    "sample_rate": 0.01,
+    "average": "ema:0.9",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("train", name) for name in GIVEN] + [("account", name) for name in GIVEN if name != "average"],
+)
+def test_what_is_given_in_the_shell_reaches_the_plan(command, name, monkeypatch) -> None:
+    """Nothing is lost between the options and the setting from which the plan is made, which is looked at there."""
+    assert set(GIVEN) == {f.name for f in fields(PlanSettings)}
+    settings: list[Setting] = []
+
+    def stop(method: str, setting: Setting, **chosen: object) -> None:
+        settings.append(setting)
+        raise BadInput("far enough")
+
+    monkeypatch.setattr(f"hush.cli.{command}.make_plan", stop)
+    flag, value = f"--{name.replace('_', '-')}", GIVEN[name]
+    given = [flag] if value is True else [flag, str(value)]
+    assert main([command, *(["--examples", "1000"] if command == "account" else []), *given]) == 2
+    assert getattr(settings[0], name) == value
+    assert settings[0].counted == (command == "train")

@@ -30,6 +30,7 @@ SCALES = tuple(0.25 + (t * 5 % T) / T for t in range(T))
 STRUCTURES: dict[str, Structure] = {
     "independent": Diagonal(T),
     "schedule": Diagonal(T, SCALES),
+    "loud": Diagonal(T, tuple(4 + scale for scale in SCALES)),
     "one-coefficient": Toeplitz(T, np.ones(1)),
     "one-band": Banded(1 / np.array(SCALES)[:, None]),
     "bsr-3": square_root(WORK, 3),

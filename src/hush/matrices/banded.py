@@ -57,6 +57,10 @@ class Banded(Structure):
         """columns[i, j] = C_{i+j,i}."""
         return freeze(to_columns(self.rows))
 
+    def column_norms(self) -> Array:
+        """√X_ii."""
+        return np.sqrt(self._band(0))
+
     def single(self) -> float:
         """Largest column norm."""
         return math.sqrt(float(np.max(self._band(0))))

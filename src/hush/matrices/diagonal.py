@@ -69,9 +69,28 @@ class Diagonal(Structure):
             return math.sqrt(sensitivity.participations(self.steps, times, apart))
         return math.sqrt(float(sensitivity.heaviest(self._weights(self.scales), times, apart)))
 
+    def column_norms(self) -> Array:
+        """One over the scales."""
+        return np.asarray(1.0 / self.inverse_norms())
+
     def inverse_norms(self) -> Array:
         """The scales."""
         return np.ones(self.steps) if self.scales is None else np.array(self.scales, dtype=np.float64)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all scales are one."""
+        return self.scales is None or super().alike
+
+    @property
+    def least_scale(self) -> float:
+        """The least scale, and one at most."""
+        return 1.0 if self.scales is None else super().least_scale
+
+    def block_norms(self, length: int) -> dict[float, int]:
+        """As for every other; without scales there may be more steps than memory for a number each."""
+        whole(length=length)
+        return {1.0: -(-self.steps // length)} if self.scales is None else super().block_norms(length)
 
     def rmse(self, workload: Workload | None = None) -> float:
         """‖A diag(s)‖_F / √T."""
@@ -108,4 +127,4 @@ def drop_first(structure: Structure, start: int) -> Diagonal:
     if structure.bands != 1:
         raise Refused("correlated noise cannot be cut at a step: its steps count from the first one on")
     left = structure.steps - start
-    return Diagonal(left, None if structure.alike else tuple(structure.inverse_norms()[start:].tolist()))
+    return Diagonal(left, None if structure.alike else tuple((1.0 / structure.column_norms()[start:]).tolist()))

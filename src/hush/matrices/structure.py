@@ -26,14 +26,14 @@ class Structure(ABC):
 
     - inverse: M C = I, so M = C⁻¹ for a square C;
     - first: the first steps of the noise are `first` of it, whatever comes after them;
-    - bands: columns of C at least `bands` steps apart are orthogonal; with 1, C is diagonal: every step stands alone;
+    - bands: columns of C at least `bands` steps apart are orthogonal; with 1, all are: every step stands alone;
     - restarts: with r, stretches of r steps from 0, r, 2r, … on share no row of Z and no row of C;
     - sensitivity: `single`, `same_order` and `separated` are at least ‖CΔ‖, for every Δ that is zero but in the steps
       in which one example takes part, and there has rows of norm one at most;
     - blocks: `block_norms` counts every run of steps once, with at least the largest column norm in it;
     - least: ‖row t of M‖ · sens(C) is at least `least_scale`, and so is ‖row t of M‖ where every step stands alone;
     - alike: only where M = I;
-    - spread: `inverse_norms` are the norms of the rows of M;
+    - spread: `inverse_norms` are the norms of the rows of M, `column_norms` those of the columns of C;
     - error: `rmse` is √(‖AM‖²_F / T), and `prefix_variances` are the squared norms of the rows of AM for prefix sums.
 
     A new structure gives C, M, its bands, its restarts and `first`. The rest follows from the two matrices; it is
@@ -70,6 +70,10 @@ class Structure(ABC):
         C = self.strategy()
         return freeze(C.T @ C)
 
+    def column_norms(self) -> Array:
+        """‖column t of C‖ for every t: what one unit in step t alone costs."""
+        return np.asarray(np.sqrt(np.diag(self.gram)))
+
     def single(self) -> float:
         """Sensitivity when an example takes part once: the largest column norm of C."""
         return sensitivity.single(self.gram)
@@ -100,16 +104,19 @@ class Structure(ABC):
     @property
     def alike(self) -> bool:
         """Whether the noise of every step is a row of Z as it is: independent, and the same at every step."""
-        return self.bands == 1 and bool(np.all(self.inverse_norms() == 1.0))
+        # with a norm of one on both sides, and MC = I, row t of M is column t of C; and the columns are orthogonal
+        ones = self.inverse_norms() == 1.0
+        return self.bands == 1 and bool(np.all(ones)) and bool(np.all(self.column_norms() == 1.0))
 
     @property
     def least_scale(self) -> float:
         """How little noise a step can have, relative to σ.
 
         Where every step stands alone and is sampled anew, it is the least row norm of M. Elsewhere Z is scaled by
-        sens(C), which is at least ‖column t of C‖, and row t of M times column t of C is one: at least 1.
+        sens(C), which is at least ‖column t of C‖, and row t of M times column t of C is one: at least 1, and no more
+        than that however large the rows of M are.
         """
-        return float(self.inverse_norms().min()) if self.bands == 1 else 1.0
+        return min(1.0, float(self.inverse_norms().min())) if self.bands == 1 else 1.0
 
     def block_norms(self, length: int) -> dict[float, int]:
         """The largest column norm within each run of ``length`` steps, and how many of the runs have it."""
@@ -117,7 +124,7 @@ class Structure(ABC):
         starts = np.arange(0, self.steps, length)
         if self.bands != 1:
             return {self.single(): len(starts)}
-        norms = 1.0 / np.minimum.reduceat(self.inverse_norms(), starts)
+        norms = np.maximum.reduceat(self.column_norms(), starts)
         if np.all(norms == norms[0]):  # the usual case, of any number of steps
             return {float(norms[0]): len(norms)}
         return dict(Counter(norms.tolist()))

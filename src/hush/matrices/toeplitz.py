@@ -37,6 +37,10 @@ class OneColumn(Structure):
     def inverse_column(self) -> Array:
         """First column of C⁻¹, length T."""
 
+    def column_norms(self) -> Array:
+        """Column t has the first T − t coefficients."""
+        return np.sqrt(np.cumsum(self.column**2)[::-1])
+
     def single(self) -> float:
         """Norm of the first column, the longest."""
         return float(np.linalg.norm(self.column))

@@ -125,12 +125,16 @@ class Tree(Structure):
             node, level = node // 2, level + 1
         return TreeStep(tuple(pair for pair in rows if pair[1]), tuple(merged), level, ends)
 
-    def single(self) -> float:
-        """√ of the most nodes over one leaf."""
+    def column_norms(self) -> Array:
+        """√ of the nodes over every leaf."""
         entered = np.zeros(self.steps, dtype=np.int64)
         for _, read in self._levels():
             entered += read
-        return math.sqrt(int(entered.max()))
+        return np.sqrt(entered)
+
+    def single(self) -> float:
+        """√ of the most nodes over one leaf."""
+        return float(self.column_norms().max())
 
     def same_order(self, per_epoch: int) -> float:
         """√S_max = √ of the largest Σ_nodes (times a batch enters the node)²."""
