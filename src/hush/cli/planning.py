@@ -12,7 +12,8 @@ from hush.cli.console import be_patient, say, show_table
 from hush.cli.shell import OutputOptions
 from hush.errors import BadInput, nearest
 from hush.methods import Candidate, Descent, Gradients, Setting, find, options, recommend
-from hush.settings import METHOD, PRIVACY, PlanSettings, option, same_option
+from hush.settings import METHOD, PRIVACY, PlanSettings, list_settings, option, same_option
+from hush.synonyms import translate
 
 DEFAULT_EPSILON = 3.0
 EPSILON_OR_THREE = option("Calibrate the noise to this ε; 3 by default if no noise is given.", PRIVACY)
@@ -62,8 +63,12 @@ def read_method_options(method: str, pairs: list[str] | None, **given: Any) -> d
 
 
 def _check_known(method: str, key: str, known: Collection[str]) -> None:
-    if key not in known:
-        raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, known)}")
+    if key in known:
+        return
+    meant = translate(key)
+    if meant not in known and meant in list_settings(PlanSettings):
+        raise BadInput(f"'{key}' is set on every method alike: give it as --{meant.replace('_', '-')}")
+    raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, known)}")
 
 
 def _read_value(key: str, text: str, hint: Any) -> Any:
