@@ -43,7 +43,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     show_version: bool = typer.Option(
-        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        False, "--version", help="Print the version and exit.", is_eager=True, metavar="", callback=_print_version
     ),
 ) -> None:
     """Train neural networks on private data, and say truthfully how private the result is."""

@@ -35,9 +35,9 @@ class TeachingCommand(TyperCommand):
         except typer.TyperException as error:
             if (unknown := UNKNOWN.match(error.format_message())) is None:
                 raise
-            raise BadInput(f"no such option: {unknown[1]}{self._hint(unknown[1])}") from error
+            raise BadInput(f"no such option: {unknown[1]}{self._hint(unknown[1], ctx.command_path)}") from error
 
-    def _hint(self, unknown: str) -> str:
+    def _hint(self, unknown: str, path: str) -> str:
         known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         flag = f"--{translate(unknown.lstrip('-')).replace('_', '-')}"
         if flag in known:
@@ -46,7 +46,11 @@ class TeachingCommand(TyperCommand):
         if "--set" in known and any(name in options(find(method)) for method in catalogue()):
             return f"; it is an option of some methods: --set {name}=…, see `hush methods`"
         meant = find_nearest(unknown, known)
-        return f"; see `hush {self.name} --help`" if meant is None else f"; did you mean {meant}?"
+        return f"; see `{path} --help`" if meant is None else f"; did you mean {meant}?"
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """--help, shown like any other switch."""
+        return _simplify(super().get_help_option(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help, in which a switch takes one line: neither its opposite nor its type is shown."""
