@@ -20,8 +20,8 @@ from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.source import as_source
 
-EPSILONS, BATCHES, EPOCHS = (3.0, 1.0), (64, 128, 256, 512, 1024), (5, 20, 50)
-RATES, SEEDS = (0.5, 1.0, 2.0, 4.0, 8.0), (0, 1)
+EPSILONS, BATCHES, EPOCHS = (3.0,), (1024, 256, 64), (5, 20, 50)
+RATES, SEEDS = (1.0, 2.0, 4.0), (0, 1)
 
 
 def train(plan: hush.Plan, task: problems.Problem, seed: int) -> float:

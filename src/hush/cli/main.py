@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from hush.cli import account, bench, data, ledger, methods, noise, train
+from hush.cli import account, bench, data, ledger, methods, noise, plan, train
 from hush.cli.console import accept_any_encoding, say, show
 from hush.cli.teaching import teach
 from hush.errors import HushError
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("methods")(methods.methods)
 app.command("problems")(methods.problems)
+app.command("plan")(plan.plan)
 app.command("account")(account.account)
 app.command("train")(train.train)
 app.command("bench")(bench.bench)
