@@ -57,6 +57,8 @@ def plan(given: Planning) -> None:
 
     Example: `hush plan --examples 60000 --epsilon 1,3 --batch-size 256,1024 --epochs 10,30`
     """
+    if given.out is not None:
+        writable_directory(given.out.parent)
     task, setting, weights = _read(given)
     chosen = read_method_options(given.method, given.settings)
     with be_patient("calibrating the noise") as tell:
@@ -66,14 +68,14 @@ def plan(given: Planning) -> None:
             tell("timing some steps")
             rows = with_minutes(rows, task, _shorten(given.method, setting, chosen))
         best = choose(rows, _pick_epsilon(rows))
-        outlook = look_around(given.method, setting, best, tell, **chosen)
+        silent = given.as_json and given.out is None
+        outlook = None if silent else look_around(given.method, setting, best, tell, **chosen)
     warn_delta(given.delta, setting.examples)
-    if given.out is not None:
+    if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
 
-        writable_directory(given.out.parent)
         write_atomic(given.out, render_plan(rows, outlook, setting).encode())
-    if given.as_json:
+    if given.as_json or outlook is None:
         show_json([_as_json(row, best) for row in rows])
         return
     _show(rows, best)

@@ -26,6 +26,7 @@ CORRELATED = "dp-blt"  # of the methods that need no sampling, the one that is q
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of the curve that compares the two
 NEAR = 1.1  # noise within a tenth of the least counts as no more
 ENOUGH = 100  # steps without which a model has hardly moved
+REPORT = 10  # rows between two reports of progress
 Tell = Callable[[str], None]
 
 
@@ -69,8 +70,10 @@ def look_ahead(
 ) -> Iterator[Prospect]:
     """A prospect for every (ε, batch size, epochs) that the method can do; refused only where it can do none."""
     accounts, refusal, found = Accounts(find_cache() / "accounts"), None, False
-    for epsilon, batch, epochs in grid:
-        tell(f"ε = {epsilon:g}, batch size {batch}, {epochs:g} epochs")
+    rows = list(grid)
+    for number, (epsilon, batch, epochs) in enumerate(rows):
+        if number % REPORT == 0:
+            tell(f"row {number + 1} of {len(rows)}")
         at = replace(setting, epsilon=epsilon, batch_size=batch, epochs=epochs)
         try:
             plan = make_plan(method, at, calibrate=False, **chosen)
@@ -141,8 +144,9 @@ def look_around(
 
     def at(epsilon: float, batch: int, name: str = method) -> Prospect:
         grid, given = [(epsilon, batch, chosen.epochs)], options if name == method else {}
-        return replace(next(look_ahead(name, setting, grid, tell, **given)), weights=chosen.weights)
+        return replace(next(look_ahead(name, setting, grid, **given)), weights=chosen.weights)
 
+    tell("beside the recommended row")
     batch, wide = chosen.batch_size, 2 * chosen.batch_size <= setting.examples
     curve = tuple(
         (epsilon, at(epsilon, batch).run_noise, at(epsilon, batch, CORRELATED).run_noise) for epsilon in EPSILONS
