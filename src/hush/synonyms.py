@@ -32,6 +32,6 @@ _KNOWN_AS = {other: name for name, others in SYNONYMS.items() for other in other
 
 
 def translate(name: str) -> str:
-    """The word used here for a setting that others call ``name``; other names come back as they are, with underscores."""
+    """The word used here for a setting that others call ``name``; other names come back as they are."""
     plain = name.lower().replace("-", "_")
     return _KNOWN_AS.get(plain, plain)

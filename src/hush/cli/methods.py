@@ -37,7 +37,10 @@ def methods(as_json: AsJson = False) -> None:
 
 def _show_method(row: dict[str, Any]) -> None:
     show()
-    show_block(f"{row['method']}: {NOISE.get(row['noise'], row['noise'] + ' noise')}, {STATUS.get(row['status'], row['status'])}", indent=2)
+    show_block(
+        f"{row['method']}: {NOISE.get(row['noise'], row['noise'] + ' noise')}, {STATUS.get(row['status'], row['status'])}",
+        indent=2,
+    )
     show_block(f"{row['summary']} {row['purpose']}".strip(), indent=6)
     if own := _own_options(row):
         show_block(_shown(row, own), indent=6)

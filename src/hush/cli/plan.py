@@ -171,6 +171,12 @@ def _show(rows: Sequence[Prospect], best: Prospect) -> None:
 
 
 def _cells(row: Prospect, best: Prospect) -> list[str]:
-    cells = ["→" if row is best else "", f"{row.epsilon:g}", str(row.batch_size), f"{row.epochs:g}", str(row.plan.steps)]
+    cells = [
+        "→" if row is best else "",
+        f"{row.epsilon:g}",
+        str(row.batch_size),
+        f"{row.epochs:g}",
+        str(row.plan.steps),
+    ]
     cells += [f"{row.plan.sigma:.3g}", f"{row.step_noise:.3g}", f"{row.run_noise:.3g}"]
     return cells if row.minutes is None else [*cells, f"{row.minutes:.2g}"]

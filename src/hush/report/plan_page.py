@@ -42,8 +42,8 @@ def render_plan(rows: Sequence[Prospect], outlook: Outlook, setting: Setting) ->
 
 
 def _figures(rows: Sequence[Prospect], outlook: Outlook) -> dict[str, go.Figure]:
-    unit = "length of the noise, in clips" if outlook.chosen.weights else "noise in one weight, in clips"
-    share = "noise of the run, as a share of the signal" + ("" if outlook.chosen.weights else ", in one weight")
+    unit = "length of the noise, in clips" if outlook.chosen.weights else "noise in a weight, in clips"
+    share = "noise of the run / signal" if outlook.chosen.weights else "noise of the run in a weight / signal"
     return {
         "batch": _over_batches(rows, outlook.chosen, lambda row: row.run_noise, share),
         "step": _over_batches(rows, outlook.chosen, lambda row: row.step_noise, unit),
@@ -63,7 +63,7 @@ def _over_batches(rows: Sequence[Prospect], best: Prospect, value: Any, title: s
             x, y = [row.batch_size for row in some], [value(row) for row in some]
             curves.append(go.Scatter(x=x, y=y, name=name, line=line, mode="lines+markers", marker={"size": 5}))
     curves.append(_mark(best.batch_size, value(best)))
-    figure = go.Figure(curves, _layout("batch size, examples a step (log scale)", f"{title} (log scale)"))
+    figure = go.Figure(curves, _layout("batch size, examples a step (log scale)", f"{title}, log"))
     figure.update_xaxes(type="log", tickvals=sorted({row.batch_size for row in rows}), tickformat="d")
     figure.update_yaxes(type="log", exponentformat="power")
     return figure
@@ -83,7 +83,7 @@ def _over_epsilon(outlook: Outlook, title: str) -> go.Figure:
         ),
         _mark(outlook.chosen.epsilon, outlook.chosen.run_noise),
     ]
-    figure = go.Figure(curves, _layout("ε (log scale)", f"{title} (log scale)"))
+    figure = go.Figure(curves, _layout("ε (log scale)", f"{title}, log"))
     figure.update_xaxes(type="log", tickvals=list(epsilons), ticktext=[f"{e:g}" for e in epsilons])
     figure.update_yaxes(type="log", exponentformat="power")
     return figure
@@ -98,7 +98,7 @@ def _layout(across: str, down: str) -> dict[str, Any]:
     axis = {"gridcolor": "#e6e6e6", "linecolor": "#999", "ticks": "outside", "automargin": True}
     return {
         "font": FONT,
-        "height": 460,
+        "height": 480,
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "margin": {"l": 60, "r": 20, "t": 10, "b": 50},

@@ -1,9 +1,9 @@
 """What a private run would be up against, before any data is touched: noise over ε × batch size × epochs, and time.
 
-In units of the clip c, the mean gradient of a batch is at most 1 long, which is its signal; the noise on it has standard
-deviation σ·sens/L in every weight, and so the length σ·sens·√d/L with d weights. What one step cannot see the steps
-together can: added up over the run the signal is at most T long, and the noise is, root mean square over steps,
-σ·sens·rmse(A C⁻¹)/L in a weight, with A the prefix sums (√((T + 1)/2) for independent noise).
+In units of the clip c, the mean gradient of a batch is at most 1 long, which is its signal; the noise on it has
+standard deviation σ·sens/L in every weight, and so the length σ·sens·√d/L with d weights. What one step cannot see the
+steps together can: added up over the run the signal is at most T long, and the noise is, root mean square over steps,
+σ·sens·rmse(A C⁻¹)/L in a weight, with A the prefix sums (rmse is √((T + 1)/2) for independent noise).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hush.bench.timing import one_thread, time_steps
 from hush.errors import BadInput, HushError
 from hush.files import find_cache
 from hush.methods import Setting, make_plan
+from hush.methods.auto import MARGIN
 from hush.plan import Plan
 from hush.problems import Problem
 from hush.randomness import seeded
@@ -57,7 +58,7 @@ class Prospect:
 
     @property
     def run_noise(self) -> float:
-        """The same over the whole run: noise that has added up, as a share of the most that the signal can add up to."""
+        """The same over the run: noise that has added up, as a share of the most that the signal can add up to."""
         return self.step_noise * self.plan.noise.structure.rmse() / self.plan.steps
 
 
@@ -74,8 +75,8 @@ def look_ahead(
     for number, (epsilon, batch, epochs) in enumerate(rows):
         if number % REPORT == 0:
             tell(f"row {number + 1} of {len(rows)}")
-        at = replace(setting, epsilon=epsilon, batch_size=batch, epochs=epochs)
         try:
+            at = replace(setting, epsilon=epsilon, batch_size=batch, epochs=epochs)
             plan = make_plan(method, at, calibrate=False, **chosen)
             if not plan.private:
                 raise BadInput(f"method '{method}' adds no noise: there is nothing to plan")
@@ -108,16 +109,13 @@ def with_minutes(prospects: Sequence[Prospect], problem: Problem, short: Callabl
 
 
 def choose(prospects: Sequence[Prospect], epsilon: float) -> Prospect:
-    """The recommended one at ε: of those within a tenth of the least noise over the run, the one with most steps among
-    those of fewest epochs that leave at least ``ENOUGH`` steps; where none has as many, the one with most steps."""
+    """The recommended one at ε. Of those with at least ``ENOUGH`` steps (of all, where none has as many), those within
+    a tenth of the least noise over the run; of these the fewest epochs, which cost time, and then the most steps."""
     same = [p for p in prospects if p.epsilon == epsilon]
-    least = min(p.run_noise for p in same)
-    near = [p for p in same if p.run_noise <= NEAR * least]
-    long = [p for p in near if p.plan.steps >= ENOUGH]
-    if not long:
-        return max(near, key=lambda p: p.plan.steps)
-    fewest = min(p.epochs for p in long)
-    return max((p for p in long if p.epochs == fewest), key=lambda p: p.plan.steps)
+    long = [p for p in same if p.plan.steps >= ENOUGH]
+    least = min(p.run_noise for p in long or same)
+    near = [p for p in long or same if p.run_noise <= NEAR * least]
+    return min(near, key=lambda p: (p.epochs if long else 0, -p.plan.steps))
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,8 @@ class Outlook:
 
     @property
     def crossing(self) -> float | None:
-        """The smallest ε of the curve from which on correlated noise leaves less; None where it never does."""
-        wins = [correlated < own for _, own, correlated in self.curve]
+        """The smallest ε of the curve from which on correlated noise wins by the margin; None where it never does."""
+        wins = [MARGIN * correlated < own for _, own, correlated in self.curve]
         first = next((i for i in range(len(wins)) if all(wins[i:])), None)
         return None if first is None else self.curve[first][0]
 
