@@ -37,10 +37,9 @@ def methods(as_json: AsJson = False) -> None:
 
 def _show_method(row: dict[str, Any]) -> None:
     show()
-    show_block(
-        f"{row['method']}: {NOISE.get(row['noise'], row['noise'] + ' noise')}, {STATUS.get(row['status'], row['status'])}",
-        indent=2,
-    )
+    noise = NOISE.get(row["noise"], f"{row['noise']} noise")
+    status = STATUS.get(row["status"], row["status"])
+    show_block(f"{row['method']}: {noise}, {status}", indent=2)
     show_block(f"{row['summary']} {row['purpose']}".strip(), indent=6)
     if own := _own_options(row):
         show_block(_shown(row, own), indent=6)

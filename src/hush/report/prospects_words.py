@@ -70,5 +70,5 @@ def _tell_crossing(outlook: Outlook) -> str:
         return f"{at}, {method} does not win up to ε = {high:g}: it never leaves {MARGIN:g} times less than {name}."
     return (
         f"{at}, {method} wins from ε = {outlook.crossing:g} on: there it leaves {MARGIN:g} times less than {name}, and "
-        "a smaller gain does not show in accuracy. `hush account --method auto` compares all methods."
+        "a smaller gain may be none, as training forgets old noise. `hush account --method auto` compares all methods."
     )
