@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hush.report.prospects import CORRELATED, ENOUGH, MARGIN, NEAR, Outlook, Prospect
+from hush.methods.auto import MARGIN
+from hush.report.prospects import CORRELATED, ENOUGH, NEAR, Outlook, Prospect
 
 
 def name_columns(row: Prospect) -> tuple[list[str], str]:
