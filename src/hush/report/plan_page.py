@@ -43,7 +43,7 @@ def render_plan(rows: Sequence[Prospect], outlook: Outlook, setting: Setting) ->
 
 def _figures(rows: Sequence[Prospect], outlook: Outlook) -> dict[str, go.Figure]:
     unit = "length of the noise, in clips" if outlook.chosen.weights else "noise in a weight, in clips"
-    share = "noise of the run / signal" if outlook.chosen.weights else "noise of the run in a weight / signal"
+    share = "noise of the run / signal" if outlook.chosen.weights else "run noise in a weight / signal"
     return {
         "batch": _over_batches(rows, outlook.chosen, lambda row: row.run_noise, share),
         "step": _over_batches(rows, outlook.chosen, lambda row: row.step_noise, unit),
