@@ -9,8 +9,10 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hush"
 ORDER = [
+    "synonyms",
     "errors",
     "printable",
+    "version",
     "validate",
     "files",
     "imports",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 from hush.attempts import History
 from hush.claims import account_attempts
 from hush.identity import describe
 from hush.mechanism import Mechanism
+from hush.version import read_versions
 
 NOTHING_AGAIN = History()
 
@@ -31,7 +31,7 @@ def make_card(
         "steps": mechanism.steps,
         "steps_taken": steps_taken,
         "plan": describe(mechanism),
-        "versions": {name: version(name) for name in ("hush", "torch", "dp-accounting")},
+        "versions": read_versions("hush", "torch", "dp-accounting"),
     }
 
 

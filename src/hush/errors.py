@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from hush.synonyms import translate
+
 
 class HushError(Exception):
     """Base of every error that hush raises on purpose; its text is one sentence for the person at the keyboard."""
@@ -18,8 +20,17 @@ class Refused(HushError):
     """A combination without a proof (or without an accountant); the text names the reason and the remedy."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: the closest known one, or the whole list."""
+def find_nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was meant: what others call so, or the closest in spelling; None where nothing is near."""
     names = sorted(known)
+    if (meant := translate(name)) in names:
+        return meant
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
+    return close[0] if close else None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: the known one that was meant, or the whole list."""
+    names = sorted(known)
+    meant = find_nearest(name, names)
+    return f"known: {', '.join(names)}" if meant is None else f"did you mean '{meant}'?"

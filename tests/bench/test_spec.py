@@ -212,7 +212,7 @@ def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, 
     spec = read_spec(write_spec(GOOD.replace("digits-mlp", problem)))
     check_spec(spec)
     monkeypatch.setitem(sys.modules, package, None)
-    sentence = rf"spec.toml, line 2: problem '{problem}' needs {package}: pip install 'hush\[{extra}\]'"
+    sentence = rf"spec.toml, line 2: problem '{problem}' needs {package}: pip install 'hush-dp\[{extra}\]'"
     with pytest.raises(BadInput, match=sentence):
         check_spec(spec)
 

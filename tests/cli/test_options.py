@@ -25,9 +25,11 @@ OPTIONS = {
     "train": PLAN
     + """ --arithmetic --augment --average --checkpoint-every --clip --clip-mode --data --dataset --ledger --lr
     --microbatch --model --new-dataset --out --problem --public --recipe --resume --sample-rate --schema --secret-seed
-    --seed --target --test-data --validation --views""",
+    --seed --target --test-data --validation --views --accept-delta""",
     "account": f"{PLAN} --examples --sample-rate",
     "noise show": f"{PLAN} --examples --out",
+    "plan": """--batch-size --data --delta --epochs --epsilon --examples --json --method --model --out --parameters
+    --problem --public --schema --seed --set --target --test-data --validation""",
     "bench": "--dry-run --executor --json --retry-failed --store --workers",
 }
 DEFAULTS = {
@@ -51,7 +53,8 @@ def test_every_option_is_offered(path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*path.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    assert not [name for name in OPTIONS[path].split() if f"{name} " not in shown], shown
+    opposites = {name for p in find_command(path).params for name in p.secondary_opts}  # taken, but not shown
+    assert not [name for name in set(OPTIONS[path].split()) - opposites if f"{name} " not in shown], shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -134,6 +137,7 @@ BEFORE = {  # as the first release writes it
     "arithmetic": "default", "settings": ["beta1=0.8"], "average": None, "augment": None, "views": None,
     "validation": 0.0, "seed": 3, "microbatch": 50, "checkpoint_every": 5, "new_dataset": False,
 }  # fmt: skip
+ADDED = {"accept_delta"}  # since then
 
 
 def test_options_of_a_run_are_written_under_the_same_names_and_read_back(tmp_path) -> None:
@@ -144,9 +148,9 @@ def test_options_of_a_run_are_written_under_the_same_names_and_read_back(tmp_pat
     assert (found.problem, found.method, found.steps, found.seed) == ("digits-mlp", "dp-adam", 7, 3)
     assert (found.settings, found.schema, found.microbatch) == (["beta1=0.8"], Path("/public/facts.toml"), 50)
     assert (found.checkpoint_every, found.secret_seed) == (9, 5)  # given beside --resume
-    assert json.loads(write_settings(found)).keys() == BEFORE.keys()
+    assert json.loads(write_settings(found)).keys() == BEFORE.keys() | ADDED
     path.write_bytes(write_settings(found))
-    assert read_settings(path, Training) == {n: getattr(found, n) for n in BEFORE}
+    assert read_settings(path, Training) == {n: getattr(found, n) for n in BEFORE.keys() | ADDED}
 
 
 def test_what_is_given_wins_over_a_recipe_and_the_recipe_over_the_run(tmp_path) -> None:
@@ -158,7 +162,7 @@ def test_what_is_given_wins_over_a_recipe_and_the_recipe_over_the_run(tmp_path) 
 
 def test_no_command_imports_from_another() -> None:
     rooms = Path(hush.cli.__file__).parent
-    commands = {"account", "bench", "data", "ledger", "methods", "noise", "train"}
+    commands = {"account", "bench", "data", "ledger", "methods", "noise", "plan", "train"}
     for path in (rooms / f"{name}.py" for name in commands):
         tree = ast.walk(ast.parse(path.read_text()))
         found = {node.module for node in tree if isinstance(node, ast.ImportFrom)}

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from hush.files import recall
 from hush.identity import NoIdentity
 from hush.plan import Plan
 from hush.rules import SGD
+from hush.version import read_versions
 
-VERSIONS = tuple(version(name) for name in ("hush", "dp-accounting"))
+VERSIONS = tuple(read_versions("hush", "dp-accounting").values())
 POINTS = 16  # numbers of steps whose ε is computed; an accountant takes up to a second for each
 
 

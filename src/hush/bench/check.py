@@ -58,7 +58,7 @@ def _check_extras(name: str) -> None:
     """Refuse a shipped problem whose package is not installed; nothing is loaded for this."""
     for extra in sorted(NEEDED.keys() & set(name.split("-"))):
         if find_spec(NEEDED[extra]) is None:
-            raise BadInput(f"problem '{name}' needs {NEEDED[extra]}: pip install 'hush[{extra}]'")
+            raise BadInput(f"problem '{name}' needs {NEEDED[extra]}: pip install 'hush-dp[{extra}]'")
 
 
 def _check_names(spec: Spec, block: Block) -> None:

@@ -84,5 +84,5 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise BadInput("reading a store as a table needs pandas: pip install 'hush[bench]'") from error
+        raise BadInput("reading a store as a table needs pandas: pip install 'hush-dp[bench]'") from error
     return pandas

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from hush.problems.evaluation import Evaluation, evaluate_problem
 from hush.randomness import Secret, seeded
 from hush.run import Run
 from hush.source import as_source
+from hush.version import read_versions
 
 TRACE = "private/traceback.txt"
 VERSIONS = ("hush", "torch", "dp-accounting", "numpy")
@@ -252,6 +252,6 @@ def _record(trial: Trial, started: float, outcome: str, reason: str) -> dict[str
         "secret": "system" if trial.secret_seed is None else "seed",
         "started": started,
         "seconds": time.time() - started,
-        "versions": {name: version(name) for name in VERSIONS} | {"python": platform.python_version()} | trial.versions,
+        "versions": read_versions(*VERSIONS) | {"python": platform.python_version()} | trial.versions,
         "machine": {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()},
     }

@@ -23,6 +23,7 @@ from hush.bench.trial import Trial
 from hush.data.shelf import without_downloads
 from hush.errors import BadInput, HushError
 from hush.methods import make_plan
+from hush.plan import Plan
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate
 from hush.randomness import seeded
@@ -65,7 +66,7 @@ def estimate(trials: Sequence[Trial], *, budget: float = BUDGET) -> Estimate:
     """Time some steps of some trials; a problem whose data is missing, or which is others' code, gives a reason."""
     times = _Times(budget)
     try:
-        with without_downloads(), _one_thread():
+        with without_downloads(), one_thread():
             each = tuple(times.of(trial) for trial in _smallest_first(trials))
     except Exception as error:
         reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} while its steps were timed"
@@ -141,7 +142,12 @@ def _timed(trial: Trial, problem: Problem) -> Timing:
     settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
     plan = make_plan(trial.method, examples=len(problem.train), calibrate=False, **settings, **trial.options)
-    with seeded(trial.seed):
+    return time_steps(plan, problem, seed=trial.seed)
+
+
+def time_steps(plan: Plan, problem: Problem, *, seed: int = 0) -> Timing:
+    """Seconds of the processor that the first few steps of a plan take on a problem; nothing of them is kept."""
+    with seeded(seed):
         model = problem.model()
     run = plan.start(model, problem.losses, problem.train)
     model.train()
@@ -149,7 +155,7 @@ def _timed(trial: Trial, problem: Problem) -> Timing:
     taken = [_clock(lambda: run.step(next(batches))) for _ in range(min(WARM + STEPS, plan.steps))]
     step = statistics.median(taken[WARM:] or taken)
     account = _clock(plan.guarantee) if plan.private else 0.0
-    return Timing(int(settings["batch_size"]), step, max(0.0, sum(taken[:WARM]) - WARM * step), account)
+    return Timing(int(plan.divisor), step, max(0.0, sum(taken[:WARM]) - WARM * step), account)
 
 
 def _evaluation(problem: Problem) -> float:
@@ -176,8 +182,8 @@ def _clock(action: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Workers share out the cores, usually one for each."""
+def one_thread() -> Iterator[None]:
+    """One thread of torch: workers share out the cores, usually one for each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -11,12 +11,12 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 from hush.settings import PlanSettings, list_axes
+from hush.version import read_own_version
 
-MAJOR = version("hush").split(".")[0]
+MAJOR = read_own_version().split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
 REVISED: dict[str, int] = {}  # the same for the runs of one method alone
 

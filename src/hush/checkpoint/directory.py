@@ -13,7 +13,6 @@ import os
 import secrets
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from hush.randomness import Secret
 from hush.run import Run
 from hush.source import Tensors
 from hush.stepping import Record
+from hush.version import read_versions
 
 KEEP = 2
 LOG = "steps.jsonl"
@@ -175,7 +175,7 @@ class Checkpoints:
             self._fixed = {
                 "steps": run.plan.steps,
                 **_identity(run),
-                "versions": {name: version(name) for name in ("hush", "torch")},
+                "versions": read_versions("hush", "torch"),
                 "threads": torch.get_num_threads(),
             }
         changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}

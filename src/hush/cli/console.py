@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,11 @@ def say(text: str) -> None:
 def show(text: str = "") -> None:
     """One line of result, on stdout."""
     _output.print(make_printable(text), markup=False)
+
+
+def show_block(text: str, *, indent: int = 0) -> None:
+    """A paragraph of result, on stdout, wrapped to the width of the terminal."""
+    _output.print(Padding(Text(make_printable(text)), (0, 0, 0, indent)), soft_wrap=False)
 
 
 def show_json(value: Any) -> None:

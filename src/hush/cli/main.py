@@ -6,18 +6,18 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import typer
 
-from hush.cli import account, bench, data, ledger, methods, noise, train
-from hush.cli.console import accept_any_encoding, say
+from hush.cli import account, bench, data, ledger, methods, noise, plan, train
+from hush.cli.console import accept_any_encoding, say, show
+from hush.cli.teaching import teach
 from hush.errors import HushError
+from hush.version import read_own_version
 
 TRACEBACK = "HUSH_TRACEBACK"
 app = typer.Typer(
     name="hush",
-    help="Train neural networks on private data, and say truthfully how private the result is.",
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -25,21 +25,29 @@ app = typer.Typer(
 )
 app.command("methods")(methods.methods)
 app.command("problems")(methods.problems)
+app.command("plan")(plan.plan)
 app.command("account")(account.account)
 app.command("train")(train.train)
 app.command("bench")(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(noise.app, name="noise")
+teach(app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        show(f"hush {read_own_version()}")
+        raise typer.Exit
 
 
 @app.callback()
 def _options(
-    show_version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+    show_version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, metavar="", callback=_print_version
+    ),
 ) -> None:
-    if show_version:
-        typer.echo(f"hush {version('hush')}")
-        raise typer.Exit
+    """Train neural networks on private data, and say truthfully how private the result is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
-from hush.cli.console import show_json, show_table
+from hush.cli.console import show, show_block, show_json, show_table
 from hush.cli.shell import AsJson
-from hush.methods import Method, catalogue, find, options
+from hush.methods import Method, catalogue, find, make_plan, option_groups, options, purpose
+
+SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1}  # a plan that tells what kind of noise it has
+NOISE = {"none": "no noise", "chosen": "the noise that fits the setting"}
+STATUS = {"proven": "proven ε", "none": "no guarantee", "proven or claimed": "ε proven, or claimed by its paper"}
 
 
 def methods(as_json: AsJson = False) -> None:
-    """List the methods, with what can be set on each by `--set key=value`."""
+    """List the methods: their noise, what they are for, and what can be set on each by `--set key=value`."""
     rows = [_row(name, find(name)) for name in ("auto", *catalogue())]
     if as_json:
         show_json(rows)
         return
-    cells = ([row["method"], row["summary"], ", ".join(_shown(row))] for row in rows)
-    show_table("", ("method", "what it is", "options and their defaults"), cells)
+    show("Options that methods share, set by --set key=value, with their defaults:")
+    for names, shared in _shared(rows):
+        show()
+        show_block(names, indent=2)
+        show_block(shared, indent=6)
+    show()
+    show("The methods, with the options that each has beside them:")
+    for row in rows:
+        _show_method(row)
+
+
+def _show_method(row: dict[str, Any]) -> None:
+    show()
+    noise = NOISE.get(row["noise"], f"{row['noise']} noise")
+    status = STATUS.get(row["status"], row["status"])
+    show_block(f"{row['method']}: {noise}, {status}", indent=2)
+    show_block(f"{row['summary']} {row['purpose']}".strip(), indent=6)
+    if own := _own_options(row):
+        show_block(_shown(row, own), indent=6)
 
 
 def _row(name: str, method: Method) -> dict[str, Any]:
@@ -26,10 +50,23 @@ def _row(name: str, method: Method) -> dict[str, Any]:
     words = {key: _words(parameter.annotation) for key, parameter in known.items()}
     return {
         "method": name,
-        "summary": (inspect.getdoc(method) or "").splitlines()[0],
+        "summary": (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " "),
         "options": {key: parameter.default for key, parameter in known.items()},
         "words": {key: allowed for key, allowed in words.items() if allowed},
+        "purpose": purpose(method),
+        **_noise(name),
     }
+
+
+def _noise(name: str) -> dict[str, str]:
+    """Whether noise is independent over steps, and what is known of the ε: read off a small plan."""
+    if name == "auto":
+        return {"noise": "chosen", "status": "proven"}  # every candidate is one of the proven methods
+    if name == "sgd":
+        return {"noise": "none", "status": "none"}
+    plan = make_plan(name, **SMALL, noise_multiplier=4.0)
+    status = " or ".join(dict.fromkeys(claim.status for claim in plan.claims()))
+    return {"noise": "independent" if plan.noise.structure.bands == 1 else "correlated", "status": status}
 
 
 def _words(hint: Any) -> list[str]:
@@ -39,9 +76,31 @@ def _words(hint: Any) -> list[str]:
     return [word for part in typing.get_args(hint) for word in _words(part)]
 
 
-def _shown(row: dict[str, Any]) -> list[str]:
-    words = row["words"]
-    return [f"{k}={v}" + (f" (of {' '.join(words[k])})" if k in words else "") for k, v in row["options"].items()]
+def _shared(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str]]:
+    """(Methods, options) for every group of options, the one that most methods take first."""
+    sharing: dict[type, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        for kind in option_groups(find(row["method"])).values():
+            sharing[kind].append(row)
+    for kind, theirs in sorted(sharing.items(), key=lambda item: -len(item[1])):
+        yield _name_all(theirs, rows), _shown(theirs[0], [f.name for f in fields(kind)])
+
+
+def _own_options(row: dict[str, Any]) -> list[str]:
+    shared = {f.name for kind in option_groups(find(row["method"])).values() for f in fields(kind)}
+    return [key for key in row["options"] if key not in shared]
+
+
+def _name_all(some: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The methods by name, or those that are left out where these are fewer."""
+    names = [row["method"] for row in some]
+    others = [row["method"] for row in rows if row["method"] not in names]
+    return ", ".join(names) if len(names) <= len(others) else f"all but {', '.join(others)}"
+
+
+def _shown(row: dict[str, Any], keys: Iterable[str]) -> str:
+    words, defaults = row["words"], row["options"]
+    return ", ".join(f"{k}={defaults[k]}" + (f" (of {' '.join(words[k])})" if k in words else "") for k in keys)
 
 
 def problems(as_json: AsJson = False) -> None:

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from hush.cli.console import be_patient, say, show_table
 from hush.cli.shell import OutputOptions
-from hush.errors import BadInput, nearest
+from hush.errors import BadInput, Refused, nearest
 from hush.methods import Candidate, Descent, Gradients, Setting, find, options, recommend
-from hush.settings import METHOD, PRIVACY, PlanSettings, option, same_option
+from hush.settings import METHOD, PRIVACY, PlanSettings, list_settings, option, same_option
+from hush.synonyms import translate
 
 DEFAULT_EPSILON = 3.0
 EPSILON_OR_THREE = option("Calibrate the noise to this ε; 3 by default if no noise is given.", PRIVACY)
@@ -31,6 +32,7 @@ class PlanOptions(PlanSettings, OutputOptions):
         metadata=option("An option of the method; see `hush methods`.", METHOD, flag="--set", metavar="KEY=VALUE"),
     )
     batch_size: int = field(default=256, metadata=same_option(PlanSettings, "batch_size"))
+    batch_may_shrink: bool = False  # to fit the data, as nobody chose it
 
     def setting(self, examples: int, **data: Any) -> Setting:
         """The setting of a plan for so many examples, and whatever else is known of the data."""
@@ -62,8 +64,12 @@ def read_method_options(method: str, pairs: list[str] | None, **given: Any) -> d
 
 
 def _check_known(method: str, key: str, known: Collection[str]) -> None:
-    if key not in known:
-        raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, known)}")
+    if key in known:
+        return
+    meant = translate(key)
+    if meant not in known and meant in list_settings(PlanSettings):
+        raise BadInput(f"'{key}' is set on every method alike: give it as --{meant.replace('_', '-')}")
+    raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, known)}")
 
 
 def _read_value(key: str, text: str, hint: Any) -> Any:
@@ -118,7 +124,43 @@ def show_candidates(candidates: tuple[Candidate, ...]) -> None:
     show_table(title, columns, rows)
 
 
+def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
+    """δ of 1/N or more allows publishing somebody's record outright: refused, or a warning where it was accepted."""
+    if delta < 1 / examples:
+        return
+    if accepted:
+        warn_delta(delta, examples)
+        return
+    raise Refused(
+        f"{_tell_large_delta(delta, examples)}: give --delta {suggest_delta(examples):g}, or --accept-delta if that is "
+        "what you mean"
+    )
+
+
 def warn_delta(delta: float, examples: int) -> None:
-    """δ of 1/N or more allows publishing somebody's record outright."""
+    """Say so where δ is 1/N or more."""
     if delta >= 1 / examples:
-        say(f"warning: δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record")
+        say(f"warning: {_tell_large_delta(delta, examples)}; {suggest_delta(examples):g} would not")
+
+
+def suggest_delta(examples: int) -> float:
+    """The largest power of ten that is at most a tenth of 1/N."""
+    return float(f"1e-{len(str(10 * examples - 1))}")
+
+
+def _tell_large_delta(delta: float, examples: int) -> str:
+    return f"δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record"
+
+
+def let_batch_fit(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given on the command line, marked where the batch size was not."""
+    return given if "batch_size" in given else {**given, "batch_may_shrink": True}
+
+
+def fit_batch(given: Same, examples: int) -> Same:
+    """A quarter of the examples a step where nobody chose a batch size and the default is more than there are."""
+    if not given.batch_may_shrink or given.batch_size <= examples:
+        return given
+    batch = max(1, examples // 4)
+    say(f"batch size {batch}, a quarter of {examples} examples, as the default of {given.batch_size} is more than all")
+    return replace(given, batch_size=batch)

@@ -17,11 +17,13 @@ from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, explain_os_error, n
 from hush.cli.planning import (
     EPSILON_OR_THREE,
     PlanOptions,
+    check_delta,
     compare_candidates,
     default_to_three,
+    fit_batch,
+    let_batch_fit,
     list_candidates,
     read_method_options,
-    warn_delta,
 )
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.errors import BadInput, HushError
@@ -70,6 +72,10 @@ class Training(t.TaskOptions, PlanOptions, KeepingOptions):
             "zero-out or replace; the sampler's own by default. Not add-remove: examples are counted.", PRIVACY
         ),
     )
+    accept_delta: bool = field(
+        default=False,
+        metadata=option("Train with a δ of 1/N or more, which permits releasing a whole record.", PRIVACY),
+    )
     secret_seed: int | None = field(
         default=None,
         metadata=option("Fixes sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
@@ -101,7 +107,7 @@ def recall(given: Given) -> Given:
     return recipe | given
 
 
-@take(Training, resolve=recall)
+@take(Training, resolve=lambda given: let_batch_fit(recall(given)))
 def train(given: Training) -> None:
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
 
@@ -110,9 +116,10 @@ def train(given: Training) -> None:
     with open_keeper(given.out, resume=given.resume) as keeper:
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
+        given = fit_batch(given, len(as_source(task.train)))
         plan, candidates = _plan(given, task, keeper)
         if plan.private:
-            warn_delta(given.delta, plan.sampler.examples)
+            check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model()
         run = plan.start(network, losses, task.train, secret=given.secret_seed, microbatch=given.microbatch)

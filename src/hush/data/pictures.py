@@ -136,7 +136,7 @@ def _image(path: Path, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise BadInput("reading images needs pillow: pip install 'hush[files]'") from error
+        raise BadInput("reading images needs pillow: pip install 'hush-dp[files]'") from error
     try:
         with Image.open(path) as image:
             grey = image.mode in ("1", "L", "I;16", "I", "F")

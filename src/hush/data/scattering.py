@@ -65,7 +65,7 @@ def _make_transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
         # kymatio 0.3.0's torch package also loads its 3-D part, which current SciPy cannot; the 2-D one loads alone.
         from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
     except ImportError as error:
-        raise BadInput("scattering features need kymatio: pip install 'hush[scattering]'") from error
+        raise BadInput("scattering features need kymatio: pip install 'hush-dp[scattering]'") from error
     transform: Callable[[Tensor], Tensor] = ScatteringTorch2D(J=SCALE, shape=(height, width), L=ANGLES)
     return transform
 

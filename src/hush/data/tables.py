@@ -197,7 +197,7 @@ def _parquet(path: Path) -> Iterator[Piece]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise BadInput("reading .parquet needs pyarrow: pip install 'hush[files]'") from error
+        raise BadInput("reading .parquet needs pyarrow: pip install 'hush-dp[files]'") from error
     try:
         with pq.ParquetFile(path) as file:
             _check_count(len(file.schema_arrow.names), path)

@@ -10,7 +10,7 @@ from hush import validate
 from hush.errors import BadInput, nearest
 from hush.imports import import_object
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
-from hush.methods.factories import Method, call_method, catalogue, options
+from hush.methods.factories import Method, call_method, catalogue, option_groups, options, purpose
 from hush.methods.groups import Descent, Gradients
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
@@ -30,7 +30,9 @@ __all__ = [
     "explain_choice",
     "find",
     "make_plan",
+    "option_groups",
     "options",
+    "purpose",
     "recommend",
 ]
 

@@ -54,7 +54,10 @@ class Candidate:
 
 
 def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
-    """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little."""
+    """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little.
+
+    For those who do not want to choose the noise.
+    """
     best = choose_candidate(recommend(setting, descent, gradients))
     return _plan(setting, best.method, best.options, descent, gradients)
 

@@ -35,6 +35,8 @@ def dp_ftrl(
 ) -> Plan:
     """DP-FTRL: a binary tree of noise, follow the regularised leader (Kairouz et al. 2021).
 
+    For data that come as a stream, where batches cannot be sampled.
+
     ``nodes="read"`` counts only the nodes that the estimate reads: the same training for a smaller ε than published.
     """
     tree = Tree(
@@ -49,7 +51,10 @@ def dp_ftrl(
 
 
 def dp_matrix_se(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
-    """The optimal factorisation for one pass over the data (Denisov et al. 2022); one epoch by default."""
+    """The optimal factorisation for one pass over the data (Denisov et al. 2022); one epoch by default.
+
+    For fixed batches that are seen once: no other noise disturbs the model less.
+    """
     setting = _one_pass(setting)
     work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_single(work).structure
@@ -57,7 +62,10 @@ def dp_matrix_se(setting: Setting, descent: Descent, gradients: Gradients) -> Pl
 
 
 def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
-    """One pass, optimal for distances of τ steps (Koloskova et al. 2023); the noise is still C⁻¹Z. τ = T by default."""
+    """One pass, optimal for distances of τ steps (Koloskova et al. 2023); the noise is still C⁻¹Z. τ = T by default.
+
+    For one pass, where training forgets noise that is older than τ steps.
+    """
     setting = _one_pass(setting)
     work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_single(work, tau=setting.listed_steps if tau is None else tau).structure
@@ -65,14 +73,20 @@ def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients
 
 
 def dp_matrix_me(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
-    """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023)."""
+    """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023).
+
+    For several epochs, a large ε and at most some hundred steps.
+    """
     work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_epochs(work, setting.per_epoch).structure
     return _plan(setting, gradients, "dp-matrix-me", structure, rule=descent.rule)
 
 
 def dp_matrix_me_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
-    """Several epochs, optimal for distances of τ steps; the noise is still C⁻¹Z. τ = T by default."""
+    """Several epochs, optimal for distances of τ steps; the noise is still C⁻¹Z. τ = T by default.
+
+    For several epochs, where training forgets noise that is older than τ steps.
+    """
     work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_epochs(
         work, setting.per_epoch, tau=setting.listed_steps if tau is None else tau
@@ -81,7 +95,10 @@ def dp_matrix_me_lambda(setting: Setting, descent: Descent, gradients: Gradients
 
 
 def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int | None = None) -> Plan:
-    """Banded noise, amplified by cyclic Poisson sampling (Choquette-Choo et al. 2023); one band is DP-SGD's noise."""
+    """Banded noise, amplified by cyclic Poisson sampling (Choquette-Choo et al. 2023); one band is DP-SGD's noise.
+
+    For a large ε and many steps on batches that can be sampled.
+    """
     if setting.sampling is not None or setting.sample_rate is not None:
         raise Refused(
             "dp-bandmf samples fixed groups in turn, at a rate that follows from batch size and bands: leave sampling "
@@ -94,14 +111,20 @@ def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands
 
 
 def dp_bisr(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int = 32) -> Plan:
-    """Banded inverse square root: near-optimal noise without any optimisation (Kalinin et al. 2025)."""
+    """Banded inverse square root: near-optimal noise without any optimisation (Kalinin et al. 2025).
+
+    For many steps without waiting for an optimisation.
+    """
     work = descent.workload(setting.listed_steps)
     structure = matrices.inverse_square_root(work, min(bands, setting.listed_steps))
     return _plan(setting, gradients, "dp-bisr", structure, rule=descent.rule)
 
 
 def dp_blt(setting: Setting, descent: Descent, gradients: Gradients, *, buffers: int | None = None) -> Plan:
-    """Buffered linear Toeplitz noise: a few buffers for any number of steps (McMahan et al. 2024)."""
+    """Buffered linear Toeplitz noise: a few buffers for any number of steps (McMahan et al. 2024).
+
+    For many steps and a large model: a few buffers of noise are all that is kept.
+    """
     work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_blt(work, buffers, times=shapes.epochs(setting), apart=setting.per_epoch).structure
     return _plan(setting, gradients, "dp-blt", structure, rule=descent.rule)

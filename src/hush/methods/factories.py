@@ -34,23 +34,29 @@ def options(method: Method) -> dict[str, inspect.Parameter]:
     """What can be set on a method: the fields of the option groups that it takes, and its own keyword arguments."""
     hints = get_type_hints(method)
     parameters = inspect.signature(method).parameters.values()
-    shared = [option for kind in _groups(method).values() for option in _fields(kind)]
+    shared = [option for kind in option_groups(method).values() for option in _fields(kind)]
     own = [p.replace(annotation=hints.get(p.name, Any)) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     return {option.name: option for option in (*shared, *own)}
+
+
+def purpose(method: Method) -> str:
+    """What a method is for: the paragraph of its docstring that begins with "For"; empty where there is none."""
+    paragraphs = [" ".join(part.split()) for part in (inspect.getdoc(method) or "").split("\n\n")]
+    return next((text for text in paragraphs if text.startswith("For ")), "")
 
 
 def call_method(method: Method, setting: Setting, chosen: dict[str, Any]) -> Plan:
     """The method's plan, its option groups filled from what was chosen."""
     groups: dict[str, Any] = {}
-    for name, kind in _groups(method).items():
+    for name, kind in option_groups(method).items():
         theirs = {option.name for option in _fields(kind)} & set(chosen)
         groups[name] = kind(**{key: chosen[key] for key in theirs})
         chosen = {key: value for key, value in chosen.items() if key not in theirs}
     return method(setting, **groups, **chosen)
 
 
-def _groups(method: Method) -> dict[str, type]:
-    """The option groups of a method (such as Gradients), by parameter name."""
+def option_groups(method: Method) -> dict[str, type]:
+    """The option groups of a method (such as Gradients), by parameter name: what it shares with other methods."""
     hints = get_type_hints(method)
     names = [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
     return {name: hints[name] for name in names if is_dataclass(hints.get(name))}

@@ -1,0 +1,182 @@
+"""`hush plan`: noise and minutes over ε × batch size × epochs, before anything is trained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hush import validate
+from hush.bench.timing import TIMED_PLAN
+from hush.cli import task as t
+from hush.cli.console import be_patient, show, show_block, show_json, show_table
+from hush.cli.planning import DEFAULT_EPSILON, PlanOptions, read_method_options, warn_delta
+from hush.cli.shell import KEEPING, OutputOptions, take
+from hush.errors import BadInput
+from hush.files import writable_directory, write_atomic
+from hush.methods import Setting, make_plan
+from hush.problems import Problem
+from hush.report.prospects import Prospect, choose, count_weights, look_ahead, look_around, with_minutes
+from hush.report.prospects_words import explain_outlook, explain_row, name_columns
+from hush.settings import LENGTH, METHOD, PRIVACY, PlanSettings, option, same_option
+from hush.source import as_source
+
+SIZES, LARGEST = 5, 4096  # of the batches that are compared by default: so many powers of two, up to this one
+LIST = "A,B,…"
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning(t.TaskOptions, OutputOptions):
+    """What `hush plan` takes."""
+
+    examples: int | None = field(
+        default=None,
+        metadata=option("Number of examples N, a public number; counted where --data or --problem is given.", LENGTH),
+    )
+    parameters: int | None = field(
+        default=None,
+        metadata=option("Number of weights that are trained; counted where --data or --problem is given.", LENGTH),
+    )
+    batch_size: str | None = field(
+        default=None, metadata=option("Batch sizes; powers of two up to 4096 by default.", LENGTH, metavar=LIST)
+    )
+    epochs: str = field(default="5,20,50", metadata=option("Passes over the data.", LENGTH, metavar=LIST))
+    epsilon: str = field(default="1,3,8", metadata=option("ε to calibrate the noise to.", PRIVACY, metavar=LIST))
+    delta: float = field(default=1e-5, metadata=same_option(PlanSettings, "delta"))
+    method: str = field(default="dp-sgd", metadata=option("One of `hush methods`, or your own.", METHOD))
+    settings: list[str] | None = field(default=None, metadata=same_option(PlanOptions, "settings"))
+    out: Path | None = field(default=None, metadata=option("A page that draws it, such as plan.html.", KEEPING))
+
+
+@take(Planning, without=("augment", "views"))
+def plan(given: Planning) -> None:
+    """Compare ε, batch sizes and epochs before training: noise, and minutes where the data are given.
+
+    Example: `hush plan --examples 60000 --epsilon 1,3 --batch-size 256,1024 --epochs 10,30`
+    """
+    if given.out is not None:
+        writable_directory(given.out.parent)
+    task, setting, weights = _read(given)
+    chosen = read_method_options(given.method, given.settings)
+    with be_patient("calibrating the noise") as tell:
+        found = list(look_ahead(given.method, setting, _grid(given, setting.examples), tell, **chosen))
+        rows = [replace(row, weights=weights) for row in found]
+        if task is not None:
+            tell("timing some steps")
+            rows = with_minutes(rows, task, _shorten(given.method, setting, chosen))
+        best = choose(rows, _pick_epsilon(rows))
+        silent = given.as_json and given.out is None
+        outlook = None if silent else look_around(given.method, setting, best, tell, **chosen)
+    warn_delta(given.delta, setting.examples)
+    if given.out is not None and outlook is not None:
+        from hush.report.plan_page import render_plan
+
+        write_atomic(given.out, render_plan(rows, outlook, setting).encode())
+    if given.as_json or outlook is None:
+        show_json([_as_json(row, best) for row in rows])
+        return
+    _show(rows, best)
+    for sentence in (explain_row(best, rows), *explain_outlook(outlook)):
+        show()
+        show_block(sentence)
+    if given.out is not None:
+        show()
+        show(f"written: {given.out}")
+
+
+def _read(given: Planning) -> tuple[Problem | None, Setting, int | None]:
+    """The task if there is one, the setting without what varies, and the number of weights if it is known."""
+    if given.method == "auto":
+        raise BadInput(
+            "`hush plan` compares settings of one method: name it, or compare methods with `hush account --method auto`"
+        )
+    task = None
+    examples, weights = given.examples, given.parameters
+    if given.data is not None or given.problem is not None:
+        if examples is not None or weights is not None:
+            raise BadInput("--data and --problem say how many examples and weights there are: leave the numbers out")
+        task = t.load_task(given)
+        examples, weights = len(as_source(task.train)), count_weights(task)
+    if examples is None:
+        raise BadInput("say how many examples there are: --examples 60000, or the data themselves with --data")
+    if weights is not None:
+        validate.whole(parameters=weights)
+    return task, Setting(examples, batch_size=1, delta=given.delta), weights
+
+
+def _grid(given: Planning, examples: int) -> list[tuple[float, int, float]]:
+    batches = default_batches(examples) if given.batch_size is None else _read_list("batch-size", given.batch_size, int)
+    epsilons, epochs = _read_list("epsilon", given.epsilon, float), _read_list("epochs", given.epochs, float)
+    return list(itertools.product(epsilons, batches, epochs))
+
+
+def default_batches(examples: int) -> list[int]:
+    """Five powers of two, the largest of them at most 4096 and at most the examples."""
+    top = min(LARGEST, examples).bit_length() - 1
+    return [2**power for power in range(max(0, top - SIZES + 1), top + 1)]
+
+
+def _read_list(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise BadInput(f"--{name} takes numbers with commas between them, such as 1,3,8; got '{text}'") from error
+    for value in values:
+        validate.positive(**{name.replace("-", "_"): value})
+    return sorted(set(values))
+
+
+def _pick_epsilon(rows: Sequence[Prospect]) -> float:
+    """The usual ε where it is among them, else the strictest: which ε is right is not for the table to say."""
+    known = {row.epsilon for row in rows}
+    return DEFAULT_EPSILON if DEFAULT_EPSILON in known else min(known)
+
+
+def _shorten(method: str, setting: Setting, chosen: dict[str, Any]) -> Callable[[int], Any]:
+    """A plan of a few steps for a batch size, to be timed."""
+
+    def short(batch: int) -> Any:
+        at = replace(setting, epsilon=1.0, batch_size=batch, steps=TIMED_PLAN)
+        return make_plan(method, at, calibrate=False, **chosen)
+
+    return short
+
+
+def _as_json(row: Prospect, best: Prospect) -> dict[str, Any]:
+    return {
+        "method": row.plan.method,
+        "epsilon": row.epsilon,
+        "delta": row.plan.delta,
+        "batch_size": row.batch_size,
+        "epochs": row.epochs,
+        "steps": row.plan.steps,
+        "noise_multiplier": row.plan.sigma,
+        "noise_std": row.plan.noise_std,
+        "parameters": row.weights,
+        "step_noise": row.step_noise,
+        "run_noise": row.run_noise,
+        "minutes": row.minutes,
+        "recommended": row is best,
+    }
+
+
+def _show(rows: Sequence[Prospect], best: Prospect) -> None:
+    columns, meaning = name_columns(best)
+    show_block(meaning)
+    show()
+    show_table("", columns, (_cells(row, best) for row in rows))
+
+
+def _cells(row: Prospect, best: Prospect) -> list[str]:
+    cells = [
+        "→" if row is best else "",
+        f"{row.epsilon:g}",
+        str(row.batch_size),
+        f"{row.epochs:g}",
+        str(row.plan.steps),
+    ]
+    cells += [f"{row.plan.sigma:.3g}", f"{row.step_noise:.3g}", f"{row.run_noise:.3g}"]
+    return cells if row.minutes is None else [*cells, f"{row.minutes:.2g}"]
