@@ -19,8 +19,8 @@ It may rely on this: the session's ``n`` is the number of examples; its anchor r
 is reached even where the input needs none; it runs once for every forward, and its backward once at most.
 
 A new rule touches two files: the module of rules that it belongs to (:mod:`layers`, :mod:`lookup`,
-:mod:`normalisation`), and ``tests/gradients/test_layer_rules.py``, where a row of its table tests all four promises. A new
-module of rules is also imported by :mod:`hush.gradients.book_keeping`.
+:mod:`normalisation`), and ``tests/gradients/test_layer_rules.py``, where a row of its table tests all four promises. A
+new module of rules is also imported by :mod:`hush.gradients.book_keeping`.
 """
 
 from __future__ import annotations
