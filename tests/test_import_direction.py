@@ -25,6 +25,7 @@ ORDER = [
     "matrices",
     "sampling",
     "arithmetic",
+    "loading",
     "source",
     "gradients",
     "release",
