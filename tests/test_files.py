@@ -120,8 +120,11 @@ class TestLocks:
     def test_it_ends_with_its_holder_though_a_worker_lives_on(self, tmp_path):
         path = tmp_path / "lock"
         held = try_lock(path)
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork = multiprocessing.get_context("fork")
+        here, there = fork.Pipe()
+        worker = fork.Process(target=lambda: (there.send("begun"), time.sleep(60)))
         worker.start()
+        assert here.recv() == "begun"
         try:
             assert try_lock(path) is None
             give_back(held)
