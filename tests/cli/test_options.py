@@ -144,7 +144,7 @@ def test_options_of_a_run_are_written_under_the_same_names_and_read_back(tmp_pat
     assert (found.problem, found.method, found.steps, found.seed) == ("digits-mlp", "dp-adam", 7, 3)
     assert (found.settings, found.schema, found.microbatch) == (["beta1=0.8"], Path("/public/facts.toml"), 50)
     assert (found.checkpoint_every, found.secret_seed) == (9, 5)  # given beside --resume
-    assert json.loads(write_settings(found)).keys() == BEFORE.keys()
+    assert json.loads(write_settings(found)).keys() == BEFORE.keys() | {"device"}
     path.write_bytes(write_settings(found))
     assert read_settings(path, Training) == {n: getattr(found, n) for n in BEFORE}
 
