@@ -93,7 +93,8 @@ class Plan(Mechanism):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
         self._check_examples(len(source))
-        check_rows(source)
+        if isinstance(data, DataLoader):
+            check_rows(source)
         with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
