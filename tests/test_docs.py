@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,21 @@ def test_own_data(here: Path, capsys) -> None:
     shown = (DOCS / "own-data.md").read_text()
     assert all(line in shown for line in said.err.splitlines())
     assert (here / "patients" / "privacy.json").is_file()
+
+
+def test_pytorch(here: Path, capsys) -> None:
+    (snippet,) = blocks("pytorch.md", "python")
+    found: dict[str, Any] = {}
+    exec(snippet, found)
+    assert found["run"].next == found["plan"].steps == 30  # ⌈600/64⌉ · 3
+    assert capsys.readouterr().out.startswith(
+        "(ε = 3, δ = 1e-5)-differentially private per example (adding or removing"
+    )
+    assert (here / "released" / "privacy.json").is_file()
+    (ordinary,) = blocks("pytorch.md", "py")
+    there = {**found, "collate": torch.utils.data.default_collate, "epochs": 1}
+    exec(ordinary, there)
+    assert (here / "model.pt").is_file()
 
 
 def test_readme(here: Path, capsys) -> None:

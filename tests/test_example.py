@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,10 +13,18 @@ import pytest
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
+NEEDED = {
+    "with_tensorboard.py": ("tensorboard",),
+    "with_lightning.py": ("lightning",),
+    "with_peft.py": ("transformers", "peft"),
+}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
+    for package in NEEDED.get(path.name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     if path.name == "own_model.py":
@@ -30,6 +39,15 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
             "3.weight": (10, 64),
             "3.bias": (10,),
         }
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_examples_with_other_packages_are_short_and_log_nothing_private(name: str) -> None:
+    text = (ROOT / "examples" / name).read_text()
+    assert len(text.splitlines()) <= 60
+    calls = [ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
+    assert not [call for call in calls if ".private" in call or ".numbers(" in call or ".indices" in call]
+    assert any("run.release(" in call for call in calls)
 
 
 def test_the_example_is_short() -> None:

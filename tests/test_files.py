@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from hush.files import (
     NoLocks,
     append_durably,
     find_cache,
+    give_back,
     keep,
     lock_file,
     move_atomic,
@@ -100,10 +103,10 @@ class TestLocks:
         assert held is not None
         assert path.stat().st_mode & 0o777 == 0o600
         assert try_lock(path) is None
-        os.close(held)
+        give_back(held)
         again = try_lock(path)
         assert again is not None
-        os.close(again)
+        give_back(again)
 
     def test_it_ends_with_its_holder(self, tmp_path):
         script = (
@@ -112,7 +115,25 @@ class TestLocks:
         assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], check=False).returncode == 9
         held = try_lock(tmp_path / "lock")
         assert held is not None
-        os.close(held)
+        give_back(held)
+
+    def test_it_ends_with_its_holder_though_a_worker_lives_on(self, tmp_path):
+        path = tmp_path / "lock"
+        held = try_lock(path)
+        fork = multiprocessing.get_context("fork")
+        here, there = fork.Pipe()
+        worker = fork.Process(target=lambda: (there.send("begun"), time.sleep(60)))
+        worker.start()
+        assert here.recv() == "begun"
+        try:
+            assert try_lock(path) is None
+            give_back(held)
+            again = try_lock(path)
+            assert again is not None
+            give_back(again)
+        finally:
+            worker.terminate()
+            worker.join()
 
     def test_shared_ones(self, tmp_path):
         (tmp_path / "file").write_text("")

@@ -27,6 +27,7 @@ ORDER = [
     "matrices",
     "sampling",
     "arithmetic",
+    "loading",
     "source",
     "gradients",
     "release",

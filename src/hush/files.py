@@ -131,16 +131,36 @@ def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bo
 
 
 def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
-    """The descriptor of a lock on ``path``, which is given back by closing it; None where another process has it."""
+    """The descriptor of a lock on ``path``, to be given back by `give_back`; None where another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
         if _lock(descriptor, path, wait=False):
+            _kept.add(descriptor)
             return descriptor
     except NoLocks:
         os.close(descriptor)
         raise
     os.close(descriptor)
     return None
+
+
+def give_back(descriptor: int) -> None:
+    """Let others have a lock that `try_lock` took."""
+    _kept.discard(descriptor)
+    os.close(descriptor)
+
+
+def _leave_locks() -> None:
+    for descriptor in _kept:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _kept.clear()
+
+
+_kept: set[int] = (
+    set()
+)  # a lock ends with the last copy of its descriptor, and a fork copies it: workers that read data
+os.register_at_fork(after_in_child=_leave_locks)  # would hold the lock of a killed run for as long as they live
 
 
 @contextmanager

@@ -6,15 +6,18 @@ Nothing is a plan that has no proof: it is refused when it is made.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hush import validate
 from hush.claims import account_steps, check_claims, claim_steps, find_event, pick_accountant
-from hush.errors import Refused
+from hush.errors import BadInput, Refused
 from hush.identity import NoIdentity
+from hush.loading import collates_by_itself, describe_replaced
 from hush.mechanism import Mechanism
 from hush.named import Losses, trainable
 from hush.privacy import calibration
@@ -22,8 +25,14 @@ from hush.privacy.guarantee import Guarantee
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
 from hush.run import Run
-from hush.source import as_source
+from hush.source import as_source, check_rows
 from hush.stepping import MICROBATCH, Ranks
+
+LEAST = 0.9  # of the declared number of examples: with fewer, batches are much smaller than the plan divides by
+COLLATED = (
+    "the collate function makes an example's row from that example alone, and padding by the other rows of a batch "
+    "changes nothing in its loss"
+)
 
 
 @dataclass(frozen=True)
@@ -74,12 +83,22 @@ class Plan(Mechanism):
         microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
     ) -> Run:
-        """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed."""
+        """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed.
+
+        ``data`` is a tensor or numpy array, a tuple of them, a map-style Dataset, or a DataLoader: of that, dataset,
+        collate function, workers and pinning are used, and its batches replaced by those that the plan draws.
+        """
         validate.whole(microbatch=microbatch)
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         source = as_source(data)
+        self._check_examples(len(source))
+        if isinstance(data, DataLoader):
+            check_rows(source)
         with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
+        if isinstance(data, DataLoader):
+            logging.getLogger("hush").warning(describe_replaced(data))
+            with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")
         return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
     def with_tails(self, coordinates: int) -> Plan:
@@ -93,6 +112,17 @@ class Plan(Mechanism):
             known = self.guarantee().epsilon
             taken = check_tails(self.delta, numbers, steps, mu, rate=rate, epsilon=known)
         return dataclasses.replace(self, tails=taken)
+
+    def _check_examples(self, population: int) -> None:
+        """Refuse data of another size than the plan's. Where presence is hidden the number was declared, and the data
+        may hold one more, or a tenth less; a refusal is for the eyes of whoever has the data."""
+        planned, hidden = self.sampler.examples, self.neighbours == "add-remove"
+        if population == planned or (hidden and LEAST * planned <= population <= planned + 1):
+            return
+        found = ("more" if population > planned else "far fewer") if hidden else population
+        raise BadInput(
+            f"the plan was made for {planned} examples and the data has {found}: make the plan for the number there is"
+        )
 
     def _known_for_a_seed(self, model: nn.Module) -> str:
         try:

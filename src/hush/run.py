@@ -25,7 +25,7 @@ from hush.named import Losses, Named, State, Sums, trainable
 from hush.noising import Noising
 from hush.privacy.guarantee import Guarantee
 from hush.randomness import Secret
-from hush.source import Source
+from hush.source import Collated, Source
 from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard
 from hush.summing import Summing
 
@@ -63,6 +63,8 @@ class Run:
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = Noising(plan, self._params)
         self._summing = Summing(plan, model, self._params, losses, source, microbatch=microbatch, ranks=self.ranks)
+        if isinstance(source, Collated):
+            source.follow(self._ahead)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -74,9 +76,17 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        secret = pick_secret(self._secret, self.plan.sampler.participation)
-        self._drawn = step, self.plan.sampler.indices(secret, step, len(self.source))
+        self._drawn = step, self._draw(step)
         return Batch(step, self._drawn[1].clone(), self)  # a copy to look at: what the run uses stays its own
+
+    def _draw(self, step: int) -> Tensor:
+        secret = pick_secret(self._secret, self.plan.sampler.participation)
+        return self.plan.sampler.indices(secret, step, len(self.source))
+
+    def _ahead(self) -> Iterator[Tensor]:
+        """The examples of every piece from the next step on, as they will be taken unless the secret changes."""
+        for step in range(self.next, self.plan.steps):
+            yield from self._summing.list_pieces(self._secret, step, self._draw(step))
 
     @torch.no_grad()
     def step(self, batch: Batch) -> Record:

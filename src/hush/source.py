@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from hush.errors import BadInput
+from hush.errors import BadInput, Refused
+from hush.loading import Future, Prefetch, check_loader, check_map_style, pins
+
+PROBED, TIMES = 4, 4  # examples that are looked at, and how often: a coin that flips an image shows, but for 1 in 4096
 
 
 @runtime_checkable
@@ -60,9 +64,16 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Collated:
-    """A map-style torch Dataset, its items collated by torch's default."""
+    """A map-style torch Dataset, its items collated by torch's default or by another function of a list of items.
+
+    With ``workers`` the content of a batch comes from them where they were told of it in time, else from here: it is
+    the same content.
+    """
 
     dataset: Any
+    collate: Callable[[list[Any]], Any] = default_collate
+    workers: Prefetch | None = None
+    pin: bool = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -70,27 +81,104 @@ class Collated:
     def take(self, indices: Tensor) -> Any:
         """The collated items; no items give an empty batch of the right shape."""
         if len(indices) == 0:
-            return to_each(lambda t: t[:0], default_collate([self.dataset[0]]))
-        return default_collate([self.dataset[i] for i in indices.tolist()])
+            return to_each(lambda t: t[:0], self.collate([self.dataset[0]]))
+        wanted = indices.tolist()
+        found = None if self.workers is None else self.workers.find(wanted)
+        return self._take_here(wanted) if found is None else found
+
+    def _take_here(self, indices: list[int]) -> Any:
+        content = self.collate([self.dataset[i] for i in indices])
+        return to_each(Tensor.pin_memory, content) if self.pin else content
+
+    def follow(self, future: Future) -> None:
+        """Have the workers, if there are any, fetch what will be asked for."""
+        if self.workers is not None:
+            self.workers.follow(future)
 
 
 def as_source(data: Any) -> Source:
-    """Tensors, a tuple of tensors, or a map-style Dataset, as a Source."""
-    if isinstance(data, Tensor):
-        source: Source = Tensors((data,), single=True)
-    elif isinstance(data, (tuple, list)) and data and all(isinstance(t, Tensor) for t in data):
-        source = Tensors(tuple(data))
+    """Tensors or numpy arrays, a tuple of them, a map-style Dataset or a DataLoader, as a Source."""
+    arrays = data if isinstance(data, (tuple, list)) else (data,)
+    if arrays and all(isinstance(a, (Tensor, np.ndarray)) for a in arrays):
+        source: Source = Tensors(tuple(map(_as_tensor, arrays)), single=arrays is not data)
+    elif isinstance(data, DataLoader):
+        source = _of_loader(data)
     elif isinstance(data, Source):
         source = data
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        check_map_style(data)
         source = Collated(data)
     else:
         raise BadInput(
-            f"data must be a tensor, a tuple of tensors or a Dataset with a length, got {type(data).__name__}"
+            "data must be a tensor or numpy array, a tuple of them, a Dataset with a length or a DataLoader, got "
+            f"{type(data).__name__}"
         )
-    if len(source) == 0:
+    if _count(source) == 0:
         raise BadInput("the data holds no examples")
     return source
+
+
+def _of_loader(loader: DataLoader[Any]) -> Collated:
+    check_loader(loader)
+    workers = Prefetch(loader) if loader.num_workers else None
+    return Collated(loader.dataset, loader.collate_fn, workers, pins(loader))
+
+
+def _as_tensor(array: Tensor | np.ndarray) -> Tensor:
+    """A tensor on the array's memory where that can be written to, else on a copy."""
+    if isinstance(array, Tensor):
+        return array
+    try:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError) as error:  # text and objects, or strides that torch does not have
+        raise BadInput(
+            f"a numpy array of {array.dtype} is no data for a model: make it contiguous numbers, such as "
+            "np.ascontiguousarray(array, dtype='float32')"
+        ) from error
+
+
+def _count(source: Source) -> int:
+    try:
+        return len(source)
+    except TypeError as error:  # a Dataset need not have one
+        raise BadInput(
+            "the data does not say how many examples it holds, and private batches are drawn among all of them: give "
+            "the dataset a __len__"
+        ) from error
+
+
+def check_rows(source: Source) -> None:
+    """Refuse items that are another content every time, or in other company: the guarantee bounds what one example can
+    change, and with such items it would change what is computed of the others."""
+    if not isinstance(source, Collated):
+        return
+    some = torch.arange(min(PROBED, len(source)))
+    together, *again = [source.take(some) for _ in range(TIMES)]
+    if any(t.dim() == 0 or len(t) != len(some) for t in tensors_of(together)):
+        raise BadInput(
+            "a tensor of the collated batch does not have the examples in its first dimension: put them there"
+        )
+    if not all(_same(together, other) for other in again):
+        raise Refused(
+            "the dataset gives an example differently every time, as random transforms do, and whoever is in a batch "
+            "would shift the randomness of the others: leave them out, and augment with hush.gradients.Augmented, "
+            "which draws for each example by itself"
+        )
+    for place in some.tolist():
+        row = to_each(lambda t, place=place: t[place : place + 1], together)
+        if not _same(row, source.take(some[place : place + 1]), padded=True):
+            raise Refused(
+                "the collate function makes an example's row from other examples too (as mixup does), so one example "
+                "would count for more than its clip: let it stack or pad, and nothing else"
+            )
+
+
+def _same(one: Any, other: Any, *, padded: bool = False) -> bool:
+    """Whether all tensors hold the same bits; with ``padded``, those of other shapes are left out."""
+    pairs = list(zip(tensors_of(one), tensors_of(other), strict=True))
+    if padded:
+        pairs = [(a, b) for a, b in pairs if a.shape == b.shape]
+    return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def to_each(function: Any, content: Any) -> Any:

@@ -116,6 +116,10 @@ class Summing:
         mode = self._mechanism.arithmetic if self._mechanism.private else "default"
         return Seats.of(self._mechanism.room, self.microbatch, self._ranks.world, mode)
 
+    def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
+        """The examples of each piece of a step that this process takes."""
+        return [indices[piece.chosen] for piece in self._seat(secret, step, indices)]
+
     def _watch_model(self) -> Untouched | None:
         return Untouched(self._model, self._params) if self._mechanism.private else None
 

@@ -26,6 +26,7 @@ from hush.errors import BadInput, Refused
 from hush.files import (
     PRIVATE,
     append_durably,
+    give_back,
     remove_parts,
     sync_directory,
     try_lock,
@@ -73,7 +74,7 @@ class Checkpoints:
     def close(self) -> None:
         """Let others use the directory."""
         self._let_go()
-        os.close(self._lock)
+        give_back(self._lock)
 
     @property
     def resumable(self) -> bool:

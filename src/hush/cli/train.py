@@ -13,6 +13,7 @@ import typer
 from hush import validate
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
+from hush.cli.devices import find_device
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, explain_os_error, note_interrupts, open_keeper
 from hush.cli.planning import (
     EPSILON_OR_THREE,
@@ -80,6 +81,7 @@ class Training(t.TaskOptions, PlanOptions, KeepingOptions):
         default=None,
         metadata=option("Fixes sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
     )
+    device: str = field(default="cpu", metadata=option("Where to train: cpu, cuda, cuda:0 or mps.", MACHINE))
     microbatch: int = field(default=MICROBATCH, metadata=option("Most examples held in memory at a time.", MACHINE))
 
     def __post_init__(self) -> None:
@@ -121,7 +123,7 @@ def train(given: Training) -> None:
         if plan.private:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
-            network = task.model()
+            network = task.model().to(find_device(given.device))
         run = plan.start(network, losses, task.train, secret=given.secret_seed, microbatch=given.microbatch)
         try:
             keeper.attach(run, given)

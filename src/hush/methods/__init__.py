@@ -12,6 +12,7 @@ from hush.imports import import_object
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
 from hush.methods.factories import Method, call_method, catalogue, option_groups, options, purpose
 from hush.methods.groups import Descent, Gradients
+from hush.methods.optimizers import MakeOptimizer, MakeScheduler, make_rule, put_in_place
 from hush.methods.setting import SAMPLINGS, Setting
 from hush.plan import Plan
 from hush.rules.averaged import Averaged, parse_average
@@ -65,7 +66,15 @@ def _of_others(name: str) -> Method:
     return found
 
 
-def make_plan(method: str, setting: Setting | None = None, *, calibrate: bool = True, **given: Any) -> Plan:
+def make_plan(
+    method: str,
+    setting: Setting | None = None,
+    *,
+    calibrate: bool = True,
+    optimizer: MakeOptimizer | None = None,
+    scheduler: MakeScheduler | None = None,
+    **given: Any,
+) -> Plan:
     """A calibrated plan: give ``epsilon``, or the noise as ``noise_multiplier`` (σ of the event) or ``node_noise``.
 
     >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
@@ -78,6 +87,10 @@ def make_plan(method: str, setting: Setting | None = None, *, calibrate: bool = 
     ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
     A ready ``setting`` takes the place of the settings below, and those given beside it win. What is no setting is an
     option of the method (`hush methods` lists them).
+
+    ``optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`` takes the place of the method's SGD, at the same ε:
+    it gets the named parameters when a run starts, and sees released gradients only. ``scheduler=lambda optimizer: …``
+    is stepped once after every step of the plan (``plan.steps`` in all), not once an epoch.
     """
     factory = find(method)
     known, of_method = list_settings(Setting), options(factory)
@@ -86,9 +99,12 @@ def make_plan(method: str, setting: Setting | None = None, *, calibrate: bool = 
             raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, {*known, *of_method})}")
     chosen = {key: value for key, value in given.items() if key not in known}
     setting = _complete(setting, {key: value for key, value in given.items() if key in known})
+    rule = make_rule(optimizer, scheduler, given)
     plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
         raise BadInput(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
+    if rule is not None:
+        plan = put_in_place(plan, rule)
     if setting.average is not None:
         plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(setting.average)))
     if plan.private:
