@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from hush.checkpoint import Checkpoints
 from hush.cli import main
+from hush.handover import verify_release
 from hush.ledger.account import Ledger
 from hush.methods import make_plan
 
@@ -74,7 +75,9 @@ def check_whole(out: Path) -> None:
     kept = Checkpoints(out / "private")
     found = kept.newest()
     kept.close()
-    assert not found.damaged or (out / "private" / "finished.json").exists()  # the secret is being overwritten
+    finished = (out / "private" / "finished.json").exists()
+    assert not found.damaged or finished  # the secret is being overwritten
+    assert not finished or verify_release(out).verified  # and never before the release is whole
     ledger = out.parent / "ledger.jsonl"
     taken = released_at_least(out)
     if taken:
