@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hush.artefact.description import Inputs
 from hush.data.pictures import read_image_files, read_unlabelled
-from hush.data.schema import Schema
 from hush.data.tables import Cells, Piece, encode_piece, pieces
 from hush.errors import BadInput
 
@@ -128,8 +127,3 @@ def _list_cells(values: list[Any]) -> Cells:
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def list_feature_names(schema: Schema) -> list[str]:
-    """The columns that rows must have."""
-    return [column.name for column in schema.features]
