@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hush.attempts import History
-from hush.claims import account_attempts
+from hush.claims import account_attempts, find_accounted_delta
 from hush.identity import describe
 from hush.mechanism import Mechanism
+from hush.privacy.event_json import to_json
 from hush.version import read_versions
 
 NOTHING_AGAIN = History()
@@ -17,12 +18,15 @@ def make_card(
     mechanism: Mechanism, *, steps_taken: int, history: History = NOTHING_AGAIN, coordinates: int = 1
 ) -> dict[str, Any]:
     """The guarantee of a run, every claim, and the mechanism itself, as plain data."""
-    claims = [guarantee.to_json() for guarantee in account_attempts(mechanism, history, coordinates)]
+    guarantees = account_attempts(mechanism, history, coordinates)
+    claims = [guarantee.to_json() for guarantee in guarantees]
+    event = None if guarantees[0].event is None else to_json(guarantees[0].event)
     return {
         "format": "hush privacy card 1",
         "method": mechanism.method,
         "guarantee": claims[0],
         "claims": claims,
+        "accounting": {"event": event, "delta": find_accounted_delta(mechanism, history, coordinates)},
         "noise_multiplier": mechanism.sigma,
         "sensitivity": mechanism.sensitivity,
         "noise_std": mechanism.noise_std,
