@@ -37,6 +37,7 @@ ORDER = [
     "artefact",
     "attempts",
     "company",
+    "beside",
     "mechanism",
     "claims",
     "card",

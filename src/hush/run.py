@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -136,12 +137,18 @@ class Run:
         """How many numbers are trained."""
         return max(1, sum(p.numel() for p in self._params.values()))
 
-    def release(self, directory: str | Path) -> Path:
-        """Write the released artefact: weights and privacy card, nothing private."""
+    def release(self, directory: str | Path, *, figures: Mapping[str, Any] | None = None) -> Path:
+        """Write the released artefact: weights and privacy card (`make_card` says which figures), nothing private."""
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        card = make_card(self._stated(), steps_taken=self.next, history=self.history, coordinates=self.coordinates)
+        card = make_card(
+            self._stated(),
+            steps_taken=self.next,
+            history=self.history,
+            coordinates=self.coordinates,
+            figures=figures,
+        )
         return write_artefact(Path(directory), self.model, card, card_page(card, card["guarantee"]["sentence"]))
 
     def state(self) -> State:
