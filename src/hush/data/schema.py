@@ -124,11 +124,10 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that ``Schema.from_json`` reads again."""
-        limits = {} if self.target_range is None else {"target_range": list(self.target_range)}
+        kind = {"classes": list(self.classes)} if self.target_range is None else {"target_range": [*self.target_range]}
         return {
             "target": self.target,
-            "classes": list(self.classes),
-            **limits,
+            **kind,
             "columns": {c.name: _without_defaults(c) for c in self.columns if c.name != self.target},
         }
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.artefact.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
 from hush.data.schema import Schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.errors import BadInput
@@ -27,6 +28,9 @@ Metric = Literal["accuracy", "loss"]
 class Problem:
     """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
 
+    ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
+    model; without them the weights are released alone, and loaded into a module that their reader brings.
+
     ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
     [−1, 1]. ``class_weights`` are for training alone."""
 
@@ -42,6 +46,8 @@ class Problem:
     class_names: tuple[str, ...] | None = None
     assumptions: tuple[str, ...] = ()
     schema: Schema | None = None
+    architecture: Architecture = STATE_ONLY
+    inputs: Inputs | None = None
     target_range: Range | None = None
     class_weights: tuple[float, ...] | None = None
 
@@ -59,6 +65,19 @@ class Problem:
         if not all(is_finite(weight) and weight > 0 for weight in weights):
             raise BadInput("class weights must be finite numbers above 0")
         return replace(self, class_weights=tuple(weights), assumptions=(*self.assumptions, WEIGHTED))
+
+    def describe(self) -> Description:
+        """What is said publicly about a model of this problem when it is released."""
+        classes = () if self.classes is None else self.class_names or tuple(map(str, range(self.classes)))
+        inputs = self.inputs if self.schema is None else describe_table(self.schema)
+        return Description(
+            "classification" if classes else "other" if self.target_range is None else "regression",
+            self.architecture,
+            inputs,
+            classes,
+            None if self.schema is None else self.schema.target,
+            self.target_range,
+        )
 
 
 @dataclass(frozen=True)
