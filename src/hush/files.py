@@ -116,10 +116,16 @@ def _is_being_written(folder: Path) -> bool:
 
 def _write_durably(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PUBLIC)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:  # a write may take less than it is given
+        content = content[os.write(descriptor, content) :]
 
 
 def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
@@ -128,8 +134,7 @@ def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
     try:
         start = os.lseek(descriptor, 0, os.SEEK_END)
         try:
-            while content:  # a write may take less than it is given
-                content = content[os.write(descriptor, content) :]
+            _write_all(descriptor, content)
             os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, start)
@@ -150,6 +155,20 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def wipe(path: Path) -> None:
+    """Overwrite a file with zeros on the disk, then remove it. What the file system or the disk itself keeps of earlier
+    versions (a journal, a snapshot, worn cells) is not reached."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        left = os.fstat(descriptor).st_size
+        while left > 0:
+            left -= os.write(descriptor, bytes(min(left, 1 << 20)))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    path.unlink()
 
 
 def remove_parts(directory: Path, name: str = "*") -> None:

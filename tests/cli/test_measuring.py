@@ -104,7 +104,7 @@ def test_noisy_figures_are_noisy_and_near(capsys, tmp_path: Path) -> None:
 
 def test_a_run_that_is_reported_again_draws_no_second_noise(capsys, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    first = answer(capsys, *SHORT, "--private-metrics", 1, "--out", out)["private_metrics"]
+    first = answer(capsys, *SHORT, "--private-metrics", 1, "--keep-secret", "--out", out)["private_metrics"]
     assert answer(capsys, "train", "--out", out, "--resume")["private_metrics"] == first
     assert card(out)["private_metrics"] == first
     kept = json.loads((out / "private" / METRICS).read_text())
@@ -115,6 +115,17 @@ def test_a_run_that_is_reported_again_draws_no_second_noise(capsys, tmp_path: Pa
     assert "paid for once: none are released" in err
     (out / "private" / METRICS).write_text("{")
     assert call(capsys, "train", "--out", out, "--resume")[0] == 2
+
+
+def test_a_run_without_its_secret_answers_the_same_and_verifies(capsys, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = answer(capsys, *SHORT, "--private-metrics", 1, "--out", out)
+    again = answer(capsys, "train", "--out", out, "--resume")
+    assert again["private_metrics"] == first["private_metrics"]
+    assert again["test_recall"] == first["test_recall"]
+    found = answer(capsys, "verify", out)
+    assert found["verified"]
+    assert found["epsilon_recomputed"] == pytest.approx(first["epsilon"], rel=1e-4)
 
 
 def test_the_ledger_pays_for_the_figures(capsys, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def list_lines(result: dict[str, Any], took: str) -> list[str]:
         r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
         return [f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"]
     if "test_accuracy" not in result:
-        return [f"test loss {result['test_loss']:.4f}  {took}"]
+        return [f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}"]
     lines = [f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}", _tell_others(result)]
     low = sorted((r, name) for name, r in result["test_recall"].items() if r is not None)[:FEW]
     lines.append("lowest recall: " + ", ".join(f"{100 * recall:.1f} % of '{name}'" for recall, name in low))
