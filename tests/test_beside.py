@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,6 +122,14 @@ def test_a_run_says_so_too() -> None:
     run = plan(beside=(FIGURES,)).start(nn.Linear(2, 1), lambda m, x: m(x).squeeze(1), torch.zeros(1000, 2))
     assert run.guarantee.epsilon > plan().guarantee().epsilon
     assert "noisy figures" in str(run.guarantee)
+
+
+def test_the_page_runs(capsys) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "accounting.md").read_text()
+    exec(page.split("```python\n")[-1].split("```")[0], {})
+    said = capsys.readouterr().out
+    assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example")
+    assert "this covers the model and a noisy histogram of the ages together" in said
 
 
 def test_what_cannot_be_composed_is_refused() -> None:
