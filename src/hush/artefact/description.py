@@ -186,13 +186,12 @@ class Description:
 
 def rebuild_schema(given: Mapping[str, Any]) -> Schema:
     """The schema that `Schema.to_json` wrote."""
-    found = read_schema(given)
-    if not {"target", "columns"} <= found.keys() or ("classes" in found) == ("target_range" in found):
-        raise BadInput("a released schema must have a target, columns, and classes or a target_range")
-    columns = public_columns(found["columns"])
-    target = Column(found["target"], "category" if "classes" in found else "number")
-    classes, limits = tuple(found.get("classes", ())), found.get("target_range")
-    return Schema((*columns.values(), target), found["target"], classes, target_range=limits)
+    found = read_schema({name: entry for name, entry in given.items() if (name, entry) != ("classes", [])})
+    if not {"target", "columns"} <= found.keys():
+        raise BadInput("a released schema must have a target and columns")
+    columns, classes = public_columns(found["columns"]), tuple(found.get("classes", ()))
+    target = Column(found["target"], "category" if classes else "number")
+    return Schema((*columns.values(), target), target.name, classes, target_range=found.get("target_range"))
 
 
 def describe_table(schema: Schema) -> Inputs:
