@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn import metrics
 
 from hush.errors import BadInput
 from hush.validate import positive, whole
@@ -85,6 +84,8 @@ class Counts:
 
 def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
     """All figures from a row of class probabilities and a label for each row, exactly."""
+    from sklearn import metrics  # a second of importing, for those alone who judge
+
     shares, truth = _checked(probabilities, labels)
     if len(truth) == 0:
         raise BadInput("figures need at least one row")
@@ -101,6 +102,8 @@ def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
 
 def judge_values(predictions: ArrayLike, targets: ArrayLike) -> ValueFigures:
     """MAE, RMSE and R² of predicted numbers."""
+    from sklearn import metrics
+
     found, truth = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (predictions, targets))
     if len(found) != len(truth) or len(truth) == 0:
         raise BadInput(f"{len(found)} predictions cannot be compared with {len(truth)} targets: give one for each")
