@@ -41,6 +41,7 @@ ORDER = [
     "artefact",
     "attempts",
     "company",
+    "beside",
     "mechanism",
     "claims",
     "card",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hush.attempts import History
@@ -15,9 +16,17 @@ NOTHING_AGAIN = History()
 
 
 def make_card(
-    mechanism: Mechanism, *, steps_taken: int, history: History = NOTHING_AGAIN, coordinates: int = 1
+    mechanism: Mechanism,
+    *,
+    steps_taken: int,
+    history: History = NOTHING_AGAIN,
+    coordinates: int = 1,
+    figures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The guarantee of a run, every claim, and the mechanism itself, as plain data."""
+    """The guarantee of a run, every claim, and the mechanism itself, as plain data.
+
+    ``figures`` are entries about how good the model is that may be released: of public rows, or of counts with noise
+    whose release is one of ``mechanism.beside``."""
     guarantees = account_attempts(mechanism, history, coordinates)
     claims = [guarantee.to_json() for guarantee in guarantees]
     event = None if guarantees[0].event is None else to_json(guarantees[0].event)
@@ -34,6 +43,8 @@ def make_card(
         "divisor": mechanism.divisor,
         "steps": mechanism.steps,
         "steps_taken": steps_taken,
+        "beside": [release.to_json() for release in mechanism.beside],
+        **(figures or {}),
         "plan": describe(mechanism),
         "versions": read_versions("hush", "torch", "dp-accounting"),
     }

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn import metrics
 
 from hush.errors import BadInput
 from hush.validate import positive, whole
@@ -85,6 +84,8 @@ class Counts:
 
 def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
     """All figures from a row of class probabilities and a label for each row, exactly."""
+    from sklearn import metrics  # a second of importing, for those alone who judge
+
     shares, truth = _checked(probabilities, labels)
     if len(truth) == 0:
         raise BadInput("figures need at least one row")
@@ -92,7 +93,7 @@ def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
         raise BadInput("every row of probabilities must be finite, not negative, and sum to 1: apply softmax to logits")
     shares = shares / shares.sum(1, keepdims=True)
     classes = list(range(shares.shape[1]))
-    confusion = metrics.confusion_matrix(truth, shares.argmax(1), labels=classes).astype(np.float64)
+    confusion = count_confusion(shares, truth)
     scores = [1] if len(classes) == 2 else classes
     areas = [float(metrics.roc_auc_score(truth == k, shares[:, k])) for k in scores if 0 < (truth == k).mean() < 1]
     loss = float(metrics.log_loss(truth, shares, labels=classes))
@@ -101,6 +102,8 @@ def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
 
 def judge_values(predictions: ArrayLike, targets: ArrayLike) -> ValueFigures:
     """MAE, RMSE and R² of predicted numbers."""
+    from sklearn import metrics
+
     found, truth = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (predictions, targets))
     if len(found) != len(truth) or len(truth) == 0:
         raise BadInput(f"{len(found)} predictions cannot be compared with {len(truth)} targets: give one for each")
@@ -127,8 +130,7 @@ def count_rows(
         raise BadInput(f"{len(truth)} rows need as many weights, not an array of shape {each.shape}")
     kept = np.isfinite(shares).all(1)
     shares, truth, each, classes = shares[kept], truth[kept], each[kept], shares.shape[1]
-    confusion = np.zeros((classes, classes))
-    np.add.at(confusion, (truth, shares.argmax(1)), each)
+    confusion = count_confusion(shares, truth, each)
     scores = shares[:, 1:] if classes == 2 else shares
     cells = np.minimum((np.clip(scores, 0.0, 1.0) * bins).astype(np.int64), bins - 1)
     histograms = np.zeros((classes, scores.shape[1], bins))
@@ -137,14 +139,27 @@ def count_rows(
     return Counts(confusion, histograms)
 
 
-def from_counts(counts: Counts, *, least: float = 1.0) -> Figures:
-    """All figures from counts alone; totals are floored at the public number ``least``."""
+def count_confusion(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> Vector:
+    """The confusion matrix of scores of any scale, of which the first of the largest is the prediction; each row counts
+    1, or its weight."""
+    found, truth = _checked(scores, labels)
+    confusion = np.zeros((found.shape[1], found.shape[1]))
+    np.add.at(confusion, (truth, found.argmax(1)), 1.0 if weights is None else np.asarray(weights))
+    return confusion
+
+
+def from_counts(counts: Counts, *, least: float = 1.0, rows: int | None = None) -> Figures:
+    """All figures from counts alone; totals are floored at the public number ``least``. Where the number of ``rows`` is
+    public, it takes the place of the sum of all cells, and with it of all their noise."""
     positive(least=least)
+    if rows is not None:
+        whole(rows=rows)
     scores = [1] if counts.classes == 2 else list(range(counts.classes))
     areas = [_area(counts.histograms[:, at], k, least) for at, k in enumerate(scores)]
     loss = _binned_loss(counts, least)
     named = ("auc", "log_loss") if not counts.noisy else ("all figures: of noisy counts", "auc", "log_loss")
-    return _figures(counts.confusion, _mean([a for a in areas if a is not None]), loss, least, named)
+    auc = _mean([a for a in areas if a is not None])
+    return _figures(counts.confusion, auc, loss, least, named, known=rows)
 
 
 def verdict(figures: Figures) -> str:
@@ -161,10 +176,16 @@ def verdict(figures: Figures) -> str:
 
 
 def _figures(
-    confusion: Vector, auc: float | None, loss: float, least: float, approximate: tuple[str, ...] = ()
+    confusion: Vector,
+    auc: float | None,
+    loss: float,
+    least: float,
+    approximate: tuple[str, ...] = (),
+    *,
+    known: int | None = None,
 ) -> Figures:
     have, right = confusion.sum(1), confusion.diagonal()
-    rows = max(float(confusion.sum()), least)
+    rows = max(float(confusion.sum()), least) if known is None else float(known)
     recall = tuple(
         None if of <= 0 else _share(float(hit), max(float(of), least)) for hit, of in zip(right, have, strict=True)
     )

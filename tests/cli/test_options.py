@@ -137,7 +137,17 @@ BEFORE = {  # as the first release writes it
     "arithmetic": "default", "settings": ["beta1=0.8"], "average": None, "augment": None, "views": None,
     "validation": 0.0, "seed": 3, "microbatch": 50, "checkpoint_every": 5, "new_dataset": False,
 }  # fmt: skip
-ADDED = {"accept_delta", "device", "keep_secret"}  # since then
+ADDED = {
+    "accept_delta",
+    "device",
+    "keep_secret",
+    "task",
+    "class_weights",
+    "target_range",
+    "loss",
+    "public_test",
+    "private_metrics",
+}  # since then
 
 
 def test_options_of_a_run_are_written_under_the_same_names_and_read_back(tmp_path) -> None:

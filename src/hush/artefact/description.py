@@ -191,7 +191,7 @@ def rebuild_schema(given: Mapping[str, Any]) -> Schema:
         raise BadInput("a released schema must have a target and columns")
     columns, classes = public_columns(found["columns"]), tuple(found.get("classes", ()))
     target = Column(found["target"], "category" if classes else "number")
-    return Schema((*columns.values(), target), target.name, classes)
+    return Schema((*columns.values(), target), target.name, classes, target_range=found.get("target_range"))
 
 
 def describe_table(schema: Schema) -> Inputs:
