@@ -52,6 +52,7 @@ ORDER = [
     "loop",
     "data",
     "problems",
+    "exchange",
     "audit",
     "bench",
     "report",
