@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hush.artefact import CARD, PAGE, WEIGHTS
+from hush.artefact.folder import CARD, PAGE, RELEASE, WEIGHTS
 from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
@@ -29,7 +29,7 @@ from hush.run import Run
 from hush.settings import option
 
 OPTIONS = "options.json"  # in the private part of a run
-RELEASED = ("release", WEIGHTS, CARD, PAGE)
+RELEASED = (RELEASE, WEIGHTS, CARD, PAGE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from hush import validate
+from hush.artefact.folder import RELEASE
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, explain_os_error, note_interrupts, open_keeper
@@ -160,7 +161,7 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, *, every: int, q
     run.model.eval()
     evaluation = evaluate_problem(run.model, task)
     if keeper.out is not None:
-        run.release(keeper.out)
+        run.release(keeper.out / RELEASE, description=task.describe(), overwrite=True)
     measured: dict[str, float | None] = {"test_loss": evaluation.loss}
     if task.metric == "accuracy":
         measured["test_accuracy"] = evaluation.accuracy
@@ -176,6 +177,7 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, *, every: int, q
         **measured,
         "seconds": round(seconds, 3),
         "out": None if keeper.out is None else str(keeper.out),
+        "release": None if keeper.out is None else str(keeper.out / RELEASE),
         "resumed_from": keeper.resumed_from,
         "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
         "ledger": keeper.sum_up_ledger(),
@@ -215,5 +217,5 @@ def _tell(result: dict[str, Any], sentence: str) -> None:
     if result["ledger"]:
         show(result["ledger"]["sentence"])
     if result["out"]:
-        show(f"released: {result['out']}/model.safetensors, privacy.json, PRIVACY.md")
+        show(f"released, may be copied: {result['release']}")
         say(f"private, keep to yourself: {result['out']}/private")
