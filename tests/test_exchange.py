@@ -83,7 +83,7 @@ def encode(row: dict[str, str], encoding: dict) -> np.ndarray:
             cells[column["name"]] = one(column["fill"] if text.lower() in missing else text)
         else:
             cells[column["name"]] = text
-    out = np.zeros(encoding["inputs"], dtype=np.float32)
+    out = np.zeros(encoding["shape"][0], dtype=np.float32)
     for block in encoding["blocks"]:
         x, at, function = cells[block["column"]], block["at"], block["function"]
         if function == "range":
@@ -129,7 +129,7 @@ def test_blocks_follow_each_other_without_a_gap() -> None:
     encoding = describe_columns(COLUMNS)
     ends = [block["at"] + block["count"] for block in encoding["blocks"]]
     assert [block["at"] for block in encoding["blocks"]] == [0, *ends[:-1]]
-    assert ends[-1] == encoding["inputs"] == Encoder(COLUMNS).width
+    assert ends[-1] == encoding["shape"][0] == Encoder(COLUMNS).width
     assert {block["function"] for block in encoding["blocks"]} == encoding["functions"].keys()
 
 

@@ -9,21 +9,30 @@ runtime computes. The number of rows is free. What turns a row into encoded inpu
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from hush.artefact import Description
 from hush.data.schema import WAVES, Column
 from hush.data.tables import MISSING
 from hush.errors import BadInput
+from hush.files import write_atomic
+from hush.handover import Loaded
+from hush.prediction_file import check_new_file
+from hush.printable import dump_json
+from hush.problems.models import Encoder
 from hush.validate import one_of
 
+ENCODING = "hush encoding 1"
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
 EXAMPLES = 2  # rows to trace with: torch takes 0 and 1 for fixed sizes
 FUNCTIONS = {
@@ -43,6 +52,53 @@ CELLS = {
     "category": "the cell as text without white space at its ends; of a typed file's number the shortest decimal, a "
     "whole number without '.0', a missing one as empty text",
 }
+
+
+def export_release(model: Loaded, out: Path, kind: str, *, overwrite: bool = False) -> Path:
+    """Write the part of a released model after its encoding to ``out``, and what it takes and gives to a JSON beside
+    it, whose path is given back."""
+    one_of(tuple(FORMATS), format=kind)
+    beside = out.with_name(f"{out.name}.json")
+    for path in (out, beside):
+        check_new_file(path, overwrite=overwrite)
+    if model.folder.resolve() in out.resolve().parents:
+        raise BadInput(
+            f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
+        )
+    network, encoding = take_apart(model)
+    program = export_program(network, encoding["shape"], kind)
+    page = {
+        "format": ENCODING,
+        "file": {"name": out.name, "format": kind, "sha256": hashlib.sha256(program).hexdigest()},
+        "inputs": {"name": "inputs", "type": "float32", "shape": ["rows", *encoding["shape"]]},
+        "encoding": encoding,
+        "outputs": _describe_outputs(model.description),
+        "guarantee": model.card["guarantee"]["sentence"],
+    }
+    write_atomic(out, program)
+    write_atomic(beside, (dump_json(page, indent=2) + "\n").encode())
+    return beside
+
+
+def take_apart(model: Loaded) -> tuple[nn.Module, dict[str, Any]]:
+    """(the network after its encoding, the encoding as JSON data) of a released model."""
+    inputs, network = model.description.inputs, model.network
+    if inputs is None:
+        raise BadInput("this release does not say what its inputs are, and without them nothing can be exported")
+    if inputs.kind == "images" and inputs.low is not None and inputs.high is not None:
+        return network, describe_pixels(inputs.shape, inputs.low, inputs.high, inputs.onto)
+    if inputs.schema is not None and isinstance(network, nn.Sequential) and isinstance(network[0], Encoder):
+        return network[1], describe_columns(inputs.schema.features)
+    return network, describe_numbers(inputs.shape)
+
+
+def _describe_outputs(description: Description) -> dict[str, Any]:
+    if description.task == "classification":
+        said = "one score for each class; the prediction is the largest, the probabilities are softmax of the scores"
+        return {"task": description.task, "scores": said, "classes": list(description.classes)}
+    if description.task == "regression":
+        return {"task": description.task, "values": "the predicted number of each row", "target": description.target}
+    return {"task": description.task, "values": "what the network gives"}
 
 
 def export_program(model: nn.Module, shape: Sequence[int], kind: str) -> bytes:
@@ -125,7 +181,7 @@ def describe_columns(columns: Sequence[Column]) -> dict[str, Any]:
     used = {block["function"] for block in blocks}
     return {
         "kind": "table",
-        "inputs": sum(block["count"] for block in blocks),
+        "shape": [sum(block["count"] for block in blocks)],
         "arithmetic": "float32",
         "columns": [{"name": c.name, "kind": c.kind, **({} if c.fill is None else {"fill": c.fill})} for c in columns],
         "cells": CELLS,
