@@ -85,10 +85,11 @@ def check_whole(out: Path) -> None:
 
 def check_same(out: Path, straight: Path, stated: dict) -> None:
     """Finished: the same bits, the same ε, one entry, and a log without a gap."""
-    first, second = (load_file(p / "model.safetensors") for p in (out, straight))
+    first, second = (load_file(p / "release" / "model.safetensors") for p in (out, straight))
     assert first.keys() == second.keys()
     assert all((first[n].numpy().tobytes() == second[n].numpy().tobytes()) for n in first)
-    assert (out / "privacy.json").read_bytes() == (straight / "privacy.json").read_bytes()
+    assert (out / "release" / "privacy.json").read_bytes() == (straight / "release" / "privacy.json").read_bytes()
+    assert not list((out / "private").glob("checkpoint-*"))  # the secret went after the release
     assert (out / "private" / "steps.jsonl").read_bytes() == (straight / "private" / "steps.jsonl").read_bytes()
     left = {p.name for place in (out / "private", out, out.parent) for p in place.iterdir()}
     assert not [name for name in left if name.endswith(".part")]
@@ -107,7 +108,7 @@ def straight(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def stated(straight: Path) -> dict:
-    return json.loads((straight / "privacy.json").read_text())["guarantee"]
+    return json.loads((straight / "release" / "privacy.json").read_text())["guarantee"]
 
 
 def finish(out: Path) -> None:

@@ -167,6 +167,20 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def wipe(path: Path) -> None:
+    """Overwrite a file with zeros on the disk, then remove it. What the file system or the disk itself keeps of earlier
+    versions (a journal, a snapshot, worn cells) is not reached."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        left = os.fstat(descriptor).st_size
+        while left > 0:
+            left -= os.write(descriptor, bytes(min(left, 1 << 20)))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    path.unlink()
+
+
 def remove_parts(directory: Path, name: str = "*") -> None:
     """Remove what killed processes left half written; only where no other process writes the same files."""
     for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
