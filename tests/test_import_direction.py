@@ -38,6 +38,7 @@ ORDER = [
     "artefact",
     "attempts",
     "company",
+    "beside",
     "mechanism",
     "claims",
     "card",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -14,9 +15,17 @@ NOTHING_AGAIN = History()
 
 
 def make_card(
-    mechanism: Mechanism, *, steps_taken: int, history: History = NOTHING_AGAIN, coordinates: int = 1
+    mechanism: Mechanism,
+    *,
+    steps_taken: int,
+    history: History = NOTHING_AGAIN,
+    coordinates: int = 1,
+    figures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The guarantee of a run, every claim, and the mechanism itself, as plain data."""
+    """The guarantee of a run, every claim, and the mechanism itself, as plain data.
+
+    ``figures`` are entries about how good the model is that may be released: of public rows, or of counts with noise
+    whose release is one of ``mechanism.beside``."""
     claims = [guarantee.to_json() for guarantee in account_attempts(mechanism, history, coordinates)]
     return {
         "format": "hush privacy card 1",
@@ -30,6 +39,8 @@ def make_card(
         "divisor": mechanism.divisor,
         "steps": mechanism.steps,
         "steps_taken": steps_taken,
+        "beside": [release.to_json() for release in mechanism.beside],
+        **(figures or {}),
         "plan": describe(mechanism),
         "versions": {name: version(name) for name in ("hush", "torch", "dp-accounting")},
     }

@@ -157,7 +157,10 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
 
 
 def cost_of(plan: Mechanism, start: int = 0, coordinates: int = 1) -> Callable[[int], Cost]:
-    """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down."""
+    """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down.
+
+    The releases beside training are in the cost from the first step on; where steps were taken again, in the entry of
+    each attempt, which is more than they cost."""
     whole, beside = account_steps(plan)[0], plan.tails_beside(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())

@@ -11,7 +11,8 @@ s steps were taken, going on from step t with a fresh secret (`hush.attempts`) c
 where E(1…T) bounds the second stretch because it is a run of its own in which nobody takes part before step t: its
 coins and its noise are fresh, the noise starts anew, and the fixed batches or groups stay those of the first secret, so
 that nobody takes part more often than planned. A hidden state (DiceSGD's error) carries the first data on; its proof
-charges every step for whatever the state holds, so the steps add up.
+charges every step for whatever the state holds, so the steps add up. Releases beside training (`hush.beside`) are made
+once, however often steps are taken: each claim is composed with them once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dp_accounting import dp_event
 
 from hush import proofs
 from hush.attempts import Attempt, History
+from hush.beside import check_beside, compose_beside, name_all
 from hush.errors import Refused
 from hush.matrices import Structure, drop_first
 from hush.mechanism import Mechanism
@@ -50,6 +52,7 @@ def check_claims(mechanism: Mechanism) -> None:
         if any(channel.proof != "sum" for channel in query.channels.values()):
             raise Refused(f"{type(query).__name__} is no plain sum and names no claims of its own: nothing is proven")
         proofs.check_proof(mechanism.sampler.participation, mechanism.noise.structure, mechanism.neighbours)
+        check_beside(mechanism.beside, None, mechanism.neighbours)
         return
     if not mechanism.noise.structure.alike:
         raise Refused(
@@ -66,13 +69,22 @@ def check_claims(mechanism: Mechanism) -> None:
             f"method '{mechanism.method}' has only a claimed ε, which this project could not prove: "
             "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
         )
+    for claim in own:
+        check_beside(mechanism.beside, claim.event, claim.adjacency)
 
 
 def claim_steps(
     mechanism: Mechanism, steps: int | None = None, sigma: float | None = None, *, start: int = 0
 ) -> tuple[Claim, ...]:
-    """Every claim about the first ``steps`` steps (all by default), the proven one first; at another σ where one is
-    given, and by the table for those from ``start`` on alone."""
+    """Every claim about the first ``steps`` steps (all by default) and the releases beside them, the proven one first;
+    at another σ where one is given, and by the table for those from ``start`` on alone."""
+    return tuple(_with_beside(mechanism, claim) for claim in _claim_training(mechanism, steps, sigma, start=start))
+
+
+def _claim_training(
+    mechanism: Mechanism, steps: int | None = None, sigma: float | None = None, *, start: int = 0
+) -> tuple[Claim, ...]:
+    """The same of training alone."""
     count = mechanism.steps if steps is None else steps
     if not 1 <= count <= mechanism.steps:
         raise Refused(f"the plan has {mechanism.steps} steps, and the ε of its first {count} was asked for")
@@ -86,24 +98,31 @@ def claim_steps(
 
 
 def find_event(mechanism: Mechanism, steps: int | None = None, *, start: int = 0) -> Any:
-    """The proven event of the first ``steps`` steps, or of those of them from ``start`` on; refused where there is no
-    proof."""
-    for claim in claim_steps(mechanism, steps, start=start):
+    """The proven event of the first ``steps`` steps, or of those of them from ``start`` on, and of the releases beside
+    them; refused where there is no proof."""
+    return _find_proven(mechanism, claim_steps(mechanism, steps, start=start))
+
+
+def _find_proven(mechanism: Mechanism, claims: Iterable[Claim]) -> Any:
+    for claim in claims:
         if claim.status == "proven":
             return claim.event
     raise Refused(f"method '{mechanism.method}' has no proven privacy event")
 
 
 def claim_attempts(mechanism: Mechanism, attempts: Iterable[Attempt]) -> tuple[Claim, ...]:
-    """What these attempts cost together, by every claim that there is about the mechanism; the proven one first."""
+    """What these attempts cost together, with the releases beside them, by every claim that there is about the
+    mechanism; the proven one first."""
     taken = [attempt for attempt in attempts if attempt.taken > attempt.start]
     reason = _say_again(taken)
     own = _own_claims(mechanism, sum(attempt.taken for attempt in taken))
     if own is not None:
-        return tuple(replace(claim, reason="; ".join(filter(None, (reason, claim.reason)))) for claim in own)
-    parts = [find_event(mechanism, a.taken, start=a.start if is_drawn_anew(mechanism) else 0) for a in taken]
+        return tuple(_with_beside(mechanism, _give_reason(claim, reason)) for claim in own)
+    anew = is_drawn_anew(mechanism)
+    training = [_claim_training(mechanism, a.taken, start=a.start if anew else 0) for a in taken]
+    parts = [_find_proven(mechanism, claims) for claims in training]
     event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-    return (Claim(event, mechanism.neighbours, "proven", reason),)
+    return (_with_beside(mechanism, Claim(event, mechanism.neighbours, "proven", reason)),)
 
 
 def account_steps(mechanism: Mechanism, steps: int | None = None) -> tuple[Guarantee, ...]:
@@ -165,6 +184,19 @@ def _restate(claim: Claim, mechanism: Mechanism) -> Claim:
     return claim
 
 
+def _with_beside(mechanism: Mechanism, claim: Claim) -> Claim:
+    """The claim about training and the releases beside it together."""
+    if not mechanism.beside:
+        return claim
+    together = replace(claim, event=compose_beside(claim.event, mechanism.beside))
+    return _give_reason(together, f"this covers the model and {name_all(mechanism.beside)} together")
+
+
+def _give_reason(claim: Claim, reason: str) -> Claim:
+    """The claim with one more reason, said first."""
+    return replace(claim, reason="; ".join(filter(None, (reason, claim.reason))))
+
+
 def _drop(start: int, participation: Any, structure: Structure) -> tuple[Any, Structure]:
     """Participation and noise of the steps from ``start`` on, where every step stands alone."""
     if start == 0:
@@ -191,10 +223,16 @@ def _account(mechanism: Mechanism, claim: Claim, steps: int | None = None, lost:
         status=claim.status,
         event=claim.event,
         accountant=accountant,
-        assumptions=mechanism.assumptions,
+        assumptions=_list_assumptions(mechanism),
         reason=claim.reason,
         method=mechanism.method,
     )
+
+
+def _list_assumptions(mechanism: Mechanism) -> tuple[str, ...]:
+    """What the guarantee rests on, each once: the plan's own, and those of the releases beside it."""
+    theirs = (text for release in mechanism.beside for text in release.assumptions)
+    return tuple(dict.fromkeys((*mechanism.assumptions, *theirs))) if mechanism.beside else mechanism.assumptions
 
 
 def _promise_nothing(mechanism: Mechanism) -> Guarantee:

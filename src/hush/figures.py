@@ -92,7 +92,7 @@ def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
         raise BadInput("every row of probabilities must be finite, not negative, and sum to 1: apply softmax to logits")
     shares = shares / shares.sum(1, keepdims=True)
     classes = list(range(shares.shape[1]))
-    confusion = metrics.confusion_matrix(truth, shares.argmax(1), labels=classes).astype(np.float64)
+    confusion = count_confusion(shares, truth)
     scores = [1] if len(classes) == 2 else classes
     areas = [float(metrics.roc_auc_score(truth == k, shares[:, k])) for k in scores if 0 < (truth == k).mean() < 1]
     loss = float(metrics.log_loss(truth, shares, labels=classes))
@@ -127,14 +127,22 @@ def count_rows(
         raise BadInput(f"{len(truth)} rows need as many weights, not an array of shape {each.shape}")
     kept = np.isfinite(shares).all(1)
     shares, truth, each, classes = shares[kept], truth[kept], each[kept], shares.shape[1]
-    confusion = np.zeros((classes, classes))
-    np.add.at(confusion, (truth, shares.argmax(1)), each)
+    confusion = count_confusion(shares, truth, each)
     scores = shares[:, 1:] if classes == 2 else shares
     cells = np.minimum((np.clip(scores, 0.0, 1.0) * bins).astype(np.int64), bins - 1)
     histograms = np.zeros((classes, scores.shape[1], bins))
     for score in range(scores.shape[1]):
         np.add.at(histograms[:, score], (truth, cells[:, score]), each)
     return Counts(confusion, histograms)
+
+
+def count_confusion(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> Vector:
+    """The confusion matrix of scores of any scale, of which the first of the largest is the prediction; each row counts
+    1, or its weight."""
+    found, truth = _checked(scores, labels)
+    confusion = np.zeros((found.shape[1], found.shape[1]))
+    np.add.at(confusion, (truth, found.argmax(1)), 1.0 if weights is None else np.asarray(weights))
+    return confusion
 
 
 def from_counts(counts: Counts, *, least: float = 1.0) -> Figures:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from hush import arithmetic, validate
+from hush.beside import Beside, lose_beside, name_all
 from hush.errors import Refused
 from hush.identity import Scope, declared, digest
 from hush.named import Named
@@ -50,6 +51,7 @@ class Mechanism(ABC):
     assumptions: tuple[str, ...] = field(default=())
     arithmetic: arithmetic.Mode = "default"
     tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
+    beside: tuple[Beside, ...] = ()  # other releases on the same data, which every claim about this one covers
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
@@ -61,6 +63,11 @@ class Mechanism(ABC):
             validate.probability(delta=self.delta)
             self._check_steps()
             self.check_proof()
+        elif self.beside:
+            raise Refused(
+                f"method '{self.method}' adds no noise, so {name_all(self.beside)} beside it would protect nobody: use "
+                "dp-sgd or another private method"
+            )
 
     @abstractmethod
     def check_proof(self) -> None:
@@ -129,10 +136,11 @@ class Mechanism(ABC):
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
     def delta_left(self, steps: int | None = None) -> float:
-        """δ without what batches with more examples than places cost, and the end of the noise's tails."""
+        """δ without what batches with more examples than places cost, the end of the noise's tails, and what the
+        releases beside training lose."""
         count = self.steps if steps is None else steps
         times = max(1, -(-count // self.steps))  # more than once where steps were taken again
-        return self.delta - times * self.tails - count * self.room.overflow
+        return self.delta - times * self.tails - count * self.room.overflow - lose_beside(self.beside)
 
     def tails_beside(self, coordinates: int) -> float:
         """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
@@ -165,8 +173,10 @@ class Mechanism(ABC):
         return dataclasses.replace(self, assumptions=(*self.assumptions, text))
 
     def declared(self, scope: Scope) -> dict[str, Any]:
-        """Its fields, and under ``accounted`` all that its event is made of."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tails"}  # the model's
+        """Its fields, and under ``accounted`` all that its event is made of. Tails are the model's; a plan without
+        releases beside it does not speak of them."""
+        unsaid = {"tails"} if self.beside else {"tails", "beside"}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}
         accounted = {
             "participation": self.sampler.participation,
             "structure": self.noise.structure,

@@ -9,16 +9,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from dp_accounting import dp_event
 from torch import nn
 
 from hush import validate
+from hush.beside import name_all
 from hush.claims import account_steps, check_claims, claim_steps, find_event, pick_accountant
 from hush.errors import Refused
 from hush.identity import NoIdentity
 from hush.mechanism import Mechanism
 from hush.named import Losses, trainable
-from hush.privacy import calibration
-from hush.privacy.guarantee import Guarantee
+from hush.privacy import accounting, calibration
+from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
 from hush.run import Run
@@ -48,13 +50,15 @@ class Plan(Mechanism):
         return self.claims(steps)[0]
 
     def calibrated(self, epsilon: float, delta: float | None = None) -> Plan:
-        """The same plan with the smallest σ whose ε, by the first of its claims, does not exceed ``epsilon``."""
+        """The same plan with the smallest σ whose ε, by the first of its claims and with all that is released beside
+        training, does not exceed ``epsilon``."""
         validate.positive(epsilon=epsilon)
         if not self.private:
             raise Refused(
                 f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private one"
             )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
+        base._check_left(epsilon)
 
         def event(sigma: float) -> Any:
             return claim_steps(base, None, sigma)[0].event
@@ -63,6 +67,22 @@ class Plan(Mechanism):
             event, epsilon, base.delta_left(), adjacency=base.neighbours, accountant=pick_accountant(base, event(1.0))
         )
         return dataclasses.replace(base, sigma=sigma)
+
+    def _check_left(self, epsilon: float) -> None:
+        """Refuse an ε that the releases beside training use up alone."""
+        left = self.delta_left()
+        if not self.beside:
+            return
+        if left <= 0:
+            raise Refused(f"{name_all(self.beside)} lose all of δ = {self.delta:g}: give a larger δ, or leave them out")
+        event = dp_event.ComposedDpEvent([release.event for release in self.beside])
+        kind = accounting.default_accountant(event, self.neighbours)
+        spent = accounting.epsilon(event, left, adjacency=self.neighbours, accountant=kind)
+        if spent >= epsilon:
+            raise Refused(
+                f"nothing is left of ε = {epsilon:g} for training: {name_all(self.beside)} alone cost "
+                f"ε = {rounded_up(spent)} at δ = {self.delta:g}; give them less, or raise ε"
+            )
 
     def start(
         self,

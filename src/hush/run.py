@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,18 +139,24 @@ class Run:
         return max(1, sum(p.numel() for p in self._params.values()))
 
     def release(
-        self, directory: str | Path, *, description: Description | None = None, overwrite: bool = False
+        self,
+        directory: str | Path,
+        *,
+        description: Description | None = None,
+        overwrite: bool = False,
+        figures: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write the released artefact, the folder that may be copied: weights, description and privacy card.
 
         ``description`` says how the network is built and what its inputs are (`hush.problems.Problem.describe` does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
-        replaced only with ``overwrite``, and as a whole."""
+        replaced only with ``overwrite``, and as a whole. ``figures`` go into the card (`hush.card.make_card`)."""
         check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        card = make_card(self._stated(), steps_taken=self.next, history=self.history, coordinates=self.coordinates)
+        stated, taken = self._stated(), self.next
+        card = make_card(stated, steps_taken=taken, history=self.history, coordinates=self.coordinates, figures=figures)
         told = description or Description("other")
         return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
 

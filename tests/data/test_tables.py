@@ -92,7 +92,7 @@ BAD = {
     "the first line of '.*' must name": ("", "y", {}),
     "holds no rows": ("a,y\n", "y", {}),
     "has one value only": ("a,y\n1,0\n2,0\n", "y", {}),
-    "holds fractions: hush predicts classes": ("a,y\n1,0.5\n2,0\n", "y", {}),
+    "holds fractions: predict numbers with --task regression": ("a,y\n1,0.5\n2,0\n", "y", {}),
     "has rows without a label": ("a,y\n1,0\n2,\n3,1\n", "y", {}),
     "more than 1000 different values": ("a,y\n" + "".join(f"1,{i}\n" for i in range(1500)), "y", {}),
     "row 2 of '.*' has a label that is none of the 2 classes": ("a,y\n1,0\n2,7\n", "y", {"classes": [0, 1]}),

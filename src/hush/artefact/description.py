@@ -187,10 +187,12 @@ class Description:
 def rebuild_schema(given: Mapping[str, Any]) -> Schema:
     """The schema that `Schema.to_json` wrote."""
     found = read_schema(given)
-    if not {"target", "classes", "columns"} <= found.keys():
-        raise BadInput("a released schema must have a target, classes and columns")
+    if not {"target", "columns"} <= found.keys() or ("classes" in found) == ("target_range" in found):
+        raise BadInput("a released schema must have a target, columns, and classes or a target_range")
     columns = public_columns(found["columns"])
-    return Schema((*columns.values(), Column(found["target"], "category")), found["target"], tuple(found["classes"]))
+    target = Column(found["target"], "category" if "classes" in found else "number")
+    classes, limits = tuple(found.get("classes", ())), found.get("target_range")
+    return Schema((*columns.values(), target), found["target"], classes, target_range=limits)
 
 
 def describe_table(schema: Schema) -> Inputs:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from hush.data.schema import MOST_CLASSES, Column, Schema, is_range, public_columns
+from hush.data.schema import MOST_CLASSES, Column, Range, Schema, is_range, public_columns
 from hush.data.tables import MISSING, Cells, no_column, numbers, pieces, texts
 from hush.errors import BadInput
 from hush.validate import one_of
 
 FACTS = ("ranges", "categories")
+NUMBERS = "predict numbers with --task regression (task='regression'), or put them into classes first"
 
 
 @dataclass
@@ -41,9 +42,12 @@ class _Seen:
             self.values.update(texts(cells))
 
 
-def infer_schema(path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = ()) -> Schema:
+def infer_schema(
+    path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = (), *, regression: bool = False
+) -> Schema:
     """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
-    may be read off the rows because they are public anyway: "ranges", "categories"."""
+    may be read off the rows because they are public anyway: "ranges", "categories". In a ``regression`` the target is a
+    number with a public range."""
     for fact in public:
         one_of(FACTS, public_fact=fact)
     target = target or given.get("target")
@@ -55,8 +59,33 @@ def infer_schema(path: Path, target: str | None, given: Mapping[str, Any], publi
         if name not in seen:
             raise no_column(name, seen, path)
     found = tuple(with_range(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
+    if regression:
+        own = columns.get(target) or _column(target, seen[target], public)
+        limits = find_target_range(given, own, f"column '{target}' of '{path}'")
+        return Schema(found, target, (), _assumed(given, columns, found, public, limits), limits)
     classes = tuple(str(c) for c in given["classes"]) if "classes" in given else _classes(seen[target], target, path)
     return Schema(found, target, classes, _assumed(given, columns, found, public))
+
+
+def find_target_range(given: Mapping[str, Any], own: Column, what: str) -> Range:
+    """The public range of a number to predict: the schema's ``target_range``, or low and high of its column."""
+    if "classes" in given:
+        raise BadInput("a schema with classes is for classification: leave them out where a number is predicted")
+    if own.kind != "number":
+        raise BadInput(f"{what} holds text, and a number is to be predicted: leave out --task regression")
+    if "target_range" in given:
+        return float(given["target_range"][0]), float(given["target_range"][1])
+    if own.low is None or own.high is None:
+        raise BadInput(
+            f"regression needs a public range of the number to predict, {what}: give --target-range LOW HIGH "
+            "(target_range=(low, high)), or target_range = [low, high] in the schema"
+        )
+    return own.low, own.high
+
+
+def say_target_range(limits: Range) -> str:
+    """What is taken to be public of a number to predict."""
+    return f"the target's range {limits[0]:g} … {limits[1]:g} is public, and targets to train on are cut to it"
 
 
 def with_range(column: Column, given: Mapping[str, Any]) -> Column:
@@ -96,23 +125,30 @@ def _column(name: str, seen: _Seen, public: Collection[str]) -> Column:
 
 def _classes(seen: _Seen, target: str, path: Path) -> tuple[str, ...]:
     if len(seen.values) > MOST_CLASSES:
-        raise BadInput(f"column '{target}' of '{path}' has more than {MOST_CLASSES} different values: not a class")
+        raise BadInput(f"column '{target}' of '{path}' has more than {MOST_CLASSES} different values: {NUMBERS}")
     blank = MISSING if seen.number else {""}
     if any(value.lower() in blank for value in seen.values):
         raise BadInput(f"column '{target}' of '{path}' has rows without a label")
     if len(seen.values) < 2:
         raise BadInput(f"column '{target}' of '{path}' has one value only: nothing to predict")
     if seen.number and not all(float(value).is_integer() for value in seen.values):
-        raise BadInput(f"column '{target}' of '{path}' holds fractions: hush predicts classes, so bin them first")
+        raise BadInput(f"column '{target}' of '{path}' holds fractions: {NUMBERS}")
     return tuple(sorted(seen.values, key=lambda value: (float(value) if seen.number else 0.0, value)))
 
 
 def _assumed(
-    given: Mapping[str, Any], columns: Mapping[str, Column], found: Collection[Column], public: Collection[str]
+    given: Mapping[str, Any],
+    columns: Mapping[str, Column],
+    found: Collection[Column],
+    public: Collection[str],
+    limits: Range | None = None,
 ) -> tuple[str, ...]:
     """What the guarantee takes to be public, in words."""
     said = ["the number of rows and the order in which they are split are public"]
-    said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
+    if limits is not None:
+        said.append(say_target_range(limits))
+    else:
+        said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
     if any(column.name not in columns for column in found):
         said.append("the names and kinds of the columns are public (kinds were read off the rows)")
     if columns or "range" in given:

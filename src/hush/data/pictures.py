@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.data.infer import NUMBERS
 from hush.data.schema import MOST_CLASSES
 from hush.data.splits import Arrays
 from hush.errors import BadInput
@@ -52,8 +53,9 @@ def read_images(root: Path) -> tuple[Arrays, tuple[str, ...]]:
     return (torch.from_numpy(np.stack(images)), torch.tensor(labels)), names
 
 
-def read_arrays(path: Path, target: str | None) -> tuple[dict[str, Arrays], int]:
-    """({"train": …, and "test": … if the file has one}, number of classes) of a .npz file; nothing is unpickled.
+def read_arrays(path: Path, target: str | None, *, regression: bool = False) -> tuple[dict[str, Arrays], int]:
+    """({"train": …, and "test": … if the file has one}, number of classes) of a .npz file; nothing is unpickled. In a
+    ``regression`` the labels are numbers, and there are no classes.
 
     The labels are the array named ``target``, or y, labels, target; the features x, features, data or images, or the
     only other one. x_train, y_train, x_test, y_test are understood."""
@@ -65,10 +67,32 @@ def read_arrays(path: Path, target: str | None) -> tuple[dict[str, Arrays], int]
     feature = next((name for name in _FEATURES if name in others), others[0] if len(others) == 1 else None)
     if feature is None:
         raise BadInput(f"'{path}' has no array of features 'x'; besides '{label}' it has {', '.join(others) or 'none'}")
-    found = {"train": _pair(content[feature], content[label], path)}
+    pair = _pair_numbers if regression else _pair
+    found = {"train": pair(content[feature], content[label], path)}
     if "x_test" in content and "y_test" in content:
-        found["test"] = _pair(content["x_test"], content["y_test"], path)
-    return found, 1 + max(int(labels.max()) for _, labels in found.values())
+        found["test"] = pair(content["x_test"], content["y_test"], path)
+    return found, 0 if regression else 1 + max(int(labels.max()) for _, labels in found.values())
+
+
+def _pair_numbers(features: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], path: Path) -> Arrays:
+    _check_shapes(features, targets, path)
+    if features.dtype.kind not in "fiub" or targets.dtype.kind not in "fiub":
+        raise BadInput(f"'{path}' needs numbers; it has {features.dtype} and {targets.dtype}")
+    values = targets.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise BadInput(f"the numbers to predict in '{path}' hold values that are not finite (NaN or infinity)")
+    _check_finite(features, path)
+    return _tensor(features), torch.from_numpy(values)
+
+
+def _check_shapes(features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Path) -> None:
+    if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
+        raise BadInput(f"'{path}' needs features (n, …) and labels (n,); it has {features.shape} and {labels.shape}")
+
+
+def _check_finite(features: np.ndarray[Any, Any], path: Path) -> None:
+    if features.dtype.kind == "f" and not np.isfinite(features).all():
+        raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
 
 
 def read_unlabelled(path: Path) -> Tensor:
@@ -112,16 +136,15 @@ def read_image_files(path: Path) -> tuple[Tensor, list[str]]:
 
 
 def _pair(features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Path) -> Arrays:
-    if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
-        raise BadInput(f"'{path}' needs features (n, …) and labels (n,); it has {features.shape} and {labels.shape}")
+    _check_shapes(features, labels, path)
     if features.dtype.kind not in "fiub" or labels.dtype.kind not in "iub":
-        raise BadInput(f"'{path}' needs numbers and whole labels; it has {features.dtype} and {labels.dtype}")
+        remedy = f": {NUMBERS}" if labels.dtype.kind == "f" else ""
+        raise BadInput(f"'{path}' needs numbers and whole labels; it has {features.dtype} and {labels.dtype}{remedy}")
     if labels.min() < 0:
         raise BadInput(f"'{path}' holds a label below zero: labels count from 0")
     if labels.max() >= MOST_CLASSES:
         raise BadInput(f"'{path}' holds a label of {MOST_CLASSES} or more: labels count the classes from 0")
-    if features.dtype.kind == "f" and not np.isfinite(features).all():
-        raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
+    _check_finite(features, path)
     return _tensor(features), torch.from_numpy(labels.astype(np.int64))
 
 

@@ -34,7 +34,8 @@ BUCKETS = 32
 MOST_CLASSES = 1000
 MOST_LINES = 200  # of columns, shown to people
 MOST_BUCKETS = 100_000
-ENTRIES = ("target", "classes", "range", "columns")
+ENTRIES = ("target", "classes", "range", "target_range", "columns")
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table in order, the one to predict, and its classes."""
+    """The columns of a table in order, the one to predict, and its classes; or no classes, and the public range of a
+    number."""
 
     columns: tuple[Column, ...]
     target: str
     classes: tuple[str, ...]
     assumed: tuple[str, ...] = field(default=())
+    target_range: Range | None = None
 
     @property
     def features(self) -> tuple[Column, ...]:
@@ -112,13 +115,19 @@ class Schema:
         shown = [f"{c.name:<{pad}}  {c.kind:<8}  {c.encoding()}" for c in others[:MOST_LINES]]
         if len(others) > MOST_LINES:
             shown.append(f"… and {len(others) - MOST_LINES} more columns")
-        return [*shown, f"{self.target:<{pad}}  target    {len(self.classes)} classes"]
+        return [*shown, f"{self.target:<{pad}}  target    {self._describe_target()}"]
+
+    def _describe_target(self) -> str:
+        if self.target_range is None:
+            return f"{len(self.classes)} classes"
+        return "a number from {:g} to {:g}; those to train on are cut to that".format(*self.target_range)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that ``Schema.from_json`` reads again."""
+        kind = {"classes": list(self.classes)} if self.target_range is None else {"target_range": [*self.target_range]}
         return {
             "target": self.target,
-            "classes": list(self.classes),
+            **kind,
             "columns": {c.name: _without_defaults(c) for c in self.columns if c.name != self.target},
         }
 
@@ -142,8 +151,8 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def read_schema(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """A schema given as a dict, or as a .toml or .json file: ``target``, ``classes``, ``range`` (for all numbers that
-    have none of their own) and a table ``columns``, each optional."""
+    """A schema given as a dict, or as a .toml or .json file: ``target``, ``classes`` or ``target_range``, ``range``
+    (for all numbers that have none of their own, the target aside) and a table ``columns``, each optional."""
     found = dict(given) if isinstance(given, Mapping) else {} if given is None else _read(Path(given))
     for key in found:
         one_of(ENTRIES, schema_entry=key)
@@ -151,8 +160,9 @@ def read_schema(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         raise BadInput("the schema's columns must be a table with one table for each column: [columns.NAME]")
     if not isinstance(found.get("target", ""), str):
         raise BadInput("the schema's target must be the name of a column")
-    if "range" in found:
-        found["range"] = _range(found["range"])
+    for key in ("range", "target_range"):
+        if key in found:
+            found[key] = read_range(found[key], f"the schema's {key}")
     if "classes" in found:
         found["classes"] = _listed(found["classes"], "classes")
         if len(found["classes"]) < 2:
@@ -167,10 +177,11 @@ def is_range(low: float, high: float) -> bool:
     return bool(0 < distance < np.inf)
 
 
-def _range(limits: Any) -> tuple[float, float]:
+def read_range(limits: Any, what: str) -> Range:
+    """Two numbers, the first below the second."""
     if isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(is_finite, limits)) and is_range(*limits):
         return float(limits[0]), float(limits[1])
-    raise BadInput("the schema's range must be [low, high], two numbers with low below high")
+    raise BadInput(f"{what} must be [low, high], two numbers with low below high")
 
 
 def _listed(values: Any, what: str) -> tuple[str, ...]:

@@ -69,14 +69,21 @@ def texts(cells: Cells) -> list[str]:
 
 
 def read_table(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
-    """(columns as numbers and category codes (n, columns), labels (n,)) of a whole file, by its schema."""
-    rows, labels, done = [], [], 0
+    """(columns as numbers and category codes (n, columns), labels (n,)) of a whole file, by its schema; in place of
+    labels the numbers to predict, where the schema has a range of them."""
+    rows: list[np.ndarray[Any, Any]] = []
+    labels: list[np.ndarray[Any, Any]] = []
+    done = 0
     places = {name: place for place, name in enumerate(schema.classes)}
     for piece in pieces(path):
         if schema.target not in piece:
             raise no_column(schema.target, piece, path)
         rows.append(encode_piece(piece, schema, done, path))
-        labels.append(_labels(piece[schema.target], places, done, path))
+        labels.append(
+            _labels(piece[schema.target], places, done, path)
+            if schema.target_range is None
+            else _targets(piece[schema.target], schema.target, done, path)
+        )
         done += len(labels[-1])
     if not done:
         raise BadInput(f"'{path}' holds no rows")
@@ -128,6 +135,16 @@ def _labels(cells: Cells, places: Mapping[str, int], done: int, path: Path) -> n
         row = found.index(-1)
         raise BadInput(f"row {done + row + 1} of '{path}' has a label that is none of the {len(places)} classes")
     return np.array(found, dtype=np.int64)
+
+
+def _targets(cells: Cells, name: str, done: int, path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
+    found = numbers(cells)
+    if found is None:
+        raise BadInput(f"column '{name}' of '{path}' is to be predicted as a number and holds text")
+    bad = np.flatnonzero(~np.isfinite(found))
+    if len(bad):
+        raise BadInput(f"column '{name}' of '{path}' has no finite number in row {done + int(bad[0]) + 1}: remove it")
+    return found
 
 
 def no_column(name: str, there: Collection[str], path: Path | str) -> BadInput:

@@ -21,6 +21,7 @@ from hush.handover.rows import encode_rows
 from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped
 from hush.problems.models import Encoder
+from hush.problems.problem import to_units
 
 BATCH = 1000
 Weights = dict[str, Tensor]
@@ -75,11 +76,16 @@ class Loaded(nn.Module):
         finally:
             self.train(before)
         if self.description.task == "regression":
-            return Predictions(values=scores.reshape(len(scores)))
+            return Predictions(values=_in_units(scores.reshape(len(scores)), self.description))
         classes = self.description.classes
         if scores.shape != (len(inputs), len(classes)):
             raise BadInput(f"the network gives {tuple(scores.shape[1:])} scores for {len(classes)} classes")
         return Predictions(classes, scores.argmax(1), torch.softmax(scores.double(), 1))
+
+
+def _in_units(outputs: Tensor, description: Description) -> Tensor:
+    limits = description.target_range
+    return outputs if limits is None else to_units(outputs.double(), limits)
 
 
 def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: bool = False) -> Loaded:

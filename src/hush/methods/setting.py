@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hush import validate
+from hush.beside import Beside
 from hush.errors import BadInput, Refused
 from hush.plan import Plan
 from hush.privacy.accounting import Adjacency
@@ -33,6 +34,11 @@ class Setting(PlanSettings):
     )
     assumptions: tuple[str, ...] = field(
         default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
+    )
+    beside: tuple[Beside, ...] = field(
+        default=(),
+        kw_only=True,
+        metadata=option("Other releases on the same data (`hush.beside.Beside`), which share the ε and δ.", PRIVACY),
     )
 
     def __post_init__(self) -> None:
@@ -129,5 +135,5 @@ class Setting(PlanSettings):
             "accountant": self.accountant,
             "accept_claimed": self.accept_claimed,
         }
-        own = {"assumptions": self.assumptions, "arithmetic": self.arithmetic}
+        own = {"assumptions": self.assumptions, "arithmetic": self.arithmetic, "beside": self.beside}
         return Plan(method=method, sigma=1.0, **own, **public, **shared, **parts)  # type: ignore[arg-type]

@@ -15,18 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Inputs
-from hush.data.infer import infer_schema, with_range
+from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
 from hush.data.pictures import read_arrays, read_images
-from hush.data.schema import Column, Schema, read_schema
+from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
 from hush.errors import BadInput, nearest
 from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder
-from hush.problems.problem import Problem, make_classification
+from hush.problems.problem import LOSSES, Problem, make_classification, make_regression
 from hush.randomness import seeded
+from hush.validate import one_of
 
+TASKS = ("classification", "regression")
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 TEST = 0.2
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
@@ -44,34 +46,44 @@ def from_files(
     test: float | str | Path = TEST,
     seed: int = 0,
     validation: float = 0.0,
+    task: str = TASKS[0],
+    target_range: tuple[float, float] | None = None,
+    loss: str | None = None,
 ) -> Problem:
     """A problem from a file or folder.
 
     ``target``: the column (or array) of labels. ``model``: mlp, logistic, lenet, cnn or ``package.module:factory``,
     called with those of (shape, features, classes) that it takes; by default cnn for images, else mlp. ``schema``: the
     public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off the
-    rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind."""
+    rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
+    ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
+    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber."""
     place, given = Path(path), read_schema(schema)
-    read = _read(place, target, given, public)
+    _check_task(task, target_range, loss)
+    if target_range is not None:
+        given["target_range"] = read_range(target_range, "the target's range")
+    read = _read(place, target, given, public, task == "regression")
     split = _split(read, test, target, given)
-    architecture = _choose_architecture(model, split.train[0], read.schema, len(read.classes))
-    base = make_classification(
-        split,
-        _choose_factory(architecture, read.schema),
-        classes=len(read.classes),
-        seed=seed,
-        validation=validation,
-        assumptions=(*read.assumptions, HELD),
-        class_names=read.classes,
-    )
+    architecture = _choose_architecture(model, split.train[0], read.schema, len(read.classes) or 1)
+    network = _choose_factory(architecture, read.schema)
+    base = _make_problem(read, split, network, seed, validation, loss or "squared")
     summary = f"{place.name}: {len(split.train[0])} rows to train on, {len(split.test[0])} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
     return replace(described, name=place.stem, summary=summary)
 
 
+def _check_task(task: str, target_range: tuple[float, float] | None, loss: str | None) -> None:
+    one_of(TASKS, task=task)
+    if loss is not None:
+        one_of(LOSSES, loss=loss)
+    if task != "regression" and (target_range is not None or loss is not None):
+        raise BadInput("--target-range and --loss are for numbers to predict: add --task regression")
+
+
 @dataclass(frozen=True)
 class _Own:
-    """What a file gave: its rows, its own test rows if any, the columns of a table, the classes."""
+    """What a file gave: its rows, its own test rows if any, the columns of a table, the classes, or the range of a
+    number in their place."""
 
     rows: Arrays
     test: Arrays | None
@@ -79,20 +91,35 @@ class _Own:
     classes: tuple[str, ...]
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
+    target_range: tuple[float, float] | None = None
 
 
-def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Collection[str]) -> _Own:
+def _make_problem(
+    read: _Own, split: Split, network: Callable[[], nn.Module], seed: int, validation: float, loss: str
+) -> Problem:
+    shared: dict[str, Any] = {"seed": seed, "validation": validation, "assumptions": (*read.assumptions, HELD)}
+    if read.target_range is not None:
+        return make_regression(split, network, limits=read.target_range, losses=LOSSES[loss], **shared)
+    return make_classification(split, network, classes=len(read.classes), class_names=read.classes, **shared)
+
+
+def _read(
+    place: Path, target: str | None, given: Mapping[str, Any], public: Collection[str], regression: bool = False
+) -> _Own:
     if not place.exists():
         raise BadInput(f"there is no file or folder '{place}'")
     if public and place.suffix not in TABLES:
         raise BadInput(f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table")
     if place.is_dir():
+        if regression:
+            raise BadInput(f"the folders in '{place}' are classes: leave out --task regression, or give an .npz")
         return _read_folder(place, given)
     if place.suffix == ".npz":
-        return _read_npz(place, target, given)
+        return _read_npz(place, target, given, regression)
     if place.suffix in TABLES:
-        schema = infer_schema(place, target, given, public)
-        return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed)
+        schema = infer_schema(place, target, given, public, regression=regression)
+        limits = schema.target_range
+        return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed, target_range=limits)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
@@ -111,19 +138,27 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
     return _Own((_centre(images, given), labels), test, None, names, said, _describe_images(images, given))
 
 
-def _read_npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
-    found, classes = read_arrays(path, target)
-    names = tuple(map(str, given.get("classes", range(classes))))
-    if len(names) < classes:
-        raise BadInput(f"'{path}' holds a label that is none of the schema's {len(names)} classes")
-    said = (COUNT, "the shape of an example and the number of classes are public")
+def _read_npz(path: Path, target: str | None, given: Mapping[str, Any], regression: bool) -> _Own:
+    found, classes = read_arrays(path, target, regression=regression)
+    limits: tuple[float, float] | None = None
+    said: tuple[str, ...] = (COUNT, "the shape of an example and the number of classes are public")
+    names: tuple[str, ...] = ()
+    if regression:
+        own = public_columns(given.get("columns", {})).get(target or "y") or Column(target or "y", "number")
+        limits = find_target_range(given, own, f"the array '{target or 'y'}' of '{path}'")
+        said = (COUNT, "the shape of an example is public", say_target_range(limits))
+    else:
+        names = tuple(map(str, given.get("classes", range(classes))))
+        if len(names) < classes:
+            raise BadInput(f"'{path}' holds a label that is none of the schema's {len(names)} classes")
     rows, test = found["train"], found.get("test")
     if rows[0].dim() > 2:
         images = {part: (_centre(x, given), y) for part, (x, y) in found.items()}
-        return _Own(images["train"], images.get("test"), None, names, said, _describe_images(rows[0], given))
+        inputs = _describe_images(rows[0], given)
+        return _Own(images["train"], images.get("test"), None, names, said, inputs, limits)
     columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
-    schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said)
-    return _Own(rows, test, schema, names, said)
+    schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said, limits)
+    return _Own(rows, test, schema, names, said, target_range=limits)
 
 
 def _centre(images: Tensor, given: Mapping[str, Any]) -> Tensor:
@@ -156,7 +191,7 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
             raise BadInput(f"there is no file or folder '{test}'")
         if read.schema is not None and Path(test).suffix in TABLES:
             return Split(read.rows, read_table(Path(test), read.schema))
-        other = _read(Path(test), target, given, ())
+        other = _read(Path(test), target, given, (), read.target_range is not None)
         if other.test is not None:
             raise BadInput(f"'{test}' has a training and a test part of its own: give a file with one part")
         known = (

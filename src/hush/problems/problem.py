@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.artefact.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
 from hush.data.schema import Schema
 from hush.data.splits import Arrays, Split, hold_out
+from hush.errors import BadInput
 from hush.named import Losses
+from hush.validate import is_finite
+
+Range = tuple[float, float]
+HUBER = 0.1  # where Huber's loss turns from a square to a line: a twentieth of the target's range
+WEIGHTED = "the class weights were chosen without looking at the rows"
 
 Metric = Literal["accuracy", "loss"]
 
@@ -22,7 +29,10 @@ class Problem:
     """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
 
     ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
-    model; without them the weights are released alone, and loaded into a module that their reader brings."""
+    model; without them the weights are released alone, and loaded into a module that their reader brings.
+
+    ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
+    [−1, 1]. ``class_weights`` are for training alone."""
 
     name: str
     summary: str
@@ -38,18 +48,82 @@ class Problem:
     schema: Schema | None = None
     architecture: Architecture = STATE_ONLY
     inputs: Inputs | None = None
+    target_range: Range | None = None
+    class_weights: tuple[float, ...] | None = None
+
+    @property
+    def training_losses(self) -> Losses:
+        """The losses that are trained on: those of the problem, weighted by class where weights were given."""
+        return self.losses if self.class_weights is None else Weighted(self.losses, self.class_weights)
+
+    def with_class_weights(self, weights: Sequence[float]) -> Problem:
+        """The same with a public weight for each class."""
+        if self.classes is None:
+            raise BadInput(f"class weights need classes, and '{self.name}' has none")
+        if len(weights) != self.classes:
+            raise BadInput(f"'{self.name}' has {self.classes} classes and needs as many weights, not {len(weights)}")
+        if not all(is_finite(weight) and weight > 0 for weight in weights):
+            raise BadInput("class weights must be finite numbers above 0")
+        return replace(self, class_weights=tuple(weights), assumptions=(*self.assumptions, WEIGHTED))
 
     def describe(self) -> Description:
         """What is said publicly about a model of this problem when it is released."""
         classes = () if self.classes is None else self.class_names or tuple(map(str, range(self.classes)))
         inputs = self.inputs if self.schema is None else describe_table(self.schema)
         return Description(
-            "classification" if classes else "other",
+            "classification" if classes else "other" if self.target_range is None else "regression",
             self.architecture,
             inputs,
             classes,
             None if self.schema is None else self.schema.target,
+            self.target_range,
         )
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Losses times a public weight of each example's class, which is the last part of the content.
+
+    A weight multiplies an example's gradient *before* it is clipped. Clipping then bounds the weighted gradient by the
+    same c, so one example moves the sum by no more than without weights: sensitivity, σ and ε do not change. It also
+    means that weights act on the gradients that are shorter than c, and lose their effect on those that are cut."""
+
+    losses: Losses
+    weights: tuple[float, ...]
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """One weighted loss per example."""
+        values, labels = self.losses(model, content), content[-1]
+        weighted: Tensor = values * torch.tensor(self.weights, dtype=values.dtype, device=values.device)[labels]
+        return weighted
+
+
+def squared_error(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """(model(x) − y)², one number per example."""
+    features, targets = content
+    return functional.mse_loss(model(features).squeeze(1), targets, reduction="none")
+
+
+def huber(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """½e² for an error |e| ≤ h and h(|e| − ½h) beyond, h = ``HUBER``, one number per example (Huber 1964): an outlier's
+    gradient is no longer than h's."""
+    features, targets = content
+    return functional.huber_loss(model(features).squeeze(1), targets, reduction="none", delta=HUBER)
+
+
+LOSSES: dict[str, Losses] = {"squared": squared_error, "huber": huber}
+
+
+def from_units(targets: Tensor, limits: Range) -> Tensor:
+    """Targets with their public range mapped to [−1, 1]; those beyond it lie beyond."""
+    low, high = limits
+    return (targets - low) * (2 / (high - low)) - 1
+
+
+def to_units(outputs: Tensor, limits: Range) -> Tensor:
+    """The inverse of `from_units`: what a model's output stands for."""
+    low, high = limits
+    return low + (outputs + 1) * ((high - low) / 2)
 
 
 def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
@@ -90,3 +164,32 @@ def hold_out_validation(train: Arrays, fraction: float, seed: int) -> tuple[Arra
     if fraction == 0:
         return train, None
     return hold_out(train, fraction, seed=seed)
+
+
+def make_regression(
+    split: Split,
+    model: Callable[[], nn.Module],
+    *,
+    limits: Range,
+    losses: Losses,
+    seed: int,
+    validation: float,
+    assumptions: tuple[str, ...] = (),
+) -> Problem:
+    """A problem whose target is a number with a public range. Targets to train on are clamped to it; those to test on
+    are left as they are, so that figures say how far predictions lie from what was true."""
+    (features, targets), (test, truth) = split.train, split.test
+    clamped = from_units(targets.double().clamp(*limits), limits).float()
+    train, held = hold_out_validation((features, clamped), validation, seed)
+    return Problem(
+        name="",
+        summary="",
+        train=train,
+        test=(test, from_units(truth.double(), limits).float()),
+        validation=held,
+        model=model,
+        losses=losses,
+        metric="loss",
+        assumptions=assumptions,
+        target_range=limits,
+    )
