@@ -97,7 +97,9 @@ def _describe_outputs(description: Description) -> dict[str, Any]:
         said = "one score for each class; the prediction is the largest, the probabilities are softmax of the scores"
         return {"task": description.task, "scores": said, "classes": list(description.classes)}
     if description.task == "regression":
-        return {"task": description.task, "values": "the predicted number of each row", "target": description.target}
+        low, high = description.target_range or (-1.0, 1.0)
+        said = "low + (output + 1)·(high − low)/2 is the predicted number"
+        return {"task": description.task, "values": said, "low": low, "high": high, "target": description.target}
     return {"task": description.task, "values": "what the network gives"}
 
 

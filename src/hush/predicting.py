@@ -125,7 +125,8 @@ def _read_labels(cells: Cells, description: Description, done: int, path: Path) 
 def _iterate_arrays(path: Path, description: Description, inputs: Inputs, labelled: bool) -> Iterator[Part]:
     labels: Tensor | None = None
     if labelled:
-        found, _ = read_arrays(path, None if description.target == DEFAULT_LABELS else description.target)
+        target = None if description.target == DEFAULT_LABELS else description.target
+        found, _ = read_arrays(path, target, regression=description.task == "regression")
         if "test" in found:
             raise BadInput(f"'{path}' has a training and a test part of its own: give a file with one part")
         labels = _check_places(found["train"][1], description, path)
