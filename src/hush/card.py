@@ -7,9 +7,10 @@ from importlib.metadata import version
 from typing import Any
 
 from hush.attempts import History
-from hush.claims import account_attempts
+from hush.claims import account_attempts, find_accounted_delta
 from hush.identity import describe
 from hush.mechanism import Mechanism
+from hush.privacy.event_json import to_json
 
 NOTHING_AGAIN = History()
 
@@ -26,12 +27,15 @@ def make_card(
 
     ``figures`` are entries about how good the model is that may be released: of public rows, or of counts with noise
     whose release is one of ``mechanism.beside``."""
-    claims = [guarantee.to_json() for guarantee in account_attempts(mechanism, history, coordinates)]
+    guarantees = account_attempts(mechanism, history, coordinates)
+    claims = [guarantee.to_json() for guarantee in guarantees]
+    event = None if guarantees[0].event is None else to_json(guarantees[0].event)
     return {
         "format": "hush privacy card 1",
         "method": mechanism.method,
         "guarantee": claims[0],
         "claims": claims,
+        "accounting": {"event": event, "delta": find_accounted_delta(mechanism, history, coordinates)},
         "noise_multiplier": mechanism.sigma,
         "sensitivity": mechanism.sensitivity,
         "noise_std": mechanism.noise_std,

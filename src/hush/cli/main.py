@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import typer
 
-from hush.cli import account, bench, data, evaluate, export, ledger, methods, noise, predict, train
+from hush.cli import account, bench, data, evaluate, export, ledger, methods, noise, predict, train, verify
 from hush.cli.console import accept_any_encoding, say
 from hush.errors import HushError
 
@@ -30,6 +30,7 @@ app.command("train")(train.train)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
+app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

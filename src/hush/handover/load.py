@@ -118,11 +118,11 @@ def build_network(
     if model is None and description.architecture.source == "shipped":
         with torch.device("meta"):  # no memory is taken before the shapes are known to be those of the weights
             inner = build_shipped(description.architecture)
-        network = _put_behind_encoder(inner, description)
+        network = put_behind_encoder(inner, description)
         check_weights(network, weights, folder)
         network.load_state_dict(weights, assign=True)
         return network
-    network = _put_behind_encoder(
+    network = put_behind_encoder(
         _import_model(description.architecture, folder, trust_code) if model is None else model, description
     )
     check_weights(network, weights, folder)
@@ -142,7 +142,8 @@ def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
         )
 
 
-def _put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
+def put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
+    """The network as it was trained: behind the encoding of the table's columns, where it was."""
     schema = description.schema
     if not description.architecture.encoder or schema is None:
         return inner
