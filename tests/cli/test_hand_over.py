@@ -20,10 +20,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hush
+import hush.problems
 from hush.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "import sys; from hush.cli.main import main; sys.exit(main())"
+PROGRAM = """
+import contextlib, io, json, sys
+from hush.cli.main import main
+said = []
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(command)
+    if code:
+        sys.exit(code)
+    said.append(out.getvalue())
+print(json.dumps(said))
+"""
 QUICK = ("--epochs", "4", "--batch-size", "50", "--secret-seed", "1", "--lr", "0.5")
 
 
@@ -37,12 +49,12 @@ def commands(page: Path, word: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
 
 
-def run_alone(*arguments: str, cwd: Path) -> str:
-    """What a command prints in a process of its own, in this folder."""
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, *arguments]
+def run_alone(commands: list[list[str]], cwd: Path) -> list[str]:
+    """What these commands print in a process of their own, in this folder."""
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return json.loads(done.stdout)
 
 
 def write_table(path: Path, rows: int, seed: int, *, labelled: bool = True) -> Path:
@@ -81,7 +93,7 @@ def test_the_readme_on_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
     hand_over(workshop, workshop / "run" / "release", receiver)
     write_table(receiver / "new.csv", 30, 1, labelled=False)
     write_table(receiver / "test.csv", 200, 2)
-    said = {command[0]: run_alone(*command, cwd=receiver) for command in others}
+    said = dict(zip((command[0] for command in others), run_alone(others, receiver), strict=True))
 
     found = read(receiver / "predictions.csv")
     assert list(found[0]) == ["row", "prediction", "probability_no", "probability_yes"]
@@ -236,8 +248,13 @@ def test_numbers(tmp_path: Path, monkeypatch, capsys) -> None:
     lines = [f"{size:.3f},{3 * size + generator.normal():.3f}" for size in sizes]
     Path("my.csv").write_text("\n".join(["size,price", *lines]) + "\n")
     Path("my.toml").write_text('target = "price"\ntarget_range = [0, 30]\n[columns.size]\nlow = 0\nhigh = 10\n')
-    given = ("--data", "my.csv", "--schema", "my.toml", "--task", "regression", "--model", "logistic", "--out", "run")
-    assert main(["train", *given, "--epsilon", "8", *QUICK]) == 0, capsys.readouterr().err
+    task = hush.problems.from_files("my.csv", schema="my.toml", task="regression", model="logistic")
+    plan = hush.make_plan("dp-sgd", examples=240, batch_size=60, epochs=8, epsilon=8, lr=0.3, clip=1.0)
+    torch.manual_seed(0)
+    run = plan.start(task.model(), task.losses, task.train, secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    run.release("run", description=task.describe())
     Path("new.csv").write_text("size\n1\n5\n9\n")
     assert main(["predict", "run", "new.csv", "--out", "predictions.csv"]) == 0, capsys.readouterr().err
     found = read(Path("predictions.csv"))
