@@ -131,10 +131,16 @@ def _is_being_written(folder: Path) -> bool:
 
 def _write_durably(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PUBLIC)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:  # a write may take less than it is given
+        content = content[os.write(descriptor, content) :]
 
 
 def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
@@ -143,8 +149,7 @@ def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
     try:
         start = os.lseek(descriptor, 0, os.SEEK_END)
         try:
-            while content:  # a write may take less than it is given
-                content = content[os.write(descriptor, content) :]
+            _write_all(descriptor, content)
             os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, start)
