@@ -145,14 +145,18 @@ def count_confusion(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | N
     return confusion
 
 
-def from_counts(counts: Counts, *, least: float = 1.0) -> Figures:
-    """All figures from counts alone; totals are floored at the public number ``least``."""
+def from_counts(counts: Counts, *, least: float = 1.0, rows: int | None = None) -> Figures:
+    """All figures from counts alone; totals are floored at the public number ``least``. Where the number of ``rows`` is
+    public, it takes the place of the sum of all cells, and with it of all their noise."""
     positive(least=least)
+    if rows is not None:
+        whole(rows=rows)
     scores = [1] if counts.classes == 2 else list(range(counts.classes))
     areas = [_area(counts.histograms[:, at], k, least) for at, k in enumerate(scores)]
     loss = _binned_loss(counts, least)
     named = ("auc", "log_loss") if not counts.noisy else ("all figures: of noisy counts", "auc", "log_loss")
-    return _figures(counts.confusion, _mean([a for a in areas if a is not None]), loss, least, named)
+    auc = _mean([a for a in areas if a is not None])
+    return _figures(counts.confusion, auc, loss, least, named, known=rows)
 
 
 def verdict(figures: Figures) -> str:
@@ -169,10 +173,16 @@ def verdict(figures: Figures) -> str:
 
 
 def _figures(
-    confusion: Vector, auc: float | None, loss: float, least: float, approximate: tuple[str, ...] = ()
+    confusion: Vector,
+    auc: float | None,
+    loss: float,
+    least: float,
+    approximate: tuple[str, ...] = (),
+    *,
+    known: int | None = None,
 ) -> Figures:
     have, right = confusion.sum(1), confusion.diagonal()
-    rows = max(float(confusion.sum()), least)
+    rows = max(float(confusion.sum()), least) if known is None else float(known)
     recall = tuple(
         None if of <= 0 else _share(float(hit), max(float(of), least)) for hit, of in zip(right, have, strict=True)
     )

@@ -33,7 +33,7 @@ import torch
 from dp_accounting import dp_event
 from numpy.typing import ArrayLike, NDArray
 
-from hush.errors import Refused
+from hush.errors import BadInput, Refused
 from hush.figures import BINS, Counts, count_rows
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.accounting import epsilon as epsilon_of
@@ -43,7 +43,7 @@ from hush.privacy.leaves import DpEvent
 from hush.privacy.scale import check_std, check_tails, grid
 from hush.randomness import Secret, normal
 from hush.release import add_noise
-from hush.validate import one_of, positive, probability
+from hush.validate import one_of, positive, probability, whole
 
 SENSITIVITY: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": math.sqrt(2.0)}
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
@@ -71,6 +71,20 @@ class PrivateCounts:
     guarantee: Guarantee
 
 
+@dataclass(frozen=True)
+class CountNoise:
+    """How much noise counts get: σ of the event, and the part of δ that the event does not know, at any ε."""
+
+    sigma: float
+    lost: float
+    adjacency: Adjacency
+
+    @property
+    def event(self) -> DpEvent:
+        """One Gaussian."""
+        return dp_event.GaussianDpEvent(self.sigma)
+
+
 def release_counts(
     probabilities: ArrayLike,
     labels: ArrayLike,
@@ -87,21 +101,48 @@ def release_counts(
     The columns of ``probabilities`` are the public classes. ``units`` says whose each row is, where one unit can have
     several; ``unit`` is what one is called. `hush.figures.from_counts` makes figures of the result.
     """
+    noise = calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
+    spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
+    guarantee = Guarantee(spent, delta, adjacency, unit, "proven", noise.event, "gdp", ASSUMPTIONS)
+    noisy = add_count_noise(probabilities, labels, noise, bins=bins, units=units)
+    stds = noise_stds(noise.sigma, adjacency, noisy.histograms.shape[1])
+    return PrivateCounts(noisy, *stds, noise.event, noise.lost, guarantee)
+
+
+def calibrate_counts(
+    epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove", bins: int = BINS
+) -> CountNoise:
+    """The noise with which counts of so many classes are (ε, δ)-private; nothing of it depends on rows."""
     positive(epsilon=epsilon)
     probability(delta=delta)
     one_of(ADJACENCIES, adjacency=adjacency)
+    whole(classes=classes, bins=bins)
+    scores = 1 if classes == 2 else classes
+    sigma, lost = _calibrated(epsilon, delta, adjacency, classes * classes + classes * scores * bins)
+    return CountNoise(sigma, lost, adjacency)
+
+
+def add_count_noise(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    noise: CountNoise,
+    *,
+    bins: int = BINS,
+    units: ArrayLike | None = None,
+) -> Counts:
+    """The counts of these rows with noise from a secret that is thrown away: one release, to be made once."""
     if np.shape(labels)[:1] > (MOST_ROWS,):
         raise Refused(f"more than {MOST_ROWS} rows cannot be counted exactly: take a random part of them")
     weights = None if units is None else unit_weights(units)
     counts = count_rows(probabilities, labels, bins=bins, weights=weights)
-    cells = counts.confusion.size + counts.histograms.size
-    sigma, lost = _calibrated(epsilon, delta, adjacency, cells)
-    event = dp_event.GaussianDpEvent(sigma)
-    stds = noise_stds(sigma, adjacency, counts.histograms.shape[1])
-    noisy = _with_noise(counts, *stds, Secret.fresh())
-    spent = epsilon_of(event, delta - lost, adjacency=adjacency, accountant="gdp")
-    guarantee = Guarantee(spent, delta, adjacency, unit, "proven", event, "gdp", ASSUMPTIONS)
-    return PrivateCounts(noisy, *stds, event, lost, guarantee)
+    return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), Secret.fresh())
+
+
+def _count_classes(probabilities: ArrayLike) -> int:
+    shape = np.shape(probabilities)
+    if len(shape) != 2 or shape[1] < 2:
+        raise BadInput(f"probabilities must have the shape (rows, classes) with two classes or more, not {shape}")
+    return int(shape[1])
 
 
 def unit_weights(units: ArrayLike) -> NDArray[np.float64]:

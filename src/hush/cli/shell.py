@@ -92,11 +92,15 @@ def read_settings(path: Path, kind: type) -> Given:
 
 
 def _from_json(value: Any) -> Any:
+    if isinstance(value, list) and value and not any(isinstance(item, str) for item in value):
+        return tuple(value)  # a range
     return Path(value["path"]) if isinstance(value, dict) else value
 
 
 def _is_a(value: Any, hint: Any) -> bool:
     parts = (hint, *typing.get_args(hint))
+    if isinstance(value, tuple):
+        return tuple[float, float] in parts and len(value) == 2 and all(_is_a(item, float) for item in value)
     if isinstance(value, list):
         return list[str] in parts and all(isinstance(item, str) for item in value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,16 @@ from hush import problems, validate
 from hush.cli.console import say
 from hush.cli.shell import MACHINE
 from hush.data.views import View, mirrored, shifted
-from hush.errors import BadInput
+from hush.errors import BadInput, nearest
 from hush.gradients import Augmented
 from hush.named import Losses
 from hush.problems import Problem
-from hush.problems.own_data import TEST, from_files
-from hush.settings import DATA, option
+from hush.problems.own_data import HELD, TASKS, TEST, from_files
+from hush.settings import DATA, PRIVACY, option
 from hush.source import as_source
+
+PUBLIC_ROWS = "the rows that were tested on are public"
+EXACT = "figures of rows held out for testing that carry no noise stay private: those with noise are covered"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,42 @@ class TaskOptions:
             DATA,
         ),
     )
+    task: str = field(
+        default=TASKS[0],
+        metadata=option("Your own data: classification, or regression (--target is a number with a range).", DATA),
+    )
+    target_range: tuple[float, float] | None = field(
+        default=None,
+        metadata=option(
+            "Regression: the public range of the target, to which targets are cut.", DATA, metavar="LOW HIGH"
+        ),
+    )
+    loss: str | None = field(
+        default=None, metadata=option("Regression: squared (the default) or huber, which minds outliers less.", DATA)
+    )
+    class_weights: str | None = field(
+        default=None,
+        metadata=option(
+            "Public weights of the classes, a,b,c or name=weight,… (others 1). They multiply an example's loss before "
+            "its gradient is clipped, so ε stays; gradients that are cut to the clip lose them.",
+            DATA,
+            metavar="WEIGHTS",
+        ),
+    )
+    public_test: bool = field(
+        default=False,
+        metadata=option(
+            "The rows to test on are public: exact figures of them go into the release.", DATA, flag="--public-test"
+        ),
+    )
+    private_metrics: float | None = field(
+        default=None,
+        metadata=option(
+            "Release figures of the held-out rows with noise: so much of --epsilon is spent on them.",
+            PRIVACY,
+            metavar="EPS",
+        ),
+    )
     augment: str | None = field(
         default=None,
         metadata=option("Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.", DATA),
@@ -73,11 +112,46 @@ class TaskOptions:
 
 
 def load_task(given: TaskOptions) -> Problem:
+    """The problem of that name, or one made from files, with class weights and with what is said of its test rows."""
+    found = _load(given)
+    if given.class_weights is not None:
+        found = found.with_class_weights(read_weights(given.class_weights, found))
+    return replace(found, assumptions=_say_of_test_rows(given, found.assumptions))
+
+
+def read_weights(text: str, task: Problem) -> list[float]:
+    """The weights of a problem's classes: one each in their order, or some by name and 1 for the others."""
+    names = task.class_names or tuple(map(str, range(task.classes or 0)))
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    try:
+        weights = [float(number) for _, _, number in pairs]
+    except ValueError as error:
+        raise BadInput(f"--class-weights takes numbers, 1,2.5 or name=2.5, got '{text}'") from error
+    if all(not equals for _, equals, _ in pairs):
+        return weights
+    for name, _, _ in pairs:
+        if name.strip() not in names:
+            raise BadInput(f"--class-weights names a class that '{task.name}' does not have: {nearest(name, names)}")
+    chosen = {name.strip(): weight for (name, _, _), weight in zip(pairs, weights, strict=True)}
+    return [chosen.get(name, 1.0) for name in names]
+
+
+def _say_of_test_rows(given: TaskOptions, assumptions: tuple[str, ...]) -> tuple[str, ...]:
+    if given.public_test and given.private_metrics is not None:
+        raise BadInput("--public-test says that nothing of the test rows is private: leave --private-metrics out")
+    others = tuple(text for text in assumptions if text != HELD)
+    if given.public_test:
+        return (*others, PUBLIC_ROWS)
+    return assumptions if given.private_metrics is None else (*others, EXACT)
+
+
+def _load(given: TaskOptions) -> Problem:
     """The problem of that name, or one made from files; what was inferred about the files is said on stderr."""
     if given.data is None:
         described = (given.target, given.model, given.schema, given.test_data, given.public)
-        if any(value is not None for value in described):
-            own = "--target, --model, --schema, --test-data and --public"
+        numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task)
+        if any(value is not None for value in (*described, *numbers)):
+            own = "--target, --model, --schema, --test-data, --public, --task, --target-range and --loss"
             raise BadInput(f"{own} describe your own data: give it with --data")
         return problems.load(given.problem or problems.DEFAULT, seed=given.seed, validation=given.validation)
     if given.problem is not None:
@@ -91,6 +165,9 @@ def load_task(given: TaskOptions) -> Problem:
         test=TEST if given.test_data is None else given.test_data,
         seed=given.seed,
         validation=given.validation,
+        task=given.task,
+        target_range=given.target_range,
+        loss=given.loss,
     )
     say(found.summary)
     if found.schema is not None:
@@ -104,7 +181,7 @@ def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
     if augment is None:
         if views is not None:
             raise BadInput("--views counts the views that --augment makes: give both")
-        return task.losses
+        return task.training_losses
     known: dict[str, View] = {"shift": shifted(), "mirror": mirrored}
     kinds = augment.split("+")
     for kind in kinds:
@@ -121,4 +198,4 @@ def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
             first = known[kind](first)
         return (first, *rest)
 
-    return Augmented(task.losses, augmented, 4 if views is None else views)
+    return Augmented(task.training_losses, augmented, 4 if views is None else views)

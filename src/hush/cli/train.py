@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import tomllib
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from hush import validate
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, open_keeper
+from hush.cli.measuring import choose_released, keep_figures, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
     EPSILON_OR_THREE,
     PlanOptions,
@@ -123,7 +123,7 @@ def train(given: Training) -> None:
         run = plan.start(network, losses, task.train, secret=given.secret_seed, microbatch=given.microbatch)
         try:
             keeper.attach(run, given)
-            result = _train_and_measure(task, run, keeper, every=given.checkpoint_every, quiet=given.as_json)
+            result = _train_and_measure(task, run, keeper, given)
             result |= {"candidates": list_candidates(candidates)} if candidates else {}
             keeper.finish(result, keep_secret=given.keep_secret)
         except HushError:
@@ -158,21 +158,26 @@ def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[C
     candidates = compare_candidates(given.method, setting, chosen)
     if candidates:
         say(explain_choice(candidates))
+    if task.class_weights is not None and chosen.get("clip_mode") == "automatic":
+        raise BadInput("automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain")
     with be_patient(f"computing the noise of {given.method}"), keeper.keep_matrices():
-        return make_plan(given.method, setting, **chosen), candidates
+        plan = make_plan(given.method, setting, calibrate=given.private_metrics is None, **chosen)
+        if given.private_metrics is not None:
+            plan = plan_metrics(plan, task, given.private_metrics, setting.epsilon)
+        return plan, candidates
 
 
-def _train_and_measure(task: Problem, run: Run, keeper: Keeper, *, every: int, quiet: bool) -> dict[str, Any]:
+def _train_and_measure(task: Problem, run: Run, keeper: Keeper, given: Training) -> dict[str, Any]:
     started = time.perf_counter()
-    _take_steps(task.name, run, keeper, every, quiet)
+    _take_steps(task.name, run, keeper, given.checkpoint_every, given.as_json)
     seconds = time.perf_counter() - started
     run.model.eval()
     evaluation = evaluate_problem(run.model, task)
+    measured = make_fields(evaluation, task)
+    keep_figures(keeper, measured)
+    released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
-        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces)
-    measured: dict[str, float | None] = {"test_loss": evaluation.loss}
-    if task.metric == "accuracy":
-        measured["test_accuracy"] = evaluation.accuracy
+        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, figures=released)
     guarantee = run.guarantee
     return {
         "problem": task.name,
@@ -183,6 +188,7 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, *, every: int, q
         "noise_multiplier": run.plan.sigma if run.plan.private else 0.0,
         "steps": run.plan.steps,
         **measured,
+        **{name: value for name, value in released.items() if name == "private_metrics"},
         "seconds": round(seconds, 3),
         "out": None if keeper.out is None else str(keeper.out),
         "release": None if keeper.release is None else str(keeper.release),
@@ -218,10 +224,8 @@ def _take_steps(name: str, run: Run, keeper: Keeper, every: int, quiet: bool) ->
 
 def _tell(result: dict[str, Any]) -> None:
     took = f"({result['steps']} steps, {result['seconds']:.1f} s)"
-    if "test_accuracy" in result:
-        show(f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}")
-    else:
-        show(f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}")
+    for line in list_lines(result, took):
+        show(line)
     show(result["sentence"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])

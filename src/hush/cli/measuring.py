@@ -1,0 +1,202 @@
+"""How good the model of `hush train` is: what the person at the keyboard sees, and what of it may be released.
+
+Exact figures of held-out rows go to stdout and to ``private/figures.json``. Into the release go exact figures of rows
+that were declared public (`--public-test`), or counts with noise that the plan's event holds (`--private-metrics`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from hush.beside import Beside
+from hush.cli.console import say
+from hush.cli.keeper import Keeper
+from hush.errors import BadInput
+from hush.figures import Counts, from_counts
+from hush.files import PRIVATE, write_atomic
+from hush.plan import Plan
+from hush.printable import as_json_data, dump_json
+from hush.private_figures import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
+from hush.problems import Evaluation, Problem
+from hush.run import Run
+
+NAME = "figures with noise of the held-out rows"
+SHARE = (
+    0.1  # of δ, at which the ε of these figures is meant; what they cost together with training is accounted exactly
+)
+FIGURES, METRICS = "figures.json", "private_metrics.json"  # in the private part of a run
+FEW = 3  # classes whose recall is told
+
+
+def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None) -> Plan:
+    """The plan with figures of so much ε beside it, and σ such that both stay within the ``total`` ε, if there is one.
+
+    The rows are split by their position, so one row more or less would move others from one part to the other: the two
+    are composed, and no parallel composition is claimed."""
+    if task.classes is None:
+        raise BadInput(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
+    if total is not None and epsilon >= total:
+        raise BadInput(
+            f"--private-metrics {epsilon:g} leaves nothing of --epsilon {total:g} for training: give less to the "
+            "figures, or more in all"
+        )
+    noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=task.classes, adjacency=plan.neighbours)
+    release = Beside(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
+    both = replace(plan, beside=(*plan.beside, release))
+    return both if total is None else both.calibrated(total)
+
+
+def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
+    """The exact figures as fields of the command's answer."""
+    fields: dict[str, Any] = {"test_loss": evaluation.loss}
+    if evaluation.values is not None:
+        values = evaluation.values
+        return {**fields, "test_mae": values.mae, "test_rmse": values.rmse, "test_r2": values.r2}
+    if task.target_range is not None:
+        return {**fields, "test_mae": None, "test_rmse": None, "test_r2": None}
+    figures = evaluation.figures
+    if task.metric != "accuracy" or figures is None:
+        return fields
+    told = figures.to_json()
+    return {
+        **fields,
+        "test_accuracy": evaluation.accuracy,
+        "test_commonest_accuracy": figures.commonest,
+        "test_balanced_accuracy": figures.balanced_accuracy,
+        "test_auc": figures.auc,
+        "test_log_loss": figures.log_loss,
+        "test_recall": dict(zip(_name_classes(task), figures.recall, strict=True)),
+        "test_confusion": told["confusion"],
+        "verdict": told["verdict"],
+    }
+
+
+def keep_figures(keeper: Keeper, fields: dict[str, Any]) -> None:
+    """The exact figures in the private part of the run."""
+    if keeper.checkpoints is not None:
+        _write(keeper.checkpoints.directory / FIGURES, fields)
+
+
+def choose_released(
+    run: Run, task: Problem, evaluation: Evaluation, keeper: Keeper, *, public: bool, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """What the card says of how good the model is: nothing, unless test rows are public or the plan pays for noise."""
+    if public:
+        figures: dict[str, Any] = as_json_data({**fields, "rows": evaluation.examples})
+        return {"test_figures": figures}
+    release = next((release for release in run.plan.beside if release.name == NAME), None)
+    if release is None:
+        return {}
+    return {"private_metrics": _release_once(run, task, evaluation, keeper, release)}
+
+
+def _release_once(
+    run: Run, task: Problem, evaluation: Evaluation, keeper: Keeper, release: Beside
+) -> dict[str, Any] | None:
+    """The noisy figures of a run are drawn once. They are on the disk before anybody sees them; a run that is reported
+    again shows the same ones, for other noise on the same counts would be a second release."""
+    if keeper.checkpoints is None:
+        return _draw(task, evaluation, release)
+    path, weights = keeper.checkpoints.directory / METRICS, _digest(run.model)
+    before = None if keeper.resumed_from is None else _read(path)  # a run that is new has drawn nothing
+    if before is not None and before["run"] == keeper.checkpoints.name:
+        if before["weights"] == weights:
+            found: dict[str, Any] = before["metrics"]
+            return found
+        say("the figures with noise were drawn for other weights of this run and are paid for once: none are released")
+        return None
+    metrics = _draw(task, evaluation, release)
+    _write(path, {"run": keeper.checkpoints.name, "weights": weights, "metrics": metrics})
+    return metrics
+
+
+def _draw(task: Problem, evaluation: Evaluation, release: Beside) -> dict[str, Any]:
+    if evaluation.probabilities is None or evaluation.labels is None:
+        raise BadInput(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
+    noise = CountNoise(release.event.noise_multiplier, release.lost, release.adjacency)
+    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise)
+    known = None if release.adjacency == "add-remove" else evaluation.examples  # else who is there is not hidden
+    return describe_counts(counts, noise, _name_classes(task), known)
+
+
+def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
+    """Noisy counts, the noise in them, and every figure that follows from them, as plain data; ``rows`` is the number
+    of rows where that is public. The accuracy is a sum over the diagonal, and so has the noise of as many cells."""
+    matrix, each_bin = noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1])
+    figures = from_counts(counts, rows=rows)
+    return {
+        "classes": list(classes),
+        "figures": figures.to_json(),
+        "accuracy_std": matrix * math.sqrt(len(classes)) / figures.rows,
+        "noisy_confusion": counts.confusion.tolist(),
+        "noisy_histograms": counts.histograms.tolist(),
+        "noise_std": {"confusion": matrix, "histograms": each_bin},
+        "noise_multiplier": noise.sigma,
+    }
+
+
+def list_lines(result: dict[str, Any], took: str) -> list[str]:
+    """The figures for people; the first line has the figure that counts most, and how long it took."""
+    if "test_mae" in result:
+        if result["test_mae"] is None:
+            return [f"the model gives numbers that are not finite: training has diverged  {took}"]
+        r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
+        return [f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"]
+    if "test_accuracy" not in result:
+        return [f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}"]
+    lines = [f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}", _tell_others(result)]
+    low = sorted((r, name) for name, r in result["test_recall"].items() if r is not None)[:FEW]
+    lines.append("lowest recall: " + ", ".join(f"{100 * recall:.1f} % of '{name}'" for recall, name in low))
+    if result.get("private_metrics"):
+        lines.append(_tell_noisy(result["private_metrics"]))
+    useless = result["test_accuracy"] <= result["test_commonest_accuracy"]
+    return [*lines, result["verdict"]] if useless else lines
+
+
+def _tell_others(result: dict[str, Any]) -> str:
+    auc = "does not exist" if result["test_auc"] is None else f"{result['test_auc']:.3f}"
+    return (
+        f"always the commonest class {100 * result['test_commonest_accuracy']:.2f} %, balanced accuracy "
+        f"{100 * result['test_balanced_accuracy']:.2f} %, AUC {auc}, log-loss {result['test_log_loss']:.3f}"
+    )
+
+
+def _tell_noisy(metrics: dict[str, Any]) -> str:
+    figures = metrics["figures"]
+    return (
+        f"released with noise: accuracy {100 * figures['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
+        f"standard deviation of the noise), always the commonest class {100 * figures['commonest']:.1f} %"
+    )
+
+
+def _name_classes(task: Problem) -> tuple[str, ...]:
+    return task.class_names or tuple(map(str, range(task.classes or 0)))
+
+
+def _digest(model: nn.Module) -> str:
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+    return hashlib.sha256(save(weights)).hexdigest()
+
+
+def _write(path: Path, value: Any) -> None:
+    write_atomic(path, (dump_json(as_json_data(value), indent=2) + "\n").encode(), mode=PRIVATE)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"'{path}' is damaged, and figures with noise are drawn once: they cannot be given") from error
+    if not isinstance(found, dict) or not {"run", "weights", "metrics"} <= found.keys():
+        raise BadInput(f"'{path}' is damaged, and figures with noise are drawn once: they cannot be given")
+    return found
