@@ -154,7 +154,7 @@ def _need_onnx() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise BadInput("the format onnx needs onnx and onnxscript: pip install 'hush[onnx]'") from error
+        raise BadInput("the format onnx needs onnx and onnxscript: pip install 'hush-dp[onnx]'") from error
 
 
 @contextlib.contextmanager

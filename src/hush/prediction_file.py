@@ -85,7 +85,7 @@ def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise BadInput("writing .parquet needs pyarrow: pip install 'hush[files]'") from error
+        raise BadInput("writing .parquet needs pyarrow: pip install 'hush-dp[files]'") from error
     writer: Any = None
 
     def write(part: Columns) -> None:

@@ -67,12 +67,12 @@ def _show_classes(figures: Figures, classes: tuple[str, ...]) -> None:
     }
     _show_lines(lines)
     shown = len(classes) <= MOST_SHOWN
-    heads = [f"said {name}" for name in classes] if shown else []
+    heads = [f"as {name}" for name in classes] if shown else []
     cells = [
         [name, "–" if recall is None else f"{recall:.2%}", *([f"{count:g}" for count in row] if shown else [])]
         for name, recall, row in zip(classes, figures.recall, figures.confusion, strict=True)
     ]
-    show_table("", ("class", "recall", *heads), cells)
+    show_table("rows of each class, and as what they were predicted", ("class", "recall", *heads), cells)
     if not shown:
         show("the confusion matrix is in --json")
 
