@@ -15,9 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.data.schema import Column
+import hush
+from hush.artefact import Architecture, Description
+from hush.artefact.description import describe_table
+from hush.data.schema import Column, Schema
+from hush.data.tables import read_table
 from hush.errors import BadInput
-from hush.exchange import FORMATS, describe_columns, describe_pixels, export_program
+from hush.exchange import FORMATS, describe_columns, describe_pixels, export_program, export_release
 from hush.problems.models import Encoder, mlp, small_cnn
 
 COLUMNS = (
@@ -107,9 +111,6 @@ def encode(row: dict[str, str], encoding: dict) -> np.ndarray:
 
 def read(path: Path) -> Tensor:
     """The rows as hush reads them: numbers and codes."""
-    from hush.data.schema import Schema
-    from hush.data.tables import read_table
-
     lines = [",".join([*ROWS[0], "y"])] + [",".join([*row.values(), "no"]) for row in ROWS]
     path.write_text("\n".join(lines) + "\n")
     rows, _ = read_table(path, Schema((*COLUMNS, Column("y", "category")), "y", ("no", "yes")))
@@ -153,6 +154,33 @@ def test_the_same_logits_without_hush(tmp_path: Path, kind: str, images: bool) -
         mine = model.eval()(torch.from_numpy(inputs)).numpy()
     np.testing.assert_allclose(run_without_hush(file, inputs), mine, rtol=0, atol=1e-6)
     np.testing.assert_allclose(run_without_hush(file, inputs[:1]), mine[:1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_release_from_cells_to_logits_without_hush(tmp_path: Path, kind: str) -> None:
+    """Text cells are encoded by the JSON alone and computed by the file alone: the logits are those of the release."""
+    schema = Schema((*COLUMNS, Column("y", "category")), "y", ("no", "yes"))
+    rows = read(tmp_path / "rows.csv")
+    torch.manual_seed(2)
+    model = nn.Sequential(Encoder(COLUMNS), mlp([Encoder(COLUMNS).width, 8, 2]))
+    plan = hush.make_plan("dp-sgd", examples=4, batch_size=2, steps=2, noise_multiplier=1.0, lr=0.1, clip=1.0)
+    run = plan.start(model, lambda m, x: m(x[0]).square().sum(1), (rows,), secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    network = Architecture("shipped", "mlp", {"widths": [Encoder(COLUMNS).width, 8, 2]}, encoder=True)
+    told = Description("classification", network, describe_table(schema), ("no", "yes"), "y")
+    loaded = hush.load(run.release(tmp_path / "release", description=told))
+    file = tmp_path / f"model{FORMATS[kind]}"
+    page = json.loads(export_release(loaded, file, kind).read_text())
+    encoded = np.stack([encode(row, page["encoding"]) for row in ROWS])
+    with torch.no_grad():
+        logits = loaded(loaded.encode(ROWS)).numpy()
+    np.testing.assert_allclose(run_without_hush(file, encoded), logits, rtol=0, atol=5e-6)
+    mine = Encoder(COLUMNS)(rows).numpy()
+    np.testing.assert_allclose(run_without_hush(file, mine), logits, rtol=0, atol=1e-6)
+    assert page["outputs"]["classes"] == ["no", "yes"]
+    assert page["guarantee"] == str(run.guarantee)
+    assert page["file"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("kind", FORMATS)

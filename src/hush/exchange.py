@@ -187,7 +187,7 @@ def describe_columns(columns: Sequence[Column]) -> dict[str, Any]:
         "arithmetic": "float32",
         "columns": [{"name": c.name, "kind": c.kind, **({} if c.fill is None else {"fill": c.fill})} for c in columns],
         "cells": CELLS,
-        "missing": {"words": sorted(MISSING), "of": "the cell in small letters without white space at its ends"},
+        "missing": {"words": sorted(MISSING), "of": "a number's cell in small letters without white space at its ends"},
         "blocks": blocks,
         "functions": {name: text for name, text in FUNCTIONS.items() if name in used},
     }

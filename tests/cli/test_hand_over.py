@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hush
-import hush.problems
 from hush.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -248,13 +247,8 @@ def test_numbers(tmp_path: Path, monkeypatch, capsys) -> None:
     lines = [f"{size:.3f},{3 * size + generator.normal():.3f}" for size in sizes]
     Path("my.csv").write_text("\n".join(["size,price", *lines]) + "\n")
     Path("my.toml").write_text('target = "price"\ntarget_range = [0, 30]\n[columns.size]\nlow = 0\nhigh = 10\n')
-    task = hush.problems.from_files("my.csv", schema="my.toml", task="regression", model="logistic")
-    plan = hush.make_plan("dp-sgd", examples=240, batch_size=60, epochs=8, epsilon=8, lr=0.3, clip=1.0)
-    torch.manual_seed(0)
-    run = plan.start(task.model(), task.losses, task.train, secret=1)
-    for batch in run.batches():
-        run.step(batch)
-    run.release("run", description=task.describe())
+    given = ("--data", "my.csv", "--schema", "my.toml", "--task", "regression", "--model", "logistic", "--out", "run")
+    assert main(["train", *given, "--epsilon", "8", *QUICK]) == 0, capsys.readouterr().err
     Path("new.csv").write_text("size\n1\n5\n9\n")
     assert main(["predict", "run", "new.csv", "--out", "predictions.csv"]) == 0, capsys.readouterr().err
     found = read(Path("predictions.csv"))
