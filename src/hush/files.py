@@ -1,6 +1,7 @@
 """Everything that hush asks of a disk: files that are whole or absent, locks, and a cache. No other module does this.
 
-- **Whole or absent.** `write_atomic` writes beside, flushes to the disk and renames; `move_atomic` does the last step
+- **Whole or absent.** `write_atomic` writes beside, flushes to the disk and renames; `write_beside` does the same for
+  a file that somebody else writes piece by piece; `move_atomic` does the last step
   for what was written elsewhere on the same disk; `write_folder` does both for a folder; `append_durably` adds lines
   that are on the disk when it returns, or are not there.
 - **Locks** are the kernel's (`flock`): they end with their holder, however it ends. `lock_file` locks a file that is
@@ -56,6 +57,20 @@ def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_directory(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_beside(path: Path) -> Iterator[Path]:
+    """The name of a new file to write; at the end it takes the place of ``path``, and where that fails it is gone."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        yield beside
+        with beside.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
         sync_directory(path.parent)

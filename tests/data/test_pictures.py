@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data.pictures import read_arrays, read_images
+from hush.data.pictures import iterate_images, list_images, read_arrays, read_image_files, read_images
 from hush.errors import BadInput
 
 Image = pytest.importorskip("PIL.Image")
@@ -37,6 +37,21 @@ def test_grey_images_have_one_channel(tmp_path: Path) -> None:
     (images, _), _ = read_images(tmp_path)
     assert images.shape == (2, 1, 4, 5)
     assert images[:, 0, 0, 0].tolist() == [7, 9]
+
+
+def test_images_at_any_depth_come_some_at_a_time(tmp_path: Path) -> None:
+    for number in range(7):
+        picture(tmp_path / "ab"[number % 2] / f"{number}.png", mode="L", value=number)
+    paths = list_images(tmp_path)
+    parts = list(iterate_images(tmp_path, paths, at_a_time=3))
+    assert [len(part) for part in parts] == [3, 3, 1]
+    assert [int(image[0, 0, 0]) for part in parts for image in part] == [0, 2, 4, 6, 1, 3, 5]
+    together, names = read_image_files(tmp_path)
+    assert together.shape == (7, 1, 4, 5)
+    assert names == ["a/0.png", "a/2.png", "a/4.png", "a/6.png", "b/1.png", "b/3.png", "b/5.png"]
+    picture(tmp_path / "b" / "7.png", size=(6, 6), mode="L", value=0)
+    with pytest.raises(BadInput, match="must have one size"):
+        list(iterate_images(tmp_path, list_images(tmp_path), at_a_time=3))
 
 
 def test_bad_folders(tmp_path: Path) -> None:

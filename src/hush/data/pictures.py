@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,31 @@ def read_unlabelled(path: Path) -> Tensor:
     return _tensor(content[name])
 
 
-def read_image_files(path: Path) -> tuple[Tensor, list[str]]:
-    """(bytes (n, channels, height, width), names) of one image, or of all images in a folder and the folders in it."""
+def list_images(path: Path) -> list[Path]:
+    """One image, or all images in a folder and the folders in it, in the order of their names."""
     paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not paths:
         raise BadInput(f"'{path}' holds no images")
-    images = [_image(p, f"image {number} of '{path}'") for number, p in enumerate(paths, start=1)]
-    if len({image.shape for image in images}) > 1:
-        raise BadInput(f"all images in '{path}' must have one size and one number of channels")
-    return torch.from_numpy(np.stack(images)), [str(p.relative_to(path)) if p != path else p.name for p in paths]
+    return paths
+
+
+def iterate_images(root: Path, paths: Sequence[Path], *, at_a_time: int = 256) -> Iterator[Tensor]:
+    """Bytes (n, channels, height, width) of these images, some at a time; errors give an image's number in ``root``."""
+    shape: tuple[int, ...] | None = None
+    for start in range(0, len(paths), at_a_time):
+        some = enumerate(paths[start : start + at_a_time], start=start + 1)
+        images = [_image(path, f"image {number} of '{root}'") for number, path in some]
+        shape = shape or images[0].shape
+        if any(image.shape != shape for image in images):
+            raise BadInput(f"all images in '{root}' must have one size and one number of channels")
+        yield torch.from_numpy(np.stack(images))
+
+
+def read_image_files(path: Path) -> tuple[Tensor, list[str]]:
+    """(bytes (n, channels, height, width), names) of one image, or of all images in a folder and the folders in it."""
+    paths = list_images(path)
+    names = [str(p.relative_to(path)) if p != path else p.name for p in paths]
+    return torch.cat(list(iterate_images(path, paths))), names
 
 
 def _pair(features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Path) -> Arrays:

@@ -1,0 +1,236 @@
+"""A model for programs that have no hush: one file that computes it, and its encoding as JSON.
+
+The file takes *encoded* inputs and gives what the model gives: ``torch`` is a program of torch.export (``.pt2``, a zip
+of JSON and plain bytes: the example inputs, which torch would pickle, are left out), ``onnx`` a graph that any ONNX
+runtime computes. The number of rows is free. What turns a row into encoded inputs stands beside it
+(`describe_columns`, `describe_pixels`): every formula and its facts, enough to write it in any language.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from hush.artefact import Description
+from hush.data.schema import WAVES, Column
+from hush.data.tables import MISSING
+from hush.errors import BadInput
+from hush.files import write_atomic
+from hush.handover import Loaded
+from hush.prediction_file import check_new_file
+from hush.printable import dump_json
+from hush.problems.models import Encoder
+from hush.validate import one_of
+
+ENCODING = "hush encoding 1"
+FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
+EXAMPLES = 2  # rows to trace with: torch takes 0 and 1 for fixed sizes
+FUNCTIONS = {
+    "range": "2·(min(max(x, low), high) − low)/(high − low) − 1, one input",
+    "asinh": "asinh(x)/4, one input",
+    "tanh": "tanh(x), one input",
+    "sin": "sin(k·asinh(10·x)) for each k of waves, as many inputs",
+    "cos": "cos(k·asinh(10·x)) for each k of waves, as many inputs",
+    "listed": "one input for each of values and one more: 1 at the place of the cell's text, at the last for any other "
+    "text, and 0 elsewhere",
+    "hashed": "as many inputs as buckets: 1 at the place h mod buckets and 0 elsewhere, where h is the BLAKE2b digest "
+    "of 8 bytes of the cell's text in UTF-8, read as an unsigned little-endian number",
+}
+CELLS = {
+    "number": "the cell as a decimal number, rounded to 32 bits; a missing one is the column's fill, and an error "
+    "where it has none",
+    "category": "the cell as text without white space at its ends; of a typed file's number the shortest decimal, a "
+    "whole number without '.0', a missing one as empty text",
+}
+
+
+def export_release(model: Loaded, out: Path, kind: str, *, overwrite: bool = False) -> Path:
+    """Write the part of a released model after its encoding to ``out``, and what it takes and gives to a JSON beside
+    it, whose path is given back."""
+    one_of(tuple(FORMATS), format=kind)
+    beside = out.with_name(f"{out.name}.json")
+    for path in (out, beside):
+        check_new_file(path, overwrite=overwrite)
+    if model.folder.resolve() in out.resolve().parents:
+        raise BadInput(
+            f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
+        )
+    network, encoding = take_apart(model)
+    program = export_program(network, encoding["shape"], kind)
+    page = {
+        "format": ENCODING,
+        "file": {"name": out.name, "format": kind, "sha256": hashlib.sha256(program).hexdigest()},
+        "inputs": {"name": "inputs", "type": "float32", "shape": ["rows", *encoding["shape"]]},
+        "encoding": encoding,
+        "outputs": _describe_outputs(model.description),
+        "guarantee": model.card["guarantee"]["sentence"],
+    }
+    write_atomic(out, program)
+    write_atomic(beside, (dump_json(page, indent=2) + "\n").encode())
+    return beside
+
+
+def take_apart(model: Loaded) -> tuple[nn.Module, dict[str, Any]]:
+    """(the network after its encoding, the encoding as JSON data) of a released model."""
+    inputs, network = model.description.inputs, model.network
+    if inputs is None:
+        raise BadInput("this release does not say what its inputs are, and without them nothing can be exported")
+    if inputs.kind == "images" and inputs.low is not None and inputs.high is not None:
+        return network, describe_pixels(inputs.shape, inputs.low, inputs.high, inputs.onto)
+    if inputs.schema is not None and isinstance(network, nn.Sequential) and isinstance(network[0], Encoder):
+        return network[1], describe_columns(inputs.schema.features)
+    return network, describe_numbers(inputs.shape)
+
+
+def _describe_outputs(description: Description) -> dict[str, Any]:
+    if description.task == "classification":
+        said = "one score for each class; the prediction is the largest, the probabilities are softmax of the scores"
+        return {"task": description.task, "scores": said, "classes": list(description.classes)}
+    if description.task == "regression":
+        low, high = description.target_range or (-1.0, 1.0)
+        said = "low + (output + 1)·(high − low)/2 is the predicted number"
+        return {"task": description.task, "values": said, "low": low, "high": high, "target": description.target}
+    return {"task": description.task, "values": "what the network gives"}
+
+
+def export_program(model: nn.Module, shape: Sequence[int], kind: str) -> bytes:
+    """The bytes of a file that computes ``model`` in eval mode on float inputs (rows, *shape)."""
+    one_of(tuple(FORMATS), format=kind)
+    if kind == "onnx":
+        _need_onnx()
+    training = model.training
+    model.eval()
+    try:
+        program = _trace(model, torch.zeros(EXAMPLES, *shape))
+    finally:
+        model.train(training)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine, and lines of the model's own source
+    return _save_torch(program) if kind == "torch" else _save_onnx(program)
+
+
+def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with _silence():
+            return torch.export.export(model, (example.to(device),), dynamic_shapes=({0: Dim("rows")},))
+    except Exception as error:  # whatever the model's own code does while it is traced
+        raise BadInput(
+            f"torch.export cannot follow this model for any number of rows ({type(error).__name__}): its code must not "
+            "depend on what the inputs hold or on how many rows there are"
+        ) from error
+
+
+def _save_torch(program: ExportedProgram) -> bytes:
+    program.example_inputs = None  # else torch pickles them into the file
+    file = io.BytesIO()
+    with _silence():
+        torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _save_onnx(program: ExportedProgram) -> bytes:
+    outputs = len(program.graph_signature.user_outputs)
+    names = ["outputs"] if outputs == 1 else [f"outputs_{number}" for number in range(outputs)]
+    with _silence():
+        converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["inputs"], output_names=names)
+    if converted is None:
+        raise BadInput("torch.onnx gave no program for this model: use --format torch")
+    return bytes(converted.model_proto.SerializeToString())
+
+
+def _need_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise BadInput("the format onnx needs onnx and onnxscript: pip install 'hush-dp[onnx]'") from error
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without the exporters' remarks on their own insides and on packages that are not installed."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def describe_columns(columns: Sequence[Column]) -> dict[str, Any]:
+    """The encoding of a table's columns as JSON data: blocks of inputs in their order, each with its first place.
+
+    The order is that of `hush.problems.models.Encoder`: numbers with a range, the fixed functions of those without one
+    function after function, categories."""
+    blocks: list[dict[str, Any]] = []
+    for column, function in _order(columns):
+        at = sum(block["count"] for block in blocks)
+        blocks.append({"at": at, "column": column.name, "function": function, **_facts(column, function)})
+    used = {block["function"] for block in blocks}
+    return {
+        "kind": "table",
+        "shape": [sum(block["count"] for block in blocks)],
+        "arithmetic": "float32",
+        "columns": [{"name": c.name, "kind": c.kind, **({} if c.fill is None else {"fill": c.fill})} for c in columns],
+        "cells": CELLS,
+        "missing": {"words": sorted(MISSING), "of": "a number's cell in small letters without white space at its ends"},
+        "blocks": blocks,
+        "functions": {name: text for name, text in FUNCTIONS.items() if name in used},
+    }
+
+
+def _order(columns: Sequence[Column]) -> list[tuple[Column, str]]:
+    numbers = [c for c in columns if c.kind == "number"]
+    free = [c for c in numbers if c.low is None]
+    return [
+        *((c, "range") for c in numbers if c.low is not None),
+        *((c, function) for function in ("asinh", "tanh", "sin", "cos") for c in free),
+        *((c, "listed" if c.values else "hashed") for c in columns if c.kind == "category"),
+    ]
+
+
+def _facts(column: Column, function: str) -> dict[str, Any]:
+    if function == "range":
+        return {"count": 1, "low": column.low, "high": column.high}
+    if function in ("sin", "cos"):
+        return {"count": len(WAVES), "waves": list(WAVES)}
+    if function == "listed":
+        return {"count": column.width, "values": list(column.values)}
+    if function == "hashed":
+        return {"count": column.width, "buckets": column.buckets}
+    return {"count": 1}
+
+
+def describe_pixels(
+    shape: Sequence[int], low: float, high: float, onto: tuple[float, float] = (-1.0, 1.0)
+) -> dict[str, Any]:
+    """The encoding of images (channels, height, width) as JSON data: each pixel's public range mapped ``onto``."""
+    return {
+        "kind": "images",
+        "shape": list(shape),
+        "order": "channels (grey, or red, green, blue), height from the top, width from the left",
+        "arithmetic": "float32",
+        "low": low,
+        "high": high,
+        "onto": list(onto),
+        "pixel": "(x − low)·(onto[1] − onto[0])/(high − low) + onto[0]; an x outside [low, high] is an error",
+    }
+
+
+def describe_numbers(shape: Sequence[int]) -> dict[str, Any]:
+    """The encoding of a model that takes numbers as they are."""
+    return {"kind": "arrays", "shape": list(shape), "arithmetic": "float32", "number": "x as it is"}

@@ -1,0 +1,269 @@
+"""`hush predict`, `evaluate` and `export` on good and bad input: one sentence, exit 2, no file, and no cell quoted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.cli import main
+from hush.data import tables
+from hush.problems import from_files
+
+SCHEMA = """
+target = "label"
+classes = ["no", "yes"]
+[columns.age]
+low = 0
+high = 100
+fill = 40
+[columns.height]
+kind = "number"
+[columns.kind]
+values = ["a", "b"]
+"""
+CELL = "hidden-cell-7"
+NEW = f"age,height,kind,other\n30,1.5,a,{CELL}\n,2,b,\nNA,-1,{CELL},x\n200,0,,x\n"
+
+
+def release(directory: Path, task, model: nn.Module, **described) -> Path:
+    plan = hush.make_plan("dp-sgd", examples=len(task[0]), batch_size=20, steps=2, epsilon=5, lr=1.0, clip=1.0)
+    losses = lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
+    run = plan.start(model, losses, task, secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    return run.release(directory, **described)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with releases of a table, of images and of a module of one's own, and files of rows."""
+    root = tmp_path_factory.mktemp("made")
+    generator = np.random.default_rng(0)
+    lines = [
+        f"{generator.integers(0, 100)},{generator.normal():.2f},{'ab'[i % 2]},{['no', 'yes'][i % 2]}"
+        for i in range(100)
+    ]
+    (root / "my.csv").write_text("\n".join(["age,height,kind,label", *lines]) + "\n")
+    (root / "my.toml").write_text(SCHEMA)
+    problem = from_files(root / "my.csv", schema=root / "my.toml", model="logistic")
+    torch.manual_seed(0)
+    release(root / "table", problem.train, problem.model(), description=problem.describe())
+    np.savez(root / "images.npz", x=generator.integers(0, 256, (60, 6, 6)).astype(np.uint8), y=np.arange(60) % 3)
+    pictures = from_files(root / "images.npz", model="mlp")
+    release(root / "images", pictures.train, pictures.model(), description=pictures.describe())
+    release(root / "own", (torch.rand(60, 3), torch.arange(60) % 2), nn.Linear(3, 2))
+    (root / "new.csv").write_text(NEW)
+    return root
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def read(path: str) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def probabilities(path: str) -> list[float]:
+    return [float(row["probability_yes"]) for row in read(path)]
+
+
+def test_missing_and_unknown_are_read_as_in_training(here: Path, capsys) -> None:
+    code, out, err = call(capsys, "predict", "table", "new.csv", "--out", "p.csv")
+    assert code == 0, err
+    assert out == "4 rows predicted: p.csv (row, prediction, probability_no, probability_yes)\n"
+    Path("same.csv").write_text("kind,height,age\na,1.5,30\nb,2,40\nzzz,-1,40\n?,0,100\n")
+    assert call(capsys, "predict", "table", "same.csv", "--out", "q.csv")[0] == 0
+    assert read("p.csv") == read("q.csv")
+    assert len(set(probabilities("p.csv"))) == 4
+    for row in read("p.csv"):
+        assert float(row["probability_no"]) + float(row["probability_yes"]) == pytest.approx(1.0, abs=1e-8)
+        assert row["prediction"] == max(("no", "yes"), key=lambda name: float(row[f"probability_{name}"]))
+
+
+def test_labels_are_not_looked_at(here: Path, capsys) -> None:
+    rows = NEW.splitlines()
+    Path("labelled.csv").write_text("\n".join([rows[0] + ",label", *(row + ",nonsense" for row in rows[1:])]) + "\n")
+    assert call(capsys, "predict", "table", "labelled.csv", "--out", "p.csv")[0] == 0
+    assert call(capsys, "predict", "table", "new.csv", "--out", "q.csv")[0] == 0
+    assert read("p.csv") == read("q.csv")
+
+
+def test_rows_in_pieces_give_the_same_file(here: Path, capsys, monkeypatch) -> None:
+    assert call(capsys, "predict", "table", "my.csv", "--out", "whole.csv")[0] == 0
+    monkeypatch.setattr(tables, "ROWS", 7)
+    lengths = [len(next(iter(piece.values()))) for piece in tables.pieces(Path("my.csv"))]
+    assert max(lengths) == 7
+    assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.csv")[0] == 0
+    assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.parquet")[0] == 0
+    whole, pieces = read("whole.csv"), read("pieces.csv")
+    assert [row["row"] for row in pieces] == [str(number) for number in range(1, 101)]
+    assert [row["prediction"] for row in pieces] == [row["prediction"] for row in whole]
+    np.testing.assert_allclose(probabilities("pieces.csv"), probabilities("whole.csv"), atol=1e-6)
+    import pandas as pd
+
+    frame = pd.read_parquet("pieces.parquet")
+    assert list(frame.columns) == list(whole[0])
+    assert frame["prediction"].tolist() == [row["prediction"] for row in whole]
+    np.testing.assert_allclose(frame["probability_yes"], probabilities("whole.csv"), atol=1e-6)
+
+
+def test_parquet_rows(here: Path, capsys) -> None:
+    import pandas as pd
+
+    pd.DataFrame({"age": [30, None], "height": [1.5, 2.0], "kind": ["a", None]}).to_parquet("new.parquet")
+    Path("same.csv").write_text("age,height,kind\n30,1.5,a\n,2,\n")
+    assert call(capsys, "predict", "table", "new.parquet", "--out", "p.csv")[0] == 0
+    assert call(capsys, "predict", "table", "same.csv", "--out", "q.csv")[0] == 0
+    assert read("p.csv") == read("q.csv")
+
+
+def test_json(here: Path, capsys) -> None:
+    code, out, _ = call(capsys, "predict", "table", "new.csv", "--out", "p.csv", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "out": "p.csv",
+        "rows": 4,
+        "columns": ["row", "prediction", "probability_no", "probability_yes"],
+        "release": "table",
+    }
+
+
+def test_a_file_is_replaced_only_when_asked(here: Path, capsys) -> None:
+    Path("p.csv").write_text("mine")
+    code, _, err = call(capsys, "predict", "table", "new.csv", "--out", "p.csv")
+    assert code == 2
+    assert "'p.csv' is there already: add --overwrite" in err
+    assert Path("p.csv").read_text() == "mine"
+    assert call(capsys, "predict", "table", "new.csv", "--out", "p.csv", "--overwrite")[0] == 0
+    assert len(read("p.csv")) == 4
+
+
+def test_evaluate_gives_the_figures_of_the_predictions(here: Path, capsys) -> None:
+    code, out, err = call(capsys, "evaluate", "table", "my.csv", "--json")
+    assert code == 0, err
+    figures = json.loads(out)
+    assert call(capsys, "predict", "table", "my.csv", "--out", "p.csv")[0] == 0
+    pairs = [(row["label"], said["prediction"]) for row, said in zip(read("my.csv"), read("p.csv"), strict=True)]
+    names = ("no", "yes")
+    assert figures["confusion"] == [[pairs.count((true, said)) for said in names] for true in names]
+    assert figures["accuracy"] == sum(true == said for true, said in pairs) / 100
+    assert figures["commonest"] == 0.5
+    assert {"balanced_accuracy", "auc", "log_loss", "recall", "verdict", "classes", "note"} <= figures.keys()
+    code, out, _ = call(capsys, "evaluate", "table", "my.csv")
+    assert code == 0
+    assert figures["verdict"] in out
+    assert "exact and not covered by ε" in out
+
+
+def test_a_class_that_the_test_rows_lack(here: Path, capsys) -> None:
+    Path("test.csv").write_text("age,height,kind,label\n1,1,a,no\n2,2,b,no\n")
+    code, out, err = call(capsys, "evaluate", "table", "test.csv", "--json")
+    assert code == 0, err
+    figures = json.loads(out)
+    assert figures["recall"][1] is None
+    assert figures["auc"] is None
+    assert call(capsys, "evaluate", "table", "test.csv")[0] == 0
+
+
+def bad_table(name: str, text: str) -> None:
+    Path(name).write_text(text)
+
+
+BAD = {
+    "no such folder": (("predict", "nowhere", "new.csv"), "there is no folder 'nowhere'"),
+    "no release": (("predict", ".", "new.csv"), "'.' holds no release"),
+    "no such file": (("predict", "table", "gone.csv"), "there is no file or folder 'gone.csv'"),
+    "no such column": (("predict", "table", "short.csv"), "has no column 'height'"),
+    "text for a number": (("predict", "table", "text.csv"), "column 'height' of 'text.csv' is said to be a number"),
+    "no number and no fill": (("predict", "table", "blank.csv"), "has no finite number in row 2"),
+    "no rows": (("predict", "table", "empty.csv"), "'empty.csv' holds no rows"),
+    "a row too wide": (("predict", "table", "wide.csv"), "row 1 of 'wide.csv' has 4 cells where the header has 3"),
+    "a table for images": (("predict", "images", "new.csv"), "which is for images: give a folder of images"),
+    "images for a table": (("predict", "table", "folder"), "which is for a table: give a .csv or .parquet"),
+    "images of another size": (
+        ("predict", "images", "large.npz"),
+        "has the shape (1, 7, 7), and the model's (1, 6, 6)",
+    ),
+    "a module of one's own": (("predict", "own", "new.csv"), "give it with hush.load(…, model=…)"),
+    "a factory without trust": (("predict", "factory", "new.csv"), "is not run unless you trust it"),
+    "another ending": (("predict", "table", "new.csv", "--out", "p.xlsx"), "must end in .csv or .parquet"),
+    "a folder as output": (("predict", "table", "new.csv", "--out", "folder"), "'folder' is a folder"),
+    "no folder for the output": (("predict", "table", "new.csv", "--out", "no/p.csv"), "there is no folder 'no'"),
+    "over the rows": (("predict", "table", "new.csv", "--out", "new.csv", "--overwrite"), "cannot take the place"),
+    "into the release": (("predict", "table", "new.csv", "--out", "table/p.csv"), "lies in the release"),
+    "not whole weights": (("predict", "broken", "new.csv"), "is not a whole file of weights"),
+    "no labels": (("evaluate", "table", "new.csv"), "has no column 'label'"),
+    "an unknown label": (("evaluate", "table", "labels.csv"), "row 1 of 'labels.csv' has a label that is none of the"),
+    "no labels in arrays": (("evaluate", "images", "large.npz"), "has no array of labels 'y'"),
+    "another format": (
+        ("export", "table", "--format", "pickle", "--out", "m.bin"),
+        "unknown format 'pickle': known: onnx, torch",
+    ),
+    "nothing known of inputs": (("export", "own", "--out", "m.pt2"), "give it with hush.load(…, model=…)"),
+    "an export into the release": (("export", "table", "--out", "table/m.pt2"), "lies in the release"),
+    "an export over a file": (("export", "table", "--out", "new.csv"), "'new.csv' is there already"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_sentence(here: Path, capsys, what: str) -> None:
+    bad_table("short.csv", f"age,kind\n1,{CELL}\n")
+    bad_table("text.csv", f"age,height,kind\n1,{CELL},a\n")
+    bad_table("blank.csv", f"age,height,kind\n1,1,{CELL}\n2,,{CELL}\n")
+    bad_table("empty.csv", "age,height,kind\n")
+    bad_table("wide.csv", f"age,height,kind\n1,2,{CELL},4\n")
+    bad_table("labels.csv", f"age,height,kind,label\n1,2,a,{CELL}\n")
+    Path("folder").mkdir()
+    np.savez("large.npz", x=np.zeros((3, 7, 7), dtype=np.uint8))
+    _make_untrusted(Path("factory"))
+    shutil.copytree("table", "broken")
+    Path("broken/model.safetensors").write_bytes(b"nonsense")
+    arguments, message = BAD[what]
+    out = () if arguments[0] == "evaluate" or "--out" in arguments else ("--out", "p.csv")
+    before = sorted(Path().rglob("*"))
+    code, stdout, err = call(capsys, *arguments, *out)
+    assert (code, stdout) == (2, ""), err
+    assert message in err
+    sentences = [line for line in err.splitlines() if not line.endswith(" …")]  # what is said when it takes long
+    assert len(sentences) == 1
+    assert sentences[0].startswith("error: ")
+    assert CELL not in err
+    assert sorted(Path().rglob("*")) == before
+
+
+def _make_untrusted(directory: Path) -> None:
+    """The table's release, described as made by somebody's code."""
+    shutil.copytree("table", directory)
+    path = directory / "model.json"
+    found = json.loads(path.read_text())
+    found["architecture"] |= {"source": "factory", "name": "os:getcwd", "arguments": {}}
+    path.write_text(json.dumps(found))
+
+
+def test_a_bad_row_far_down_leaves_no_file(here: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "ROWS", 5)
+    bad_table("late.csv", "age,height,kind\n" + "1,1,a\n" * 22 + "1,,a\n")
+    code, _, err = call(capsys, "predict", "table", "late.csv", "--out", "p.csv")
+    assert code == 2
+    assert "row 23" in err
+    assert not list(Path().glob("*p.csv*")) + list(Path().glob(".*.part"))
