@@ -20,6 +20,7 @@ ORDER = [
     "draws",
     "privacy",
     "ledger",
+    "officer",
     "textbook",
     "figures",
     "matrices",
