@@ -9,6 +9,8 @@ from hush.attempts import History
 from hush.claims import account_attempts
 from hush.identity import describe
 from hush.mechanism import Mechanism
+from hush.privacy.guarantee import Guarantee
+from hush.privacy.tradeoff import curve_of_guarantee, sample_points
 
 NOTHING_AGAIN = History()
 
@@ -17,7 +19,7 @@ def make_card(
     mechanism: Mechanism, *, steps_taken: int, history: History = NOTHING_AGAIN, coordinates: int = 1
 ) -> dict[str, Any]:
     """The guarantee of a run, every claim, and the mechanism itself, as plain data."""
-    claims = [guarantee.to_json() for guarantee in account_attempts(mechanism, history, coordinates)]
+    claims = [_write(guarantee) for guarantee in account_attempts(mechanism, history, coordinates)]
     return {
         "format": "hush privacy card 1",
         "method": mechanism.method,
@@ -33,6 +35,14 @@ def make_card(
         "plan": describe(mechanism),
         "versions": {name: version(name) for name in ("hush", "torch", "dp-accounting")},
     }
+
+
+def _write(guarantee: Guarantee) -> dict[str, Any]:
+    """A guarantee as JSON; where its event cannot be rebuilt from it, with points (ε, δ) of the curve that it states."""
+    written = guarantee.to_json()
+    if guarantee.private and written["event_json"] is None:
+        written["points"] = sample_points(curve_of_guarantee(guarantee), guarantee.epsilon)
+    return written
 
 
 def _tell_arithmetic(mechanism: Mechanism) -> dict[str, Any]:

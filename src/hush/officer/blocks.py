@@ -21,7 +21,7 @@ class Box:
     """What must not be overlooked: the answer in short, or a warning."""
 
     kind: ClassVar[str] = "box"
-    tone: Literal["good", "warning"]
+    tone: Literal["good", "plain", "warning"]
     title: str
     text: str
 

@@ -8,9 +8,9 @@ from decimal import Decimal
 from hush.officer.blocks import Box, Paragraph, Picture, Points, Section, Table
 from hush.officer.reading import Read
 from hush.privacy.guarantee import rounded_up
-from hush.privacy.odds import Words, best_accuracy, in_words
+from hush.privacy.odds import Words, best_odds, in_words
 
-WEAK = 0.95  # an attacker who may be right so often at 50:50 is hardly held back
+WIDE_RIGHT, WIDE_BELIEF = 0.9, 0.99  # an attacker who may be right so often at 50:50, or so sure, is hardly held back
 SPACE = "\u00a0"
 OTHERWISE = {
     "add-remove": "if that {unit} were not in the data",
@@ -49,6 +49,12 @@ WARNINGS = {
         "training data.",
     ),
 }
+NO_LETTERS = (
+    "(epsilon) is the number by which such a limit is stated: the smaller it is, the less the result depends on one "
+    "unit. Here no value of it is proven.",
+    "(delta) is a probability that may come on top of such a limit. Here no value of it is proven.",
+)
+LONG = 40.0  # ε from which on its factor is told by its length
 NO_LIMIT = (
     "No limit on what an attacker can find out is known, so no figures are given. The released files should reach only "
     "those who may see the training data."
@@ -57,7 +63,8 @@ NO_LIMIT = (
 
 def sum_up(read: Read) -> Section:
     """The answer in a box."""
-    return Section("In short", (_box(read), *_weakness(read)))
+    warnings = _find_weakness(read)
+    return Section("In short", (_box(read, weak=bool(warnings)), *warnings))
 
 
 def tell_who(read: Read) -> Section:
@@ -65,9 +72,9 @@ def tell_who(read: Read) -> Section:
     title, unit = "Who is protected, and against what?", read.unit
     if not read.proven:
         text = f"Nobody is protected in a way that could be relied on. What is at stake is every {unit} of the "
-        return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(unit)}"),))
+        return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(unit, proven=False)}"),))
     items = (
-        f"Every single {unit} that was used for training, each in the same way. {_unit_in_words(unit)}",
+        f"Every single {unit} that was used for training, each in the same way. {_unit_in_words(unit, proven=True)}",
         "Anybody who receives the released files, at any time, with any computer and any other information, even if "
         f"they know every other {unit} and how the training was done.",
         f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}, and anything else about it that the files "
@@ -111,25 +118,26 @@ def _grouped(number: int) -> str:
     return f"{number:,}".replace(",", SPACE)
 
 
-def _box(read: Read) -> Box:
+def _box(read: Read, *, weak: bool) -> Box:
     if not read.proven:
         title, text = WARNINGS[read.guarantee.status]
         return Box("warning", title, text.format(unit=read.unit))
     return Box(
-        "good",
+        "plain" if weak else "good",
         f"Proven: what the released files can reveal about any one {read.unit} is limited",
         f"{odds_of(read).sentences[0]} This holds under the conditions of section 5 and does not cover what section 4 "
         "lists.",
     )
 
 
-def _weakness(read: Read) -> tuple[Box, ...]:
+def _find_weakness(read: Read) -> tuple[Box, ...]:
     """What makes a proven limit worth little: it is wide, or δ leaves room for somebody to be published outright."""
     found = []
-    if read.curve is not None and best_accuracy(read.curve) >= WEAK:
+    even = None if read.curve is None else best_odds(read.curve, 0.5)
+    if even is not None and (even.right >= WIDE_RIGHT or even.belief >= WIDE_BELIEF):
         text = (
-            "The limit is proven but so wide that it rules out little: an attacker may become nearly certain about one "
-            f"{read.unit}. Do not rely on it alone."
+            f"The limit is proven, but so wide that it rules out little: about some {read.unit}s an attacker may "
+            "become nearly certain. Do not rely on it alone."
         )
         found.append(Box("warning", "Warning: a wide limit", text))
     if read.proven and read.examples is not None and read.guarantee.delta * read.examples >= 1:
@@ -142,12 +150,15 @@ def _weakness(read: Read) -> tuple[Box, ...]:
     return tuple(found)
 
 
-def _unit_in_words(unit: str) -> str:
+def _unit_in_words(unit: str, *, proven: bool) -> str:
     if unit != "example":
         return f"All that one {unit} contributed counts together as one."
+    row = "One example is one row (one record, one picture) of the training data."
+    if not proven:
+        return row
     return (
-        "One example is one row (one record, one picture) of the training data. Where every person has one row, one "
-        "example is one person. Where a person has several rows, each row is protected, and the person less well."
+        f"{row} Where every person has one row, one example is one person. Where a person has several rows, each row "
+        "is protected, and the person less well."
     )
 
 
@@ -164,9 +175,9 @@ def _tell_row(read: Read, row: tuple[str, ...]) -> str:
     adjacency = read.guarantee.adjacency
     return (
         f"The second row in words: somebody who thinks it {before} likely that {QUESTION[adjacency]} is right "
-        f"{without} times in 100 without the files, by always saying no, and at most {right} times with them. If they say yes so "
-        f"rarely that only 1 in 100 of {OTHERS[adjacency]} is accused, at most {accusing} in 100 of their accusations "
-        f"are right. Afterwards they think it at most {after} likely, in all but 1 of 100 cases."
+        f"{without} times in 100 without the files, by always saying no, and at most {right} times with them. If they "
+        f"say yes so rarely that only 1 in 100 of {OTHERS[adjacency]} is accused, at most {accusing} in 100 of their "
+        f"accusations are right. Afterwards they think it at most {after} likely, in all but 1 of 100 cases."
     )
 
 
@@ -180,10 +191,10 @@ def _letters(read: Read) -> Points:
     """ε and δ, a sentence each."""
     guarantee, unit = read.guarantee, read.unit
     otherwise = OTHERWISE[guarantee.adjacency].format(unit=unit)
+    if not read.proven:
+        return Points(NO_LETTERS, names=("ε", "δ"))
     epsilon = f"here {rounded_up(guarantee.epsilon)}"
     delta = f"here {rounded_up(guarantee.delta)}, that is {one_in(guarantee.delta)}"
-    if not read.proven:
-        epsilon = delta = "of which no value holds here"
     return Points(
         (
             f"(epsilon, {epsilon}) limits how strongly the result depends on one {unit}: whatever may come out is at "
@@ -196,8 +207,12 @@ def _letters(read: Read) -> Points:
 
 
 def _factor(read: Read) -> str:
-    if not read.proven:
-        return "a certain number of times"
-    if read.guarantee.epsilon > math.log(1e6):
-        return "so many times (here more than a million)"
-    return f"{rounded_up(math.exp(read.guarantee.epsilon))} times"
+    """e^ε in digits that anybody can read, rounded up."""
+    epsilon = read.guarantee.epsilon
+    if epsilon > LONG:
+        return f"so many times (a number of {math.ceil(epsilon / math.log(10))} digits)"
+    factor = math.exp(epsilon) * (1 + 1e-12)
+    if factor < 1000:
+        return f"{rounded_up(factor)} times"
+    unit = 10 ** (math.floor(math.log10(factor)) - 2)
+    return f"{_grouped(math.ceil(factor / unit) * unit)} times"

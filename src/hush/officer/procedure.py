@@ -76,7 +76,7 @@ def _influence(read: Read) -> tuple[str, ...]:
     else:
         limited += "fixed largest size"
     if kind == "ErrorFeedback":
-        limited += "; what was cut off was kept and came back in later steps, which is counted"
+        limited += "; what was cut off was kept and came back in later steps"
     return (f"{limited}. Then the changes were added up.",)
 
 
@@ -90,12 +90,11 @@ def _noise(read: Read) -> tuple[str, ...]:
         size = f", typically {read.card['noise_std']:.3g} times as large as the most that one example could add,"
     related = ""
     if noise.get("kind") not in (None, "Independent"):
-        related = (
-            " The noise of different steps is related, so that part of it cancels as steps add up; this is counted."
-        )
+        related = " The noise of different steps is related, so that part of it cancels as steps add up."
     return (
-        f"Random noise{size or ''} was added to the sum before it changed the model.{related}",
-        "So what one example added is blurred; section 3 says how much that hides.",
+        f"Random noise{size} was added to the sum before it changed the model.{related}",
+        "So what one example added is blurred; "
+        + ("section 3 says how much that hides." if read.proven else "how much that hides is not proven."),
     )
 
 

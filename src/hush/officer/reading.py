@@ -9,7 +9,7 @@ from typing import Any
 
 from hush.errors import BadInput, HushError
 from hush.privacy.guarantee import Guarantee
-from hush.privacy.tradeoff import Curve, curve_of_guarantee
+from hush.privacy.tradeoff import Curve, curve_of_guarantee, curve_of_points
 
 NUMBERS = ("noise_multiplier", "sensitivity", "noise_std", "divisor", "steps", "steps_taken")
 
@@ -41,8 +41,8 @@ class Read:
 
     @property
     def by_event(self) -> bool:
-        """Whether the card holds the mechanism itself, and not only ε and δ."""
-        return self.card["guarantee"].get("event_json") is not None
+        """Whether the card holds the mechanism itself, or points of its curve, and not only ε and δ."""
+        return any(self.card["guarantee"].get(name) is not None for name in ("event_json", "points"))
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A part of the plan (sampler, query, noise), empty where the card does not describe it."""
@@ -58,8 +58,15 @@ def read_card(card: Mapping[str, Any]) -> Read:
         claims = tuple(Guarantee.from_json(claim) for claim in card["claims"])
         if not all(isinstance(card[name], (int, float)) for name in NUMBERS):
             raise BadInput(f"not a privacy card as hush writes it: {', '.join(NUMBERS)} must be numbers")
-        curve = curve_of_guarantee(guarantee) if guarantee.private else None
-        return Read(card, guarantee, claims, curve)
+        return Read(card, guarantee, claims, _find_curve(card, guarantee) if guarantee.private else None)
+
+
+def _find_curve(card: Mapping[str, Any], guarantee: Guarantee) -> Curve:
+    """From the event, or else from the points of its curve, or else from ε and δ alone."""
+    points = card["guarantee"].get("points")
+    if points is None:
+        return curve_of_guarantee(guarantee)
+    return curve_of_points([*((float(e), float(d)) for e, d in points), (guarantee.epsilon, guarantee.delta)])
 
 
 @contextmanager
