@@ -38,7 +38,7 @@ def make_card(
 
 
 def _write(guarantee: Guarantee) -> dict[str, Any]:
-    """A guarantee as JSON; where its event cannot be rebuilt from it, with points (ε, δ) of the curve that it states."""
+    """A guarantee as JSON; where its event cannot be rebuilt from that, with points (ε, δ) of its curve."""
     written = guarantee.to_json()
     if guarantee.private and written["event_json"] is None:
         written["points"] = sample_points(curve_of_guarantee(guarantee), guarantee.epsilon)

@@ -60,7 +60,7 @@ def tell_assumptions(read: Read) -> Section:
     title = "On which conditions does it rest?"
     own = tuple(_explain(text) for text in dict.fromkeys(read.guarantee.assumptions))
     if not read.proven:
-        text = "There is nothing to rest on them." if not own else "The claim was made on these conditions:"
+        text = "On none: nothing is promised." if not own else "The claim was made on these conditions:"
         blocks: tuple[Block, ...] = (Paragraph(text), *((Points(own, "numbered"),) if own else ()))
         return Section(title, blocks)
     always = (

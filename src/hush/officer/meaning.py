@@ -75,8 +75,8 @@ def tell_who(read: Read) -> Section:
         return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(unit, proven=False)}"),))
     items = (
         f"Every single {unit} that was used for training, each in the same way. {_unit_in_words(unit, proven=True)}",
-        "Anybody who receives the released files, at any time, with any computer and any other information, even if "
-        f"they know every other {unit} and how the training was done.",
+        "Anybody who receives the released files (listed at the end), at any time, with any computer and any other "
+        f"information, even if they know every other {unit} and how the training was done.",
         f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}, and anything else about it that the files "
         "could tell only because it was used.",
     )
@@ -158,7 +158,7 @@ def _unit_in_words(unit: str, *, proven: bool) -> str:
         return row
     return (
         f"{row} Where every person has one row, one example is one person. Where a person has several rows, each row "
-        "is protected, and the person less well."
+        "is protected, and the person less well: then ask that all rows of a person be treated as one."
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hush.errors import BadInput, HushError
+from hush.printable import dump_json
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.tradeoff import Curve, curve_of_guarantee, curve_of_points
 
@@ -58,12 +61,15 @@ def read_card(card: Mapping[str, Any]) -> Read:
         claims = tuple(Guarantee.from_json(claim) for claim in card["claims"])
         if not all(isinstance(card[name], (int, float)) for name in NUMBERS):
             raise BadInput(f"not a privacy card as hush writes it: {', '.join(NUMBERS)} must be numbers")
-        return Read(card, guarantee, claims, _find_curve(card, guarantee) if guarantee.private else None)
+        return Read(card, guarantee, claims, _find_curve(dump_json(card["guarantee"])) if guarantee.private else None)
 
 
-def _find_curve(card: Mapping[str, Any], guarantee: Guarantee) -> Curve:
-    """From the event, or else from the points of its curve, or else from ε and δ alone."""
-    points = card["guarantee"].get("points")
+@lru_cache(maxsize=4)
+def _find_curve(written: str) -> Curve:
+    """From the event, or else from the points of its curve, or else from ε and δ alone; the page and its text ask for
+    the same one."""
+    data = json.loads(written)
+    guarantee, points = Guarantee.from_json(data), data.get("points")
     if points is None:
         return curve_of_guarantee(guarantee)
     return curve_of_points([*((float(e), float(d)) for e, d in points), (guarantee.epsilon, guarantee.delta)])

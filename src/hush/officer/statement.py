@@ -18,9 +18,9 @@ def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests:
         read = read_card(card)
         facts = (
             ("dataset", dataset or "not named"),
-            ("date", date),
+            ("date of this statement", date),
             ("method", str(card["method"])),
-            ("protected unit", f"one {read.unit}" if read.proven else "none"),
+            ("protected unit", _name_unit(read) if read.proven else "none"),
             ("status", STATUS[read.guarantee.status]),
         )
         sections = (
@@ -35,6 +35,10 @@ def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests:
             _ask_to_sign(read),
         )
         return Statement("Privacy statement for a trained model", facts, sections)
+
+
+def _name_unit(read: Read) -> str:
+    return "one example (one row)" if read.unit == "example" else f"one {read.unit}"
 
 
 def _tell_files(digests: Mapping[str, str]) -> Section:
@@ -53,10 +57,15 @@ def _ask_to_sign(read: Read) -> Section:
         f"It is known whether one person can have more than one {read.unit}, and that is acceptable (section 2).",
         "The odds in section 3 are acceptable for these data.",
         "What section 4 does not cover is dealt with in another way.",
-        "Every condition in section 5 is true here.",
+        "Those who trained the model have confirmed every condition in section 5.",
         "Other trainings on the same data are counted, or there are none.",
         "The folder “private” is not handed over; the digests agree.",
     )
-    warned = ("I have read the warning in section 1.", "Whoever receives the files may see the training data.")
+    warned = (
+        "I have read the warning in section 1.",
+        "Whoever receives the files may see the training data.",
+        "The folder “private” is not handed over; the digests agree.",
+    )
     fields: Block = Signature(("name", "place", "date", "signature"))
-    return Section("To check and to sign", (Points(proven if read.proven else warned, "boxes"), fields))
+    points = Points(proven if read.proven else warned, "boxes")
+    return Section("To check and to sign", (points, Paragraph("I have checked the points that are ticked."), fields))
