@@ -20,7 +20,7 @@ from hush import claims, mechanism
 from hush.card import make_card
 from hush.errors import BadInput
 from hush.methods import make_plan
-from hush.officer import render_privacy_page, render_privacy_text
+from hush.officer import page_of_card, render_privacy_page, render_privacy_text, text_of_card
 from hush.officer.limits import EXPLAINED
 from hush.officer.markdown_page import escape_markdown
 from hush.officer.meaning import one_in
@@ -132,6 +132,15 @@ def test_both_say_the_facts(page: str, text: str) -> None:
     assert "| name | place | date | signature |" in text
 
 
+def test_a_card_may_name_the_facts_itself(card: dict[str, Any], page: str, text: str) -> None:
+    assert page_of_card({**card, **GIVEN}) == page
+    assert text_of_card({**card, **GIVEN}) == text
+    unnamed = text_of_card(card)
+    assert "| dataset | not named |" in unnamed
+    assert "| date of this statement | not stated |" in unnamed
+    assert "The released files were not named when this page was made." in unnamed
+
+
 def test_the_numbers_are_those_of_the_odds(card: dict[str, Any], page: str, text: str) -> None:
     plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_rounding()
     words = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="example")
@@ -236,7 +245,7 @@ def test_numbers_are_rounded_up(card: dict[str, Any]) -> None:
     shown = Shown(render_privacy_page(other, **GIVEN)).text
     assert "(epsilon, here 3)" in shown
     assert "at most 19.91 times as likely" in shown  # e^2.9911 = 19.907
-    assert "here 1.04e-5, that is 1 in 96\u00a0153)" in shown  # 1/1.04e-5 = 96153.8
+    assert "here 1.04e-5, that is 1 in 96 153)" in shown  # 1/1.04e-5 = 96153.8
     assert (one_in(1e-5), one_in(3e-6), one_in(1.0)) == ("1 in 100\u00a0000", "1 in 333\u00a0333", "1 in 1")
 
 

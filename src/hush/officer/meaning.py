@@ -20,9 +20,12 @@ OTHERWISE = {
 QUESTION = {"add-remove": "it is in the data", "zero-out": "it was used", "replace": "it has the first value"}
 OTHERS = {"add-remove": "those not in the data", "zero-out": "those not used", "replace": "those with the second value"}
 CASES = {
-    "add-remove": "whether one given {unit} is in the training data or not",
-    "zero-out": "whether one given {unit} was used or counted for nothing",
-    "replace": "which of two possible values one given {unit} has",
+    "add-remove": "whether one given {unit} is in the training data or not, and anything else about it that the files "
+    "could tell only because it is",
+    "zero-out": "whether one given {unit} was used or counted for nothing, and anything else about it that the files "
+    "could tell only because it was used",
+    "replace": "which of two possible values one given {unit} has, and anything else that the files could tell only "
+    "because it has the one and not the other",
 }
 ALARM = {
     "add-remove": "A false alarm is to say “in the data” where one given {unit} is not; a miss is to say “not in the "
@@ -77,8 +80,7 @@ def tell_who(read: Read) -> Section:
         f"Every single {unit} that was used for training, each in the same way. {_unit_in_words(unit, proven=True)}",
         "Anybody who receives the released files (listed at the end), at any time, with any computer and any other "
         f"information, even if they know every other {unit} and how the training was done.",
-        f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}, and anything else about it that the files "
-        "could tell only because it was used.",
+        f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}.",
     )
     return Section(title, (Points(items, names=("Who.", "Against whom.", "Against what.")),))
 

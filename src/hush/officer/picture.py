@@ -56,6 +56,7 @@ def _legend() -> str:
     """In the half above the line of those who guess, where no curve ever is."""
     x, y = LEFT + 92, TOP + 16
     return (
+        f'<rect class="ground" x="{x - 5}" y="{y - 13}" width="108" height="50"/>'
         f'<path class="guess" d="M{x} {y - 4}h18"/><text x="{x + 23}" y="{y}">guessing</text>'
         f'<path class="best" d="M{x} {y + 12}h18"/><text x="{x + 23}" y="{y + 16}">best attacker</text>'
         f'<rect class="out" x="{x}" y="{y + 23}" width="18" height="10"/>'

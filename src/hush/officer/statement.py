@@ -18,7 +18,7 @@ def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests:
         read = read_card(card)
         facts = (
             ("dataset", dataset or "not named"),
-            ("date of this statement", date),
+            ("date of this statement", date or "not stated"),
             ("method", str(card["method"])),
             ("protected unit", _name_unit(read) if read.proven else "none"),
             ("status", STATUS[read.guarantee.status]),
