@@ -38,9 +38,9 @@ def tell_not_covered(read: Read) -> Section:
     unit = read.unit
     found = {
         "Test rows.": "Rows that were held back to test the model are not covered. Figures measured on them, such "
-        "as an accuracy, are exact and can reveal something about them.",
-        "The folder “private”.": "It holds the figures of the training and the secret random numbers. Nothing protects "
-        "against somebody who has it: it must not be handed over.",
+        "as an accuracy, are exact unless privacy.json says that they have noise, and can reveal something about them.",
+        "The folder “private”.": "It holds the figures of the training and, until they are deleted, the secret random "
+        "numbers. Nothing protects against somebody who has it: it must not be handed over.",
         "Other uses of the same data.": f"{_tell_runs(read)}",
         "Choices made beforehand.": "Cleaning the data, choosing columns or trying several settings on the same data "
         "are uses of the data, too. They are covered only where they were counted as runs.",
