@@ -42,9 +42,9 @@ SETTINGS: dict[str, list[str]] = {
     "dice": ["--method", "dp-dice", "--batch-size", "32", "--steps", str(STEPS)],
     "disk": ["--method", "dp-disk", "--batch-size", "32", "--steps", str(STEPS), "--microbatch", "9"],
 }
-RELEASED = ("model.safetensors", "privacy.json", "PRIVACY.md")
+RELEASED = ("release/model.safetensors", "release/model.json", "release/privacy.json", "release/PRIVACY.md")
 MOST = 8  # kills of one run
-CALLS = {"replace": 3, "fsync": 7, "open": 7, "unlink": 5}  # of which a release has about so many
+CALLS = {"rename": 2, "fsync": 8, "open": 9, "unlink": 6}  # of which a release has about so many
 
 
 class Broken(Exception):
@@ -60,7 +60,7 @@ def expect(holds: bool, what: str) -> None:
 def command(setting: str, out: Path) -> list[str]:
     """The same call whether it begins the run or goes on with it."""
     ledger = ["--ledger", str(out.parent / "ledger.jsonl")]
-    return [*COMMON, *SETTINGS[setting], "--secret-seed", "5", "--out", str(out), *ledger, "--resume"]
+    return [*COMMON, *SETTINGS[setting], "--secret-seed", "5", "--out", str(out), *ledger, "--resume", "--keep-secret"]
 
 
 def in_child(work: Callable[[], Any]) -> int:
@@ -106,7 +106,7 @@ def check_same(out: Path, straight: Path) -> None:
     """The files of a run that nothing happened to, and no less ε."""
     for name in (*RELEASED, "private/steps.jsonl"):
         expect((out / name).read_bytes() == (straight / name).read_bytes(), f"'{name}' differs")
-    stated = json.loads((out / "privacy.json").read_text())["guarantee"]["epsilon"]
+    stated = json.loads((out / "release" / "privacy.json").read_text())["guarantee"]["epsilon"]
     spent = Ledger(out.parent / "ledger.jsonl").total().epsilon
     expect(spent >= stated * (1 - 1e-9), f"the ledger says ε = {spent} and the card {stated}")
 
@@ -148,23 +148,26 @@ def killed_anywhere(store: Path, setting: str, dice: random.Random, most: int) -
     return {"kind": "anywhere", "setting": setting, "kills": kills, "at": at}
 
 
+def read_release(out: Path) -> dict[str, bytes]:
+    """The files that may be copied."""
+    return {path.name: path.read_bytes() for path in (out / "release").iterdir()}
+
+
 def killed_releasing(store: Path, setting: str, dice: random.Random) -> dict[str, Any]:
     """A finished run that releases again over another one's release, ended at one system call of the release."""
     straight, _ = straight_run(store, setting)
     other, _ = straight_run(store, next(name for name in SETTINGS if name != setting))
     out = fresh(store)
     shutil.copytree(straight.parent, out.parent, dirs_exist_ok=True)
-    for name in RELEASED:
-        shutil.copy(other / name, out / name)
+    shutil.rmtree(out / "release")
+    shutil.copytree(other / "release", out / "release")
     call, after = dice.choice(list(CALLS)), dice.random() < 0.5
     number = dice.randint(1, CALLS[call])
     code = ended(in_child(lambda: dying_in_release(call, number, after, command(setting, out))))
     expect(code in (0, -signal.SIGKILL), f"the release ended with {code}")
-    card, weights = out / "privacy.json", out / "model.safetensors"
-    if card.exists():
-        owners = [run for run in (straight, other) if (run / "privacy.json").read_bytes() == card.read_bytes()]
-        expect(len(owners) == 1, "the card is nobody's")
-        expect((owners[0] / "model.safetensors").read_bytes() == weights.read_bytes(), "weights under another card")
+    if (out / "release").exists():
+        found = read_release(out)
+        expect(found in [read_release(run) for run in (straight, other)], "the release is of no run, or of two")
     expect(ended(in_child(lambda: hush(command(setting, out)))) == 0, "the release could not be finished")
     check_same(out, straight)
     return {"kind": "releasing", "setting": setting, "kills": int(code != 0), "call": call, "number": number}

@@ -74,7 +74,7 @@ def check_whole(out: Path) -> None:
     kept = Checkpoints(out / "private")
     found = kept.newest()
     kept.close()
-    assert not found.damaged
+    assert not found.damaged or (out / "private" / "finished.json").exists()  # the secret is being overwritten
     ledger = out.parent / "ledger.jsonl"
     taken = released_at_least(out)
     if taken:
@@ -85,10 +85,11 @@ def check_whole(out: Path) -> None:
 
 def check_same(out: Path, straight: Path, stated: dict) -> None:
     """Finished: the same bits, the same ε, one entry, and a log without a gap."""
-    first, second = (load_file(p / "model.safetensors") for p in (out, straight))
+    first, second = (load_file(p / "release" / "model.safetensors") for p in (out, straight))
     assert first.keys() == second.keys()
     assert all((first[n].numpy().tobytes() == second[n].numpy().tobytes()) for n in first)
-    assert (out / "privacy.json").read_bytes() == (straight / "privacy.json").read_bytes()
+    assert (out / "release" / "privacy.json").read_bytes() == (straight / "release" / "privacy.json").read_bytes()
+    assert not list((out / "private").glob("checkpoint-*"))  # the secret went after the release
     assert (out / "private" / "steps.jsonl").read_bytes() == (straight / "private" / "steps.jsonl").read_bytes()
     left = {p.name for place in (out / "private", out, out.parent) for p in place.iterdir()}
     assert not [name for name in left if name.endswith(".part")]
@@ -107,7 +108,7 @@ def straight(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def stated(straight: Path) -> dict:
-    return json.loads((straight / "privacy.json").read_text())["guarantee"]
+    return json.loads((straight / "release" / "privacy.json").read_text())["guarantee"]
 
 
 def finish(out: Path) -> None:
@@ -159,7 +160,9 @@ def dying_at(call_name: str, number: int, after: bool) -> Callable[[], None]:
 
 
 FAULTS = [
-    (name, after) for name in ("fsync", "replace", "unlink", "pwrite", "write", "open") for after in (False, True)
+    (name, after)
+    for name in ("fsync", "replace", "rename", "unlink", "pwrite", "write", "open")
+    for after in (False, True)
 ]
 
 
@@ -214,12 +217,20 @@ def test_a_torn_write_falls_back(straight, stated, tmp_path) -> None:
     check_same(out, straight, stated)
 
 
-RELEASING = [(name, after) for name in ("replace", "fsync", "open", "unlink") for after in (False, True)]
+CALLS = ("mkdir", "open", "write", "fsync", "stat", "rename", "close", "unlink", "rmdir")
+RELEASING = [(name, after) for name in CALLS for after in (False, True)]
+LEAST_KILLS = 50
 
 
-@pytest.mark.parametrize(("name", "after"), RELEASING, ids=[f"{'after' if a else 'before'}-{n}" for n, a in RELEASING])
-def test_killed_while_releasing_weights_are_never_under_another_card(name, after, tmp_path) -> None:
-    """Over the release of an earlier run with less noise: whatever is found, weights and card are of one run."""
+def released(folder: Path) -> dict[str, bytes] | None:
+    """The files of a release; None where there is none."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else None
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["first", "overwriting"])
+def test_killed_while_releasing_there_is_none_or_a_whole_one(overwrite, tmp_path) -> None:
+    """The n-th system call of a kind is the last one, for n = 1, 2, 3 … until none is left; over the release of an
+    earlier run with less noise, or over none. Then the next release is whole, and nothing lies beside it."""
     torch.manual_seed(0)
     data = torch.randn(30, 4), torch.randint(0, 2, (30,))
     runs = []
@@ -229,16 +240,28 @@ def test_killed_while_releasing_weights_are_never_under_another_card(name, after
         for batch in run.batches():
             run.step(batch)
         runs.append(run.release(tmp_path / str(noise)))
-    cards = {(r / "model.safetensors").read_bytes(): (r / "privacy.json").read_bytes() for r in runs}
-    for number in range(1, 9):
-        out = tmp_path / f"out{number}"
-        shutil.copytree(runs[0], out)
-        fault = dying_at(name, number, after)
-        code = ended(in_child(lambda fault=fault, out=out: (fault(), run.release(out), 0)[2]))
-        card = out / "privacy.json"
-        assert not card.exists() or cards[(out / "model.safetensors").read_bytes()] == card.read_bytes()
-        if code == 0:
-            assert card.read_bytes() == (runs[1] / "privacy.json").read_bytes()
+    old, new = map(released, runs)
+    allowed = [None, new, *([old] if overwrite else [])]
+    kills, seen = 0, set()
+    for name, after in RELEASING:
+        code, number = -signal.SIGKILL, 0
+        while code == -signal.SIGKILL:
+            number += 1
+            out = tmp_path / f"{name}-{after}-{number}" / "out"
+            out.parent.mkdir()
+            if overwrite:
+                shutil.copytree(runs[0], out)
+            fault = dying_at(name, number, after)
+            code = ended(in_child(lambda fault=fault, out=out: (fault(), run.release(out, overwrite=overwrite), 0)[2]))
+            assert code in (0, -signal.SIGKILL)
+            assert released(out) in allowed
+            seen.add(allowed.index(released(out)))
+            kills += code == -signal.SIGKILL
+            run.release(out, overwrite=True)
+            assert released(out) == new
+            assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert kills >= LEAST_KILLS
+    assert seen == set(range(len(allowed)))
 
 
 def test_the_secret_lost_the_block_stays_spent(tmp_path, stated) -> None:

@@ -113,7 +113,7 @@ def test_own_data(here: Path, capsys) -> None:
     said = capsys.readouterr()
     shown = (DOCS / "own-data.md").read_text()
     assert all(line in shown for line in said.err.splitlines())
-    assert (here / "patients" / "privacy.json").is_file()
+    assert (here / "patients" / "release" / "privacy.json").is_file()
 
 
 def test_readme(here: Path, capsys) -> None:

@@ -96,7 +96,7 @@ def test_a_method_of_ones_own_with_a_nasty_name_is_spelt_out_on_the_page(tmp_pat
     out = tmp_path / "run"
     flags = ("--problem", "breast-cancer-logistic", "--batch-size", "64", "--steps", "2", "--out", str(out))
     assert main(["train", "--method", "nasty_method:method", *flags]) == 0
-    card = (out / "PRIVACY.md").read_text()
+    card = (out / "release" / "PRIVACY.md").read_text()
     assert "\x1b" not in card
     assert "<script>" not in card
     capsys.readouterr()

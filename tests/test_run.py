@@ -317,7 +317,7 @@ class TestArtefact:
         text = (tmp_path / "privacy.json").read_text() + (tmp_path / "PRIVACY.md").read_text()
         assert secret.key.hex() not in text
         assert "12345678" not in text
-        assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors", "privacy.json", "PRIVACY.md"}
+        assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors", "model.json", "privacy.json", "PRIVACY.md"}
         assert set(load_file(tmp_path / "model.safetensors")) == set(run.model.state_dict())
         for record in records:
             for value in record.numbers().values():

@@ -496,11 +496,11 @@ class TestCard:
         p = plan()
         taken_back(p, tmp_path / "private", 3)
         run = resumed(p, tmp_path / "private", losses=other_losses)
-        run.release(tmp_path)
-        card = json.loads((tmp_path / "privacy.json").read_text())
+        run.release(tmp_path / "out")
+        card = json.loads((tmp_path / "out" / "privacy.json").read_text())
         assert card["guarantee"]["epsilon"] == run.guarantee.epsilon > p.guarantee().epsilon
         assert card["claims"][0] == card["guarantee"]
-        assert run.guarantee.sentence() in (tmp_path / "PRIVACY.md").read_text()
+        assert run.guarantee.sentence() in (tmp_path / "out" / "PRIVACY.md").read_text()
 
     def test_going_back_behind_a_release(self, tmp_path) -> None:
         """The newest checkpoint deleted after a release: the same again is nothing more, other sums are charged."""

@@ -1,7 +1,9 @@
 """Train neural networks on private data, and say truthfully how private the result is."""
 
+from hush.artefact import Architecture, Description, Inputs
 from hush.errors import BadInput, HushError, Refused
 from hush.gradients import to_group_norm
+from hush.handover import Predictions, load
 from hush.loop import train
 from hush.methods import make_plan
 from hush.noise import Independent
@@ -17,22 +19,27 @@ from hush.stepping import Batch, Record
 __all__ = [
     "SGD",
     "Adam",
+    "Architecture",
     "BadInput",
     "Batch",
     "ClippedSum",
+    "Description",
     "FixedSize",
     "Guarantee",
     "HushError",
     "Independent",
+    "Inputs",
     "Partitioned",
     "Plan",
     "Poisson",
+    "Predictions",
     "Record",
     "Refused",
     "Run",
     "Secret",
     "Shuffled",
     "TorchOptim",
+    "load",
     "make_plan",
     "to_group_norm",
     "train",

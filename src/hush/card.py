@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from hush.attempts import History
-from hush.claims import account_attempts
+from hush.claims import account_attempts, find_accounted_delta
 from hush.identity import describe
 from hush.mechanism import Mechanism
 from hush.privacy.guarantee import Guarantee
@@ -20,11 +20,13 @@ def make_card(
 ) -> dict[str, Any]:
     """The guarantee of a run, every claim, and the mechanism itself, as plain data."""
     claims = [_write(guarantee) for guarantee in account_attempts(mechanism, history, coordinates)]
+    accounted = {"event": claims[0]["event_json"], "delta": find_accounted_delta(mechanism, history, coordinates)}
     return {
         "format": "hush privacy card 1",
         "method": mechanism.method,
         "guarantee": claims[0],
         "claims": claims,
+        "accounting": accounted,
         "noise_multiplier": mechanism.sigma,
         "sensitivity": mechanism.sensitivity,
         "noise_std": mechanism.noise_std,

@@ -125,6 +125,15 @@ def account_attempts(mechanism: Mechanism, history: History, coordinates: int = 
     return tuple(_account(said, claim, steps, lost) for claim in claim_attempts(mechanism, attempts))
 
 
+def find_accounted_delta(mechanism: Mechanism, history: History, coordinates: int = 1) -> float:
+    """δ at which `account_attempts` asks the accountant: what the tails and the places of a batch leave of it."""
+    if not mechanism.private or not history.again:
+        return mechanism.delta_left()
+    attempts = history.reached(mechanism.steps).attempts
+    lost = len(attempts) * mechanism.tails_beside(coordinates)
+    return mechanism.delta_left(sum(attempt.taken for attempt in attempts)) - lost
+
+
 def pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
     """The accountant that was asked for, or the tightest that can prove the event."""
     asked = mechanism.accountant

@@ -1,8 +1,8 @@
 """Everything that hush asks of a disk: files that are whole or absent, locks, and a cache. No other module does this.
 
 - **Whole or absent.** `write_atomic` writes beside, flushes to the disk and renames; `move_atomic` does the last step
-  for what was written elsewhere on the same disk; `append_durably` adds lines that are on the disk when it returns, or
-  are not there.
+  for what was written elsewhere on the same disk; `write_folder` does both for a folder; `append_durably` adds lines
+  that are on the disk when it returns, or are not there.
 - **Locks** are the kernel's (`flock`): they end with their holder, however it ends. `lock_file` locks a file that is
   open, `try_lock` takes a lock and keeps it or says that somebody else has it, `take_turn` waits for one. A file system
   without locks raises an error; one that grants every lock is noticed by `take_turn`, which asks for its own lock a
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import secrets
+import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -67,14 +69,72 @@ def move_atomic(source: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
+def write_folder(target: Path, content: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Put a folder of files at ``target`` as a whole: after a kill at any instant there is none or a whole one.
+
+    It is written beside and renamed. With ``replace`` a folder that is there is renamed away first; without it, only an
+    empty one gives way. What a kill leaves beside is cleared by `clear_beside`."""
+    target = target.resolve()
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    beside.mkdir()
+    held = os.open(beside, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # says to others that this one is being written; a courtesy
+            lock_file(held)
+        for name, data in content.items():
+            _write_durably(beside / name, data)
+        sync_directory(beside)
+        if replace and target.exists():
+            move_atomic(target, target.with_name(f".{target.name}.{secrets.token_hex(6)}.old"))
+        move_atomic(beside, target)
+    finally:
+        os.close(held)
+        clear_beside(target)
+
+
+def clear_beside(target: Path) -> None:
+    """Remove what `write_folder` left beside a folder when it was killed or could not go on."""
+    target = target.resolve()
+    for end in ("part", "old"):
+        for left in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 12}.{end}"):
+            if left.is_dir() and not _is_being_written(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_being_written(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not lock_file(descriptor, wait=False)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PUBLIC)
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:  # a write may take less than it is given
+        content = content[os.write(descriptor, content) :]
+
+
 def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
     """Add to the end of a file, on the disk when this returns; where that fails the file is as it was."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
     try:
         start = os.lseek(descriptor, 0, os.SEEK_END)
         try:
-            while content:  # a write may take less than it is given
-                content = content[os.write(descriptor, content) :]
+            _write_all(descriptor, content)
             os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, start)
@@ -95,6 +155,20 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def wipe(path: Path) -> None:
+    """Overwrite a file with zeros on the disk, then remove it. What the file system or the disk itself keeps of earlier
+    versions (a journal, a snapshot, worn cells) is not reached."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        left = os.fstat(descriptor).st_size
+        while left > 0:
+            left -= os.write(descriptor, bytes(min(left, 1 << 20)))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    path.unlink()
 
 
 def remove_parts(directory: Path, name: str = "*") -> None:

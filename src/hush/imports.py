@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any
 
 from hush.errors import BadInput
@@ -39,3 +40,10 @@ def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
         return function(**options)
     accepted = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
     return function(**{name: value for name, value in options.items() if name in accepted})
+
+
+def find_version(path: str) -> str | None:
+    """The version of the distribution that ``package.module:attribute`` comes from; None where it is in none."""
+    package = path.partition(":")[0].partition(".")[0]
+    found = metadata.packages_distributions().get(package)
+    return metadata.version(found[0]) if found else None

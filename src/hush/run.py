@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hush.artefact import card_page, write_artefact
+from hush.artefact.description import Description
+from hush.artefact.folder import check_room, write_release
 from hush.attempts import History, pick_secret
 from hush.card import make_card
 from hush.claims import account_attempts
@@ -136,13 +137,21 @@ class Run:
         """How many numbers are trained."""
         return max(1, sum(p.numel() for p in self._params.values()))
 
-    def release(self, directory: str | Path) -> Path:
-        """Write the released artefact: weights and privacy card, nothing private."""
+    def release(
+        self, directory: str | Path, *, description: Description | None = None, overwrite: bool = False
+    ) -> Path:
+        """Write the released artefact, the folder that may be copied: weights, description and privacy card.
+
+        ``description`` says how the network is built and what its inputs are (`hush.problems.Problem.describe` does for
+        a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
+        replaced only with ``overwrite``, and as a whole."""
+        check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
         card = make_card(self._stated(), steps_taken=self.next, history=self.history, coordinates=self.coordinates)
-        return write_artefact(Path(directory), self.model, card, card_page(card, card["guarantee"]["sentence"]))
+        told = description or Description("other")
+        return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
 
     def state(self) -> State:
         """Everything that a checkpoint needs, private parts and secret included; views, not copies."""

@@ -124,8 +124,8 @@ def test_train_on_embedded_data(capsys, tmp_path) -> None:
     assert found["epsilon"] <= 3
     assert found["status"] == "proven"
     assert found["out"] == str(tmp_path / "run")
-    assert (tmp_path / "run" / "model.safetensors").is_file()
-    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert (tmp_path / "run" / "release" / "model.safetensors").is_file()
+    card = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
     assert card["guarantee"]["epsilon"] == found["epsilon"]
     private = tmp_path / "run" / "private"
     assert private.stat().st_mode & 0o077 == 0
@@ -150,9 +150,9 @@ def test_a_secret_seed_reproduces(capsys, tmp_path) -> None:
     runs = []
     for name in ("a", "b"):
         answer(capsys, *TRAIN, "--secret-seed", 5, "--out", tmp_path / name)
-        runs.append((tmp_path / name / "model.safetensors").read_bytes())
+        runs.append((tmp_path / name / "release" / "model.safetensors").read_bytes())
     assert runs[0] == runs[1]
-    assert "secret seed" in (tmp_path / "a" / "PRIVACY.md").read_text()
+    assert "secret seed" in (tmp_path / "a" / "release" / "PRIVACY.md").read_text()
 
 
 def test_set(capsys) -> None:

@@ -332,7 +332,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a few steps, to be damaged."""
     out = tmp_path_factory.mktemp("fuzz") / "run"
     flags = ["--problem", "breast-cancer-logistic", "--steps", "3", "--batch-size", "64", "--noise-multiplier", "1"]
-    assert main(["train", *flags, "--method", "dp-adam", "--checkpoint-every", "2", "--out", str(out)]) == 0
+    assert (
+        main(["train", *flags, "--method", "dp-adam", "--checkpoint-every", "2", "--keep-secret", "--out", str(out)])
+        == 0
+    )
     return out
 
 

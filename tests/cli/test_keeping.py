@@ -49,7 +49,7 @@ def test_a_budget_stops_training_before_it_is_exceeded(capsys, unfinished, ledge
     assert found["epsilon"] <= 1.0
     assert found["budget"] == {"epsilon": 1.0, "delta": 1e-5}
     assert 0 < found["runs"][0]["steps"] < found["runs"][0]["planned"] == 60
-    assert not (unfinished / "model.safetensors").exists()
+    assert not (unfinished / "release").exists()
     code, _, err = call(capsys, *TRAIN, "--steps", 60, "--out", tmp_path / "other", "--ledger", ledger)
     assert code == 2
     assert "step 1 would bring dataset 'default'" in err
@@ -90,21 +90,33 @@ def test_resuming_with_another_plan_is_refused(capsys, unfinished, ledger) -> No
 
 def test_a_finished_run_is_reported_again(capsys, tmp_path, ledger) -> None:
     first = answer(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--ledger", ledger)
-    before = ledger.read_bytes(), (tmp_path / "run" / "model.safetensors").read_bytes()
+    before = ledger.read_bytes(), (tmp_path / "run" / "release" / "model.safetensors").read_bytes()
     code, out, err = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
     again = json.loads(out)
     assert code == 0
     assert "is finished" in err
     for field in ("epsilon", "test_accuracy", "steps", "problem", "method"):
         assert again[field] == first[field]
-    assert (ledger.read_bytes(), (tmp_path / "run" / "model.safetensors").read_bytes()) == before
+    assert (ledger.read_bytes(), (tmp_path / "run" / "release" / "model.safetensors").read_bytes()) == before
 
 
-def test_a_finished_run_may_be_replaced(capsys, tmp_path) -> None:
-    answer(capsys, *TRAIN, "--epochs", 2, "--out", tmp_path / "run")
+def list_files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("kept", [(), ("--keep-secret",)], ids=["deleted", "kept"])
+def test_a_finished_run_is_replaced_only_where_that_is_asked_for(capsys, tmp_path, kept) -> None:
+    answer(capsys, *TRAIN, "--epochs", 2, "--out", tmp_path / "run", *kept)
+    before = list_files(tmp_path / "run")
     code, out, err = call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--json")
-    assert code == 0
-    assert "which this one replaces" in err
+    assert (code, out) == (2, "")
+    assert "holds a finished run: add --overwrite to replace it, or give another --out" in err
+    assert len(err.strip().splitlines()) == 1
+    assert list_files(tmp_path / "run") == before
+    code, out, err = call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--json", "--overwrite")
+    assert code == 0, err
+    weights = tmp_path / "run" / "release" / "model.safetensors"
+    assert weights.read_bytes() != before[weights]
     steps = (tmp_path / "run" / "private" / "steps.jsonl").read_text().splitlines()
     assert len(steps) == json.loads(out)["steps"]
 
@@ -144,7 +156,7 @@ def test_a_refused_first_step_leaves_no_unfinished_run(capsys, tmp_path, monkeyp
 def test_everything_private_is_for_its_owner_alone(capsys, tmp_path) -> None:
     answer(capsys, *TRAIN, "--epochs", 1, "--secret-seed", 77123, "--out", tmp_path / "run")
     out = tmp_path / "run"
-    assert {p.name for p in out.iterdir()} == {"model.safetensors", "privacy.json", "PRIVACY.md", "private"}
+    assert {p.name for p in out.iterdir()} == {"release", "private"}
     assert (out / "private").stat().st_mode & 0o777 == 0o700
     for path in (out / "private").iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
@@ -187,6 +199,7 @@ class TestTakenAgain:
 
     def test_other_sums_are_charged_and_said(self, capsys, tmp_path, ledger, monkeypatch) -> None:
         train = (*TRAIN, "--steps", 20, "--checkpoint-every", 5, "--out", tmp_path / "run", "--ledger", ledger)
+        train = (*train, "--keep-secret")
         first = answer(capsys, *train)
         assert first["taken_again"] == []
         self.back(tmp_path / "run", 15)
@@ -206,7 +219,7 @@ class TestTakenAgain:
         assert found["taken_again"] == [[16, 20]]
         assert found["epsilon"] > first["epsilon"]
         assert found["ledger"]["epsilon"] == pytest.approx(found["epsilon"])
-        card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+        card = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
         assert card["guarantee"]["epsilon"] == found["epsilon"]
         shown = answer(capsys, "ledger", "show", ledger)["datasets"][0]
         assert [run["steps"] for run in shown["runs"]] == [20, 5]
@@ -217,7 +230,7 @@ class TestTakenAgain:
         answer(capsys, *once, "--out", tmp_path / "run")
         answer(capsys, *once, "--out", tmp_path / "other", "--ledger", ledger)
         rows(data, moved=0.5)
-        code, out, err = call(capsys, *once, "--out", tmp_path / "run")
+        code, out, err = call(capsys, *once, "--out", tmp_path / "run", "--overwrite")
         assert (code, out) == (2, "")
         assert "this secret seed was used in this directory with the same plan on other data" in err
         code, out, err = call(capsys, *once, "--out", tmp_path / "third", "--ledger", ledger)
@@ -230,14 +243,15 @@ class TestTakenAgain:
         answer(capsys, *OWN, "--data", data, "--secret-seed", 5, "--out", out)
         before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
         rows(data, moved=0.5)
-        code, _, err = call(capsys, *OWN, "--data", data, "--secret-seed", 5, "--out", out, "--checkpoint-every", 3)
+        changed = ("--secret-seed", 5, "--out", out, "--checkpoint-every", 3, "--overwrite")
+        code, _, err = call(capsys, *OWN, "--data", data, *changed)
         assert code == 2
         assert "this secret seed was used in this directory" in err
         assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
 
     def test_changed_data_is_not_resumed(self, capsys, tmp_path) -> None:
         data = rows(tmp_path / "rows.csv")
-        answer(capsys, *OWN, "--data", data, "--checkpoint-every", 2, "--out", tmp_path / "run")
+        answer(capsys, *OWN, "--data", data, "--checkpoint-every", 2, "--out", tmp_path / "run", "--keep-secret")
         self.back(tmp_path / "run", 4)
         rows(data, moved=0.5)
         code, _, err = call(capsys, "train", "--out", tmp_path / "run", "--resume")
@@ -315,16 +329,15 @@ def test_resuming_where_the_private_part_is_gone_is_refused(capsys, tmp_path, le
     answer(capsys, *TRAIN, "--epochs", 1, "--out", out)
     shutil.rmtree(out / "private")
     if left == "nothing":
-        for path in out.iterdir():
-            path.unlink()
-    before = {path: path.read_bytes() for path in out.iterdir()}
+        shutil.rmtree(out / "release")
+    before = list_files(out)
     flags = (("train",), TRAIN) if left == "released" else (("train",),)
     for call_again in flags:
         code, said, err = call(capsys, *call_again, "--out", out, "--resume")
         assert (code, said) == (2, "")
         assert "cannot go on" in err
         assert len(err.strip().splitlines()) == 1
-        assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+        assert list_files(out) == before
 
 
 def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -> None:

@@ -71,14 +71,14 @@ def test_public_ranges_are_read_and_assumed(own: Path, capsys) -> None:
     card = own.with_name("run")
     code, _, err = call(capsys, *TRAIN, "--data", own, "--public", "ranges+categories", "--out", card)
     assert code == 0, err
-    said = " ".join(p.read_text() for p in card.glob("*.json"))
+    said = " ".join(p.read_text() for p in (card / "release").glob("*.json"))
     assert "the ranges of the columns, read off the rows, are public anyway" in said
     assert "rows held out for testing are not covered" in said
 
 
 def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None:
     other, out = table(own.with_name("later.csv"), 50, 1), own.with_name("run")
-    first = call(capsys, *TRAIN, "--data", own, "--test-data", other, "--out", out)
+    first = call(capsys, *TRAIN, "--data", own, "--test-data", other, "--out", out, "--keep-secret")
     again = call(capsys, "train", "--out", out, "--resume", "--json")
     assert (first[0], again[0]) == (0, 0), again[2]
     assert "200 rows to train on, 50 to test on" in again[2]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,6 +127,9 @@ class _Trial:
         self.run, self.progress = self.saved.resume(self._start)
         self.last: Evaluation | None = None
 
+    def _release(self, folder: Path) -> Path:
+        return self.run.release(folder, description=self.problem.describe())
+
     def result(self, started: float) -> Result:
         """Take the steps that remain, then write it all down."""
         outcome, reason = "finished", ""
@@ -135,7 +139,7 @@ class _Trial:
             outcome, reason = "diverged", str(stop)
         record = _record(self.trial, started, outcome, reason) | self._told()
         private = (("steps.safetensors", self._steps()),)
-        release = self.run.release if self.conditions.weights else None
+        release = self._release if self.conditions.weights else None
         return Result(
             as_json_data(record), tuple(as_json_data(line) for line in self.progress.epochs), private, release
         )

@@ -30,6 +30,7 @@ from hush.files import (
     remove_parts,
     sync_directory,
     try_lock,
+    wipe,
     writable_directory,
     write_atomic,
 )
@@ -112,6 +113,13 @@ class Checkpoints:
         """Remove every checkpoint, and the log."""
         for path in (*self.files(), self.directory / LOG):
             path.unlink(missing_ok=True)
+        sync_directory(self.directory)
+
+    def forget_secret(self) -> None:
+        """Of a run that is finished and released: overwrite and remove every checkpoint, and the secret with it. What
+        stays is the record of sums, which is keyed with the secret and does not hold it."""
+        for path in self.files():
+            wipe(path)
         sync_directory(self.directory)
 
     def restore(self, run: Run, saved: Saved) -> None:

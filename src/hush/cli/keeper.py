@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -15,21 +12,22 @@ from typing import Any
 
 import torch
 
-from hush.artefact import CARD, PAGE, WEIGHTS
+from hush.artefact.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json
 from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
 from hush.cli.shell import KEEPING, write_settings
 from hush.errors import BadInput, HushError
-from hush.files import PRIVATE, remove_parts, writable_directory, write_atomic
+from hush.files import PRIVATE, clear_beside, remove_parts, writable_directory, write_atomic
 from hush.ledger.account import DATASET, Ledger
 from hush.loop import EVERY
 from hush.matrices.cache import kept_in
+from hush.printable import as_json_data, dump_json
 from hush.run import Run
 from hush.settings import option
 
-OPTIONS = "options.json"  # in the private part of a run
-RELEASED = ("release", WEIGHTS, CARD, PAGE)
+OPTIONS, FINISHED = "options.json", "finished.json"  # in the private part of a run
+BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +35,24 @@ class KeepingOptions:
     """What is kept of a run, and where its spend is entered."""
 
     out: Path | None = field(
-        default=None, metadata=option("Directory for the released model and its privacy card.", KEEPING, saved=False)
+        default=None,
+        metadata=option("Folder of the run: release/ in it may be copied, private/ may not.", KEEPING, saved=False),
     )
     resume: bool = field(
         default=False,
         metadata=option("Go on with the run in --out, with its own options.", KEEPING, flag="--resume", saved=False),
+    )
+    overwrite: bool = field(
+        default=False,
+        metadata=option("Replace the finished run in --out.", KEEPING, flag="--overwrite", saved=False),
+    )
+    keep_secret: bool = field(
+        default=False,
+        metadata=option(
+            "Keep what can subtract the noise when the run is finished; else it is deleted.",
+            KEEPING,
+            flag="--keep-secret",
+        ),
     )
     checkpoint_every: int = field(default=EVERY, metadata=option("Steps between two checkpoints.", KEEPING))
     ledger: Path | None = field(
@@ -70,6 +81,49 @@ class Keeper:
     account: Charges | None = None
     resumed_from: int | None = None
     begun: bool = False
+    overwrite: bool = False
+
+    @property
+    def release(self) -> Path | None:
+        """The folder that may be copied."""
+        return None if self.out is None else self.out / RELEASE
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a release that is there gives way: that of a run that is to be overwritten, or of this very run."""
+        return self.overwrite or self.resume
+
+    def recall_finished(self, given: KeepingOptions) -> dict[str, Any] | None:
+        """What the finished run in this folder answered, if its secret is gone and it is asked for again."""
+        if not self.resume or self.checkpoints is None:
+            return None
+        path = self.checkpoints.directory / FINISHED
+        if not path.exists():
+            return None
+        if (self.checkpoints.directory / OPTIONS).read_bytes() != write_settings(given):
+            raise BadInput(
+                f"the run in '{self.out}' is finished and its secret was deleted, so it cannot go on with other "
+                "options: train anew with another --out"
+            )
+        found = read_json(path)
+        say(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
+        if self.release is not None and not self.release.is_dir():
+            say(f"its release is not there any more, and cannot be written again: '{self.release}'")
+        return {**found, "resumed_from": found["steps"]}
+
+    def finish(self, answer: dict[str, Any], *, keep_secret: bool) -> None:
+        """After the release is whole: write down the answer, then delete the secret."""
+        if self.out is None or self.checkpoints is None:
+            return
+        for name in BEFORE if self.replaces else ():
+            (self.out / name).unlink(missing_ok=True)
+        if keep_secret:
+            say(f"the secret is kept, as asked: whoever has '{self.checkpoints.directory}' can subtract the noise")
+            return
+        write_atomic(
+            self.checkpoints.directory / FINISHED, (dump_json(as_json_data(answer)) + "\n").encode(), mode=PRIVATE
+        )
+        self.checkpoints.forget_secret()
 
     def attach(self, run: Run, given: KeepingOptions) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
@@ -83,6 +137,7 @@ class Keeper:
         self._enter(run, given)
         if self.checkpoints is not None and self.resumed_from is None:
             self.checkpoints.attach(run)  # before anything of the run that was here is replaced: this may refuse
+            (self.checkpoints.directory / FINISHED).unlink(missing_ok=True)
             write_atomic(self.checkpoints.directory / OPTIONS, write_settings(given), mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True
@@ -160,8 +215,9 @@ class Keeper:
 
 
 @contextmanager
-def open_keeper(out: Path | None, *, resume: bool) -> Iterator[Keeper]:
-    """Open the directory before anything expensive starts, and refuse to overwrite a run that is not finished."""
+def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> Iterator[Keeper]:
+    """Open the folder before anything expensive starts, and refuse to overwrite a run unless it is finished and that
+    was asked for."""
     if out is None:
         if resume:
             raise BadInput("--resume needs the --out of the run that is to go on")
@@ -169,15 +225,21 @@ def open_keeper(out: Path | None, *, resume: bool) -> Iterator[Keeper]:
         return
     if resume:
         _check_not_lost(out)
+    check_room(out / RELEASE, overwrite=True)  # what hush did not write is never replaced
     writable_directory(out)
-    checkpoints = Checkpoints(out / "private")
+    checkpoints = Checkpoints(out / PRIVATE_PART)
     checkpoints.tell = say
     try:
         remove_parts(out)
+        clear_beside(out / RELEASE)
+        if (checkpoints.directory / FINISHED).exists():
+            checkpoints.forget_secret()  # where a kill came between the two
         found = checkpoints.newest()
         with _as_hush_wrote_it(out):
             _check(found, out, resume)
-        yield Keeper(out, resume, checkpoints, found)
+        if not resume and not overwrite and (_is_finished(found, out) or _list_released(out)):
+            raise BadInput(f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out")
+        yield Keeper(out, resume, checkpoints, found, overwrite=overwrite)
     finally:
         checkpoints.close()
 
@@ -193,9 +255,20 @@ def _as_hush_wrote_it(path: Path) -> Iterator[None]:
         raise BadInput(f"'{path}' holds a checkpoint that this hush did not write: start anew elsewhere") from error
 
 
+def _list_released(out: Path) -> list[Path]:
+    return [out / name for name in (RELEASE, *BEFORE) if (out / name).exists()]
+
+
+def _is_finished(found: Found, out: Path) -> bool:
+    """By the checkpoint of its last step, or by its answer where that is gone."""
+    done = found.saved is not None and found.saved.step >= int(found.saved.facts["steps"])
+    return done or (out / PRIVATE_PART / FINISHED).exists()
+
+
 def _check_not_lost(out: Path) -> None:
     """A folder with a released model and no run: training anew would put another model in its place."""
-    if any((out / name).exists() for name in RELEASED) and not any((out / "private").glob("checkpoint-*")):
+    private = out / PRIVATE_PART
+    if _list_released(out) and not any(private.glob("checkpoint-*")) and not (private / FINISHED).exists():
         raise BadInput(
             f"the run in '{out}' cannot go on, as its private part is gone and only what it released is left: train "
             "anew with another --out"
@@ -213,7 +286,6 @@ def _check(found: Found, out: Path, resume: bool) -> None:
     step, steps = found.saved.step, int(found.saved.facts["steps"])
     if step < steps:
         raise BadInput(f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out")
-    say(f"'{out}' holds a finished run, which this one replaces")
 
 
 def _use_same_machinery(facts: dict[str, Any]) -> None:
@@ -224,32 +296,3 @@ def _use_same_machinery(facts: dict[str, Any]) -> None:
     before, now = facts["versions"]["torch"], version("torch")
     if before != now:
         say(f"the run began with torch {before} and goes on with {now}: its bits may differ from an unbroken run's")
-
-
-@contextmanager
-def note_interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a question to be asked between steps; a second one ends at once."""
-    asked = False
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def explain_os_error(error: OSError) -> str:
-    """What the operating system refused, in a few words."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no space is left on the disk (free some first)"
-    return f"{error.strerror or error}" + (f" ('{error.filename}')" if error.filename else "")

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import typer
 
-from hush.cli import account, bench, data, ledger, methods, noise, train
+from hush.cli import account, bench, data, ledger, methods, noise, train, verify
 from hush.cli.console import accept_any_encoding, say
 from hush.errors import HushError
 
@@ -27,6 +27,7 @@ app.command("methods")(methods.methods)
 app.command("problems")(methods.problems)
 app.command("account")(account.account)
 app.command("train")(train.train)
+app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

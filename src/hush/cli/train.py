@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tomllib
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import typer
 from hush import validate
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
-from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, explain_os_error, note_interrupts, open_keeper
+from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, open_keeper
 from hush.cli.planning import (
     EPSILON_OR_THREE,
     PlanOptions,
@@ -24,6 +25,7 @@ from hush.cli.planning import (
     warn_delta,
 )
 from hush.cli.shell import MACHINE, Given, read_settings, take
+from hush.cli.stopping import explain_os_error, note_interrupts
 from hush.errors import BadInput, HushError
 from hush.ledger.account import BudgetSpent
 from hush.loop import train as take_steps
@@ -107,7 +109,10 @@ def train(given: Training) -> None:
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
     """
-    with open_keeper(given.out, resume=given.resume) as keeper:
+    with open_keeper(given.out, resume=given.resume, overwrite=given.overwrite) as keeper:
+        if (answer := keeper.recall_finished(given)) is not None:
+            _answer(answer, given)
+            return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
         plan, candidates = _plan(given, task, keeper)
@@ -119,18 +124,22 @@ def train(given: Training) -> None:
         try:
             keeper.attach(run, given)
             result = _train_and_measure(task, run, keeper, every=given.checkpoint_every, quiet=given.as_json)
+            result |= {"candidates": list_candidates(candidates)} if candidates else {}
+            keeper.finish(result, keep_secret=given.keep_secret)
         except HushError:
             keeper.forget_unless_begun(run)
             raise
         except OSError as error:
             say(f"stopped at step {run.next} of {plan.steps}: {explain_os_error(error)}; {keeper.how_to_go_on(run)}")
             raise typer.Exit(1) from error
-    if candidates:
-        result["candidates"] = list_candidates(candidates)
+    _answer(result, given)
+
+
+def _answer(result: dict[str, Any], given: Training) -> None:
     if given.as_json:
         show_json(result)
     else:
-        _tell(result, str(run.guarantee))
+        _tell(result)
 
 
 def _with_own_data(given: Training) -> Training:
@@ -159,8 +168,8 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, *, every: int, q
     seconds = time.perf_counter() - started
     run.model.eval()
     evaluation = evaluate_problem(run.model, task)
-    if keeper.out is not None:
-        run.release(keeper.out)
+    if keeper.release is not None:
+        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces)
     measured: dict[str, float | None] = {"test_loss": evaluation.loss}
     if task.metric == "accuracy":
         measured["test_accuracy"] = evaluation.accuracy
@@ -176,9 +185,11 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, *, every: int, q
         **measured,
         "seconds": round(seconds, 3),
         "out": None if keeper.out is None else str(keeper.out),
+        "release": None if keeper.release is None else str(keeper.release),
         "resumed_from": keeper.resumed_from,
         "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
         "ledger": keeper.sum_up_ledger(),
+        "sentence": str(guarantee),
     }
 
 
@@ -205,15 +216,15 @@ def _take_steps(name: str, run: Run, keeper: Keeper, every: int, quiet: bool) ->
         raise typer.Exit(code)
 
 
-def _tell(result: dict[str, Any], sentence: str) -> None:
+def _tell(result: dict[str, Any]) -> None:
     took = f"({result['steps']} steps, {result['seconds']:.1f} s)"
     if "test_accuracy" in result:
         show(f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}")
     else:
-        show(f"test loss {result['test_loss']:.4f}  {took}")
-    show(sentence)
+        show(f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}")
+    show(result["sentence"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])
     if result["out"]:
-        show(f"released: {result['out']}/model.safetensors, privacy.json, PRIVACY.md")
+        show(f"released, may be copied: {result['release']}")
         say(f"private, keep to yourself: {result['out']}/private")

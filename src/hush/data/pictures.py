@@ -70,6 +70,30 @@ def read_arrays(path: Path, target: str | None) -> tuple[dict[str, Arrays], int]
     return found, 1 + max(int(labels.max()) for _, labels in found.values())
 
 
+def read_unlabelled(path: Path) -> Tensor:
+    """The features of an .npz of arrays, without labels or beside them: x, features, data or images, or the only one
+    that is not the labels."""
+    content = _npz(path)
+    others = [name for name in content if name not in _LABELS and not name.endswith("_test")]
+    name = next((name for name in _FEATURES if name in others), others[0] if len(others) == 1 else None)
+    if name is None:
+        raise BadInput(f"'{path}' has no array of features 'x'; it has {', '.join(content) or 'none'}")
+    if content[name].ndim < 2 or content[name].dtype.kind not in "fiub" or not len(content[name]):
+        raise BadInput(f"'{path}' needs features (n, …) that are numbers")
+    return _tensor(content[name])
+
+
+def read_image_files(path: Path) -> tuple[Tensor, list[str]]:
+    """(bytes (n, channels, height, width), names) of one image, or of all images in a folder and the folders in it."""
+    paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise BadInput(f"'{path}' holds no images")
+    images = [_image(p, f"image {number} of '{path}'") for number, p in enumerate(paths, start=1)]
+    if len({image.shape for image in images}) > 1:
+        raise BadInput(f"all images in '{path}' must have one size and one number of channels")
+    return torch.from_numpy(np.stack(images)), [str(p.relative_to(path)) if p != path else p.name for p in paths]
+
+
 def _pair(features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Path) -> Arrays:
     if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
         raise BadInput(f"'{path}' needs features (n, …) and labels (n,); it has {features.shape} and {labels.shape}")

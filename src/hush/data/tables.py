@@ -73,16 +73,31 @@ def read_table(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
     rows, labels, done = [], [], 0
     places = {name: place for place, name in enumerate(schema.classes)}
     for piece in pieces(path):
-        _same_columns(piece, schema, path)
+        if schema.target not in piece:
+            raise no_column(schema.target, piece, path)
+        rows.append(encode_piece(piece, schema, done, path))
         labels.append(_labels(piece[schema.target], places, done, path))
-        rows.append(_encoded(piece, schema, done, path))
         done += len(labels[-1])
     if not done:
         raise BadInput(f"'{path}' holds no rows")
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
 
 
-def _encoded(piece: Piece, schema: Schema, done: int, path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+def read_features(path: Path, schema: Schema) -> Tensor:
+    """The columns of a whole file, as `read_table` gives them; the target is not needed and not looked at."""
+    rows: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+    for piece in pieces(path):
+        rows.append(encode_piece(piece, schema, sum(map(len, rows)), path))
+    if not rows:
+        raise BadInput(f"'{path}' holds no rows")
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Some rows, of which ``done`` went before, as numbers and category codes (n, columns); ``path`` is for errors."""
+    for column in schema.features:
+        if column.name not in piece:
+            raise no_column(column.name, piece, path)
     out = np.empty((_length(piece), len(schema.features)), dtype=np.float32)
     for place, column in enumerate(schema.features):
         cells = piece[column.name]
@@ -115,13 +130,7 @@ def _labels(cells: Cells, places: Mapping[str, int], done: int, path: Path) -> n
     return np.array(found, dtype=np.int64)
 
 
-def _same_columns(piece: Piece, schema: Schema, path: Path) -> None:
-    for name in (schema.target, *(column.name for column in schema.features)):
-        if name not in piece:
-            raise no_column(name, piece, path)
-
-
-def no_column(name: str, there: Collection[str], path: Path) -> BadInput:
+def no_column(name: str, there: Collection[str], path: Path | str) -> BadInput:
     """The error of a missing column; of the names that are there it offers one that is nearly the same."""
     close = difflib.get_close_matches(name, there, n=1, cutoff=0.7)
     hint = f"did you mean '{close[0]}'?" if close else f"its first line must name its {len(there)} columns"

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.artefact.description import Architecture, Inputs
 from hush.data.infer import infer_schema, with_range
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, read_schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.data.tables import read_table
 from hush.errors import BadInput, nearest
-from hush.imports import call_with, import_factory
-from hush.problems.models import Encoder, lenet5, logistic, mlp, small_cnn
+from hush.imports import call_with, find_version, import_factory
+from hush.problems.architectures import build_shipped, shipped
+from hush.problems.models import Encoder
 from hush.problems.problem import Problem, make_classification
 from hush.randomness import seeded
 
@@ -52,10 +54,10 @@ def from_files(
     place, given = Path(path), read_schema(schema)
     read = _read(place, target, given, public)
     split = _split(read, test, target, given)
-    network = _choose_factory(model, split.train[0], read.schema, len(read.classes))
+    architecture = _choose_architecture(model, split.train[0], read.schema, len(read.classes))
     base = make_classification(
         split,
-        network,
+        _choose_factory(architecture, read.schema),
         classes=len(read.classes),
         seed=seed,
         validation=validation,
@@ -63,7 +65,8 @@ def from_files(
         class_names=read.classes,
     )
     summary = f"{place.name}: {len(split.train[0])} rows to train on, {len(split.test[0])} to test on"
-    return replace(base, name=place.stem, summary=summary, schema=read.schema)
+    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
+    return replace(described, name=place.stem, summary=summary)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class _Own:
     schema: Schema | None
     classes: tuple[str, ...]
     assumptions: tuple[str, ...]
+    inputs: Inputs | None = None
 
 
 def _read(place: Path, target: str | None, given: Mapping[str, Any], public: Collection[str]) -> _Own:
@@ -104,7 +108,7 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
             raise BadInput(f"'{root}/train' and '{root}/test' differ in their classes or in the size of their images")
         test = (_centre(test_images, given), test_labels)
     said = (COUNT, "the classes (the folders' names), the images' size and their channels are public")
-    return _Own((_centre(images, given), labels), test, None, names, said)
+    return _Own((_centre(images, given), labels), test, None, names, said, _describe_images(images, given))
 
 
 def _read_npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
@@ -116,7 +120,7 @@ def _read_npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
     rows, test = found["train"], found.get("test")
     if rows[0].dim() > 2:
         images = {part: (_centre(x, given), y) for part, (x, y) in found.items()}
-        return _Own(images["train"], images.get("test"), None, names, said)
+        return _Own(images["train"], images.get("test"), None, names, said, _describe_images(rows[0], given))
     columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
     schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said)
     return _Own(rows, test, schema, names, said)
@@ -124,13 +128,22 @@ def _read_npz(path: Path, target: str | None, given: Mapping[str, Any]) -> _Own:
 
 def _centre(images: Tensor, given: Mapping[str, Any]) -> Tensor:
     """Pixels with their public range mapped to [−1, 1]: bytes have 0 … 255, other numbers [0, 1] or the schema's."""
-    low, high = given.get("range") or ((0, 255) if images.dtype == torch.uint8 else (0, 1))
+    low, high = _find_range(images, given)
     values = images.float()
     if float(values.min()) < low or float(values.max()) > high:
         raise BadInput(
             f"pixels must lie in [{low}, {high}], or give their public range in the schema: range = [low, high]"
         )
     return (values - low).mul_(2 / (high - low)).sub_(1)
+
+
+def _find_range(images: Tensor, given: Mapping[str, Any]) -> tuple[float, float]:
+    return given.get("range") or ((0, 255) if images.dtype == torch.uint8 else (0, 1))
+
+
+def _describe_images(images: Tensor, given: Mapping[str, Any]) -> Inputs:
+    low, high = _find_range(images, given)
+    return Inputs("images", tuple(images.shape[1:]), float(low), float(high))
 
 
 def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapping[str, Any]) -> Split:
@@ -165,37 +178,45 @@ def _list_columns(own: _Own) -> list[str]:
     return [] if own.schema is None else [column.name for column in own.schema.features]
 
 
-def _choose_factory(
-    model: str | None, features: Tensor, schema: Schema | None, classes: int
-) -> Callable[[], nn.Module]:
-    """The factory of the chosen model, behind an encoder if the data is a table."""
+def _choose_architecture(model: str | None, features: Tensor, schema: Schema | None, classes: int) -> Architecture:
+    """The chosen model, behind an encoder if the data is a table."""
     if schema is None:
-        return _choose_model(model or "cnn", tuple(features.shape[1:]), classes)
+        return _name_model(model or "cnn", tuple(features.shape[1:]), classes)
     width = Encoder(schema.features).width
-    inner = _choose_model(model or "mlp", (width,), classes)
-    return lambda: nn.Sequential(Encoder(schema.features), inner())
+    return replace(_name_model(model or "mlp", (width,), classes), encoder=True)
 
 
-def _choose_model(model: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+def _choose_factory(architecture: Architecture, schema: Schema | None) -> Callable[[], nn.Module]:
+    """What makes a fresh network of the architecture."""
+    build = _choose_builder(architecture)
+    if schema is None:
+        return build
+    return lambda: nn.Sequential(Encoder(schema.features), build())
+
+
+def _choose_builder(architecture: Architecture) -> Callable[[], nn.Module]:
+    if architecture.source == "shipped":
+        with seeded(0):
+            build_shipped(architecture)  # too small an image is noticed now
+        return lambda: build_shipped(architecture)
+    build_own = import_factory(architecture.name)
+    return lambda: _check_module(call_with(build_own, architecture.arguments), architecture.name)
+
+
+def _name_model(model: str, shape: tuple[int, ...], classes: int) -> Architecture:
     flat = math.prod(shape)
     if ":" in model:
-        build_own = import_factory(model)
-        return lambda: _check_module(
-            call_with(build_own, {"shape": shape, "features": flat, "classes": classes}), model
-        )
+        own = {"shape": shape, "features": flat, "classes": classes}
+        return Architecture("factory", model, own, find_version(model))
     if model == "mlp":
-        return lambda: mlp([flat, 128, 64, classes])
+        return shipped("mlp", widths=(flat, 128, 64, classes))
     if model == "logistic":
-        return lambda: logistic(flat, classes)
+        return shipped("logistic", features=flat, classes=classes)
     if model not in MODELS:
         raise BadInput(f"unknown model '{model}': {nearest(model, MODELS)}, or package.module:factory")
     if len(shape) != 3:
         raise BadInput(f"the model '{model}' is for images, and an example here has the shape {shape}: use mlp")
-    images = (shape[0], shape[1], shape[2])
-    build = lenet5 if model == "lenet" else small_cnn
-    with seeded(0):
-        build(images, classes)  # too small an image is noticed now
-    return lambda: build(images, classes)
+    return shipped(model, shape=shape, classes=classes)
 
 
 def _check_module(built: Any, model: str) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.artefact.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
 from hush.data.schema import Schema
 from hush.data.splits import Arrays, Split, hold_out
 from hush.named import Losses
@@ -18,7 +19,10 @@ Metric = Literal["accuracy", "loss"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public."""
+    """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
+
+    ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
+    model; without them the weights are released alone, and loaded into a module that their reader brings."""
 
     name: str
     summary: str
@@ -32,6 +36,20 @@ class Problem:
     class_names: tuple[str, ...] | None = None
     assumptions: tuple[str, ...] = ()
     schema: Schema | None = None
+    architecture: Architecture = STATE_ONLY
+    inputs: Inputs | None = None
+
+    def describe(self) -> Description:
+        """What is said publicly about a model of this problem when it is released."""
+        classes = () if self.classes is None else self.class_names or tuple(map(str, range(self.classes)))
+        inputs = self.inputs if self.schema is None else describe_table(self.schema)
+        return Description(
+            "classification" if classes else "other",
+            self.architecture,
+            inputs,
+            classes,
+            None if self.schema is None else self.schema.target,
+        )
 
 
 def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:

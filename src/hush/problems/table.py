@@ -11,18 +11,20 @@ their range becomes [−1, 1], and the 8×8 digits, which count the dark dots of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from hush.artefact.description import Architecture, Inputs
 from hush.data import adult, cifar, embedded, mnist
 from hush.data.dataset import Dataset
 from hush.data.scattering import scatter
 from hush.data.splits import Split
 from hush.named import Losses
-from hush.problems.models import VAE, Encoder, Funnel, ResNet18, Single, lenet5, logistic, mlp, p1, p2, vae_losses
+from hush.problems.architectures import build_shipped, shipped
+from hush.problems.models import Encoder, vae_losses
 from hush.problems.problem import Metric, Problem, cross_entropy, hold_out_validation
 
 PUBLISHED = (0.1307, 0.3081)
@@ -43,6 +45,14 @@ CENSUS = (
 
 
 @dataclass(frozen=True)
+class Pixels:
+    """The range 0 … ``most`` in which a dataset's pixels are published, and what the model takes it ``onto``."""
+
+    most: float
+    onto: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Data:
     """Rows ready for a model. ``datasets`` are what ``load`` reads, from a folder or by a download if they have files;
     ``public`` says what the guarantee takes to be public."""
@@ -52,6 +62,7 @@ class Data:
     classes: int | None
     public: tuple[str, ...]
     class_names: tuple[str, ...] | None = None
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class Row:
     name: str
     summary: str
     data: Data
-    model: Callable[[], nn.Module]
+    model: Architecture
     losses: Losses = cross_entropy
     metric: Metric = "accuracy"
 
@@ -75,14 +86,23 @@ class Row:
             train=train,
             test=split.test,
             validation=held,
-            model=_put_behind_encoder(self.model, split),
+            model=_choose_factory(self.model, split),
             losses=self.losses,
             metric=self.metric,
             classes=self.data.classes,
             class_names=self.data.class_names,
             assumptions=self.data.public,
             schema=split.schema,
+            architecture=replace(self.model, encoder=split.schema is not None),
+            inputs=self._describe_inputs(split),
         )
+
+    def _describe_inputs(self, split: Split) -> Inputs | None:
+        """Images in the range that they are published in, else numbers as the model takes them."""
+        shape, pixels = tuple(split.train[0].shape[1:]), self.data.pixels
+        if split.schema is not None:
+            return None  # the columns say it
+        return Inputs("arrays", shape) if pixels is None else Inputs("images", shape, 0.0, pixels.most, pixels.onto)
 
 
 def list_datasets_read() -> dict[str, Dataset]:
@@ -90,14 +110,21 @@ def list_datasets_read() -> dict[str, Dataset]:
     return {dataset.name: dataset for row in PROBLEMS.values() for dataset in row.data.datasets}
 
 
-def _put_behind_encoder(model: Callable[[], nn.Module], split: Split) -> Callable[[], nn.Module]:
+def _choose_factory(model: Architecture, split: Split) -> Callable[[], nn.Module]:
     schema = split.schema
-    return model if schema is None else lambda: nn.Sequential(Encoder(schema.features), model())
+    if schema is None:
+        return lambda: build_shipped(model)
+    return lambda: nn.Sequential(Encoder(schema.features), build_shipped(model))
 
 
 def _scale(split: Split, mean: float, deviation: float) -> Split:
     """(pixel/255 − mean)/deviation, in single precision."""
     return split.change_features(lambda images: images.float().div_(255.0).sub_(mean).div_(deviation))
+
+
+def _mapped(mean: float, deviation: float) -> Pixels:
+    """What `_scale` does to bytes."""
+    return Pixels(255.0, ((0 - mean) / deviation, (1 - mean) / deviation))
 
 
 def _load_full_mnist5k(data_dir: Path | None) -> Split:
@@ -107,30 +134,67 @@ def _load_full_mnist5k(data_dir: Path | None) -> Split:
     return Split((images, labels), mnist.load(mnist.MNIST, data_dir).test)
 
 
-def _build_linear(features: int) -> nn.Module:
-    return nn.Sequential(Single(), logistic(features, 10))
+def _name_linear(features: int) -> Architecture:
+    return shipped("linear", features=features, classes=10)
 
 
-# name = Data(what it reads, how, number of classes, what is public, names of the classes)
+def _name_mlp(*widths: int, **options: float) -> Architecture:
+    return shipped("mlp", widths=widths, **options)
+
+
+def _name_logistic(features: int, classes: int) -> Architecture:
+    return shipped("logistic", features=features, classes=classes)
+
+
+# name = Data(what it reads, how, number of classes, what is public, names of the classes, range of the pixels)
 DIGITS = Data(
-    (embedded.DIGITS,), lambda _: embedded.load_digits().change_features(lambda images: images / DARKEST), 10, (COUNT,)
+    (embedded.DIGITS,),
+    lambda _: embedded.load_digits().change_features(lambda images: images / DARKEST),
+    10,
+    (COUNT,),
+    pixels=Pixels(DARKEST, (0.0, 1.0)),
 )
 BREAST_CANCER = Data(
     (embedded.BREAST_CANCER,), lambda _: embedded.load_breast_cancer(), 2, (TUMOURS,), ("malignant", "benign")
 )
-MNIST5K = Data((embedded.MNIST5K,), lambda _: _scale(embedded.load_mnist5k(), *PUBLISHED), 10, (COUNT, CONSTANTS))
+MNIST5K = Data(
+    (embedded.MNIST5K,),
+    lambda _: _scale(embedded.load_mnist5k(), *PUBLISHED),
+    10,
+    (COUNT, CONSTANTS),
+    pixels=_mapped(*PUBLISHED),
+)
 MNIST5K_FULL = Data(
-    (embedded.MNIST5K, mnist.MNIST), lambda at: _scale(_load_full_mnist5k(at), *PUBLISHED), 10, (COUNT, CONSTANTS)
+    (embedded.MNIST5K, mnist.MNIST),
+    lambda at: _scale(_load_full_mnist5k(at), *PUBLISHED),
+    10,
+    (COUNT, CONSTANTS),
+    pixels=_mapped(*PUBLISHED),
 )
 MNIST5K_WAVES = Data((embedded.MNIST5K,), lambda _: scatter(embedded.load_mnist5k()), 10, (COUNT,))
-MNIST = Data((mnist.MNIST,), lambda at: _scale(mnist.load(mnist.MNIST, at), *PUBLISHED), 10, (COUNT, CONSTANTS))
+MNIST = Data(
+    (mnist.MNIST,),
+    lambda at: _scale(mnist.load(mnist.MNIST, at), *PUBLISHED),
+    10,
+    (COUNT, CONSTANTS),
+    pixels=_mapped(*PUBLISHED),
+)
 MNIST_WAVES = Data((mnist.MNIST,), lambda at: scatter(mnist.load(mnist.MNIST, at)), 10, (COUNT,))
 FASHION = Data(
-    (mnist.FASHION,), lambda at: _scale(mnist.load(mnist.FASHION, at), *CENTRED), 10, (COUNT,), mnist.CLOTHES
+    (mnist.FASHION,),
+    lambda at: _scale(mnist.load(mnist.FASHION, at), *CENTRED),
+    10,
+    (COUNT,),
+    mnist.CLOTHES,
+    _mapped(*CENTRED),
 )
-FASHION_UNIT = Data((mnist.FASHION,), lambda at: _scale(mnist.load(mnist.FASHION, at), *UNIT), None, (COUNT,))
+FASHION_UNIT = Data(
+    (mnist.FASHION,), lambda at: _scale(mnist.load(mnist.FASHION, at), *UNIT), None, (COUNT,), pixels=_mapped(*UNIT)
+)
 FASHION_WAVES = Data((mnist.FASHION,), lambda at: scatter(mnist.load(mnist.FASHION, at)), 10, (COUNT,), mnist.CLOTHES)
-CIFAR10 = Data((cifar.CIFAR10,), lambda at: _scale(cifar.load(at), *CENTRED), 10, (COUNT,), cifar.CLASSES)
+CIFAR10 = Data(
+    (cifar.CIFAR10,), lambda at: _scale(cifar.load(at), *CENTRED), 10, (COUNT,), cifar.CLASSES, _mapped(*CENTRED)
+)
 CIFAR10_WAVES = Data((cifar.CIFAR10,), lambda at: scatter(cifar.load(at)), 10, (COUNT,), cifar.CLASSES)
 ADULT = Data((adult.ADULT,), adult.load, 2, (CENSUS,), adult.CLASSES)
 
@@ -148,26 +212,26 @@ _RESNET = "ResNet-18 with GroupNorm in place of BatchNorm, which mixes examples"
 
 # The columns: name, what it is, data, model, and after some the loss and the metric; then the number of parameters.
 _ROWS = (
-    Row("digits-mlp", f"{_DIGITS}, MLP 64-128-64-10; the default", DIGITS, lambda: mlp([64, 128, 64, 10])),  # 17 226
-    Row("digits-logistic", f"{_DIGITS}, logistic regression", DIGITS, lambda: logistic(64, 10)),  # 650
-    Row("breast-cancer-mlp", f"{_TUMOURS}, MLP 30-32-16-2", BREAST_CANCER, lambda: mlp([30, 32, 16, 2])),  # 1 554
-    Row("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, lambda: logistic(30, 2)),  # 62
-    Row("mnist5k-twolayer", f"{_5K}, {_TWO_LAYERS}", MNIST5K, lambda: mlp([784, 128, 10])),  # 101 770
-    Row("mnist5k-full-twolayer", f"{_ALL_5K}, {_TWO_LAYERS}", MNIST5K_FULL, lambda: mlp([784, 128, 10])),  # 101 770
-    Row("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, lambda: _build_linear(81 * 7 * 7)),  # 39 700
-    Row("mnist-mlp", f"MNIST, {_MLP}", MNIST, lambda: mlp([784, 512, 256, 128, 10], dropout=0.2)),  # 567 434
-    Row("mnist-lenet", "MNIST, LeNet-5", MNIST, lenet5),  # 61 706
-    Row("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, lambda: Funnel(1, 28)),  # 659 732
-    Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, lambda: _build_linear(81 * 7 * 7)),  # 39 700
-    Row("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, p2),  # 225 034
-    Row("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, VAE, vae_losses, "loss"),  # 1 875 265
-    Row("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, lambda: _build_linear(81 * 7 * 7)),  # 39 700
-    Row("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, p1),  # 258 762
-    Row("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, ResNet18),  # 11 173 962
-    Row("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, lambda: Funnel(3, 32)),  # 1 018 708
-    Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, lambda: _build_linear(3 * 81 * 8 * 8)),  # 155 530
-    Row("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, lambda: logistic(112, 2)),  # 226
-    Row("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, lambda: mlp([112, 64, 32, 2])),  # 9 378
+    Row("digits-mlp", f"{_DIGITS}, MLP 64-128-64-10; the default", DIGITS, _name_mlp(64, 128, 64, 10)),  # 17 226
+    Row("digits-logistic", f"{_DIGITS}, logistic regression", DIGITS, _name_logistic(64, 10)),  # 650
+    Row("breast-cancer-mlp", f"{_TUMOURS}, MLP 30-32-16-2", BREAST_CANCER, _name_mlp(30, 32, 16, 2)),  # 1 554
+    Row("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, _name_logistic(30, 2)),  # 62
+    Row("mnist5k-twolayer", f"{_5K}, {_TWO_LAYERS}", MNIST5K, _name_mlp(784, 128, 10)),  # 101 770
+    Row("mnist5k-full-twolayer", f"{_ALL_5K}, {_TWO_LAYERS}", MNIST5K_FULL, _name_mlp(784, 128, 10)),  # 101 770
+    Row("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
+    Row("mnist-mlp", f"MNIST, {_MLP}", MNIST, _name_mlp(784, 512, 256, 128, 10, dropout=0.2)),  # 567 434
+    Row("mnist-lenet", "MNIST, LeNet-5", MNIST, shipped("lenet")),  # 61 706
+    Row("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, shipped("funnel", channels=1, side=28)),  # 659 732
+    Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
+    Row("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, shipped("p2")),  # 225 034
+    Row("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, shipped("vae"), vae_losses, "loss"),  # 1 875 265
+    Row("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
+    Row("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, shipped("p1")),  # 258 762
+    Row("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, shipped("resnet18")),  # 11 173 962
+    Row("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, shipped("funnel", channels=3, side=32)),  # 1 018 708
+    Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, _name_linear(3 * 81 * 8 * 8)),  # 155 530
+    Row("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, _name_logistic(112, 2)),  # 226
+    Row("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, _name_mlp(112, 64, 32, 2)),  # 9 378
 )
 
 PROBLEMS = {row.name: row for row in _ROWS}

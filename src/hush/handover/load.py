@@ -1,0 +1,173 @@
+"""A release as a module that predicts: `load` rebuilds the network from public data alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as unpack
+from torch import Tensor, nn
+
+from hush.artefact.description import Architecture, Description
+from hush.artefact.folder import CARD, WEIGHTS, find_release, read_description, read_json
+from hush.errors import BadInput
+from hush.files import explain
+from hush.handover.rows import encode_rows
+from hush.imports import call_with, find_version, import_factory
+from hush.problems.architectures import build_shipped
+from hush.problems.models import Encoder
+
+BATCH = 1000
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of n rows. Of a classification: ``labels`` (n,) are places in ``classes``, ``probabilities``
+    (n, classes) the softmax of the scores. Of a regression: ``values`` (n,). The others are None."""
+
+    classes: tuple[str, ...] = ()
+    labels: Tensor | None = None
+    probabilities: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The class of every row, by its name."""
+        return [] if self.labels is None else [self.classes[place] for place in self.labels.tolist()]
+
+
+class Loaded(nn.Module):
+    """A released model. It is called as the network that was trained (``network``), on inputs that are encoded."""
+
+    def __init__(self, network: nn.Module, description: Description, card: Mapping[str, Any], folder: Path) -> None:
+        super().__init__()
+        self.network = network
+        self.description, self.card, self.folder = description, card, folder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the network gives."""
+        outputs: Tensor = self.network(inputs)
+        return outputs
+
+    def encode(self, rows: Any) -> Tensor:
+        """Rows as the network takes them; see `hush.handover.rows.encode_rows` for what rows may be."""
+        return encode_rows(rows, self.description.inputs)
+
+    @torch.no_grad()
+    def predict(self, rows: Any, *, batch_size: int = BATCH) -> Predictions:
+        """Classes and probabilities, or values, for rows without labels.
+
+        Unknown categories and missing values are treated as in training. The target is not needed, and where it is
+        there it is not looked at."""
+        if self.description.task == "other":
+            raise BadInput("this model is no classifier and no regression: call it on a tensor for what it gives")
+        inputs = self.encode(rows)
+        before = self.training
+        self.eval()
+        try:
+            scores = torch.cat([self.network(part) for part in torch.split(inputs, batch_size)])
+        finally:
+            self.train(before)
+        if self.description.task == "regression":
+            return Predictions(values=scores.reshape(len(scores)))
+        classes = self.description.classes
+        if scores.shape != (len(inputs), len(classes)):
+            raise BadInput(f"the network gives {tuple(scores.shape[1:])} scores for {len(classes)} classes")
+        return Predictions(classes, scores.argmax(1), torch.softmax(scores.double(), 1))
+
+
+def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: bool = False) -> Loaded:
+    """The released model in a folder, a run's or a release's, ready to predict.
+
+    Nothing in a release is run: a network of hush's own is built by name, and one that is somebody else's is given as
+    ``model`` (what its factory builds), or made by importing and calling the factory that the description names, which
+    is done with ``trust_code=True`` only."""
+    folder = find_release(directory)
+    description = read_description(folder)
+    weights = read_weights(folder)
+    network = build_network(description, weights, folder, model=model, trust_code=trust_code)
+    return Loaded(network, description, read_json(folder / CARD), folder).eval()
+
+
+def read_weights(folder: Path) -> Weights:
+    """The weights of a release by their names."""
+    try:
+        return unpack((folder / WEIGHTS).read_bytes())
+    except OSError as error:
+        raise BadInput(f"'{folder / WEIGHTS}' cannot be read: {explain(error)}") from error
+    except SafetensorError as error:
+        raise BadInput(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
+
+
+def build_network(
+    description: Description, weights: Weights, folder: Path, *, model: nn.Module | None, trust_code: bool
+) -> nn.Module:
+    """The network with the release's weights, whose names and shapes must be its own."""
+    if model is None and description.architecture.source == "shipped":
+        with torch.device("meta"):  # no memory is taken before the shapes are known to be those of the weights
+            inner = build_shipped(description.architecture)
+        network = put_behind_encoder(inner, description)
+        check_weights(network, weights, folder)
+        network.load_state_dict(weights, assign=True)
+        return network
+    network = put_behind_encoder(
+        _import_model(description.architecture, folder, trust_code) if model is None else model, description
+    )
+    check_weights(network, weights, folder)
+    network.load_state_dict(weights)
+    return network
+
+
+def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
+    """Refuse weights that are not, by name, shape and type, those of the network."""
+    own = {name: (tuple(value.shape), value.dtype) for name, value in network.state_dict().items()}
+    found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
+    differs = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
+    if differs:
+        raise BadInput(
+            f"the weights in '{folder}' are not those of the network that its description names: they differ in "
+            f"'{differs[0]}'" + (f" and {len(differs) - 1} more" if len(differs) > 1 else "")
+        )
+
+
+def put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
+    """The network as it was trained: behind the encoding of the table's columns, where it was."""
+    schema = description.schema
+    if not description.architecture.encoder or schema is None:
+        return inner
+    return nn.Sequential(Encoder(schema.features), inner)
+
+
+def _import_model(architecture: Architecture, folder: Path, trust_code: bool) -> nn.Module:
+    if architecture.source == "state only":
+        raise BadInput(f"'{folder}' holds weights of a module of somebody's own: give it with hush.load(…, model=…)")
+    if not trust_code:
+        raise BadInput(
+            f"the model in '{folder}' is made by the code '{architecture.name}', which is not run unless you trust it: "
+            "give trust_code=True (--trust-code), or the module itself with model=…"
+        )
+    _compare_version(architecture)
+    built = call_with(import_factory(architecture.name), _as_called(architecture.arguments))
+    if not isinstance(built, nn.Module):
+        raise BadInput(f"'{architecture.name}' returned {type(built).__name__} where a torch.nn.Module was expected")
+    return built
+
+
+def _as_called(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+
+
+def _compare_version(architecture: Architecture) -> None:
+    installed = find_version(architecture.name)
+    if architecture.version is not None and installed is not None and architecture.version != installed:
+        warnings.warn(
+            f"the model was made with version {architecture.version} of '{architecture.name}', and {installed} is "
+            "installed",
+            stacklevel=2,
+        )

@@ -1,0 +1,193 @@
+"""`hush verify` names what is not as it was released; what is copied holds no secret."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from hush.artefact.folder import digest_files
+from hush.checkpoint import read_checkpoint
+from hush.cli import main
+from hush.errors import BadInput
+from hush.handover import verify_release
+from hush.randomness import Secret
+
+FEW = ("--batch-size", "20", "--steps", "3", "--noise-multiplier", "2")
+FILES = ("PRIVACY.md", "model.json", "model.safetensors", "privacy.json", "schema.json")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("verified")
+    lines = ["age,town,sick", *(f"{20 + i % 50},{'ab'[i % 2]},{'yn'[i % 3 == 0]}" for i in range(80))]
+    (folder / "rows.csv").write_text("\n".join(lines) + "\n")
+    data = ("--data", str(folder / "rows.csv"), "--target", "sick")
+    assert main(["train", *data, *FEW, "--out", str(folder / "run"), "--keep-secret"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(run, tmp_path) -> Path:
+    return Path(shutil.copytree(run / "release", tmp_path / "copy"))
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_release_is_verified_by_either_folder(run, capsys) -> None:
+    for folder in (run, run / "release"):
+        code, out, _ = call(capsys, "verify", folder, "--json")
+        found = json.loads(out)
+        assert (code, found["verified"], found["problems"], found["unchecked"]) == (0, True, [], [])
+        assert found["files"] == dict.fromkeys(FILES, "whole")
+        assert found["epsilon_recomputed"] == pytest.approx(found["epsilon"], rel=1e-9)
+    code, out, _ = call(capsys, "verify", run)
+    assert code == 0
+    assert "is as it was released" in out
+    assert len(out.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_byte_changed_anywhere_is_named(name, copy, capsys) -> None:
+    """At the first, the last and seventeen places between, by one bit and by another."""
+    whole = (copy / name).read_bytes()
+    places = sorted({len(whole) * part // 18 for part in range(18)} | {len(whole) - 1})
+    for place in places:
+        for bit in (1, 32):
+            changed = bytearray(whole)
+            changed[place] ^= bit
+            (copy / name).write_bytes(changed)
+            found = verify_release(copy)
+            assert found.problems == (f"{name} was changed",)
+    code, out, _ = call(capsys, "verify", copy)
+    assert code == 1
+    assert f"{name} was changed" in out
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_missing_is_named(name, copy) -> None:
+    (copy / name).unlink()
+    assert verify_release(copy).problems == (f"{name} is missing",)
+
+
+def test_a_file_too_many_is_named(copy) -> None:
+    (copy / "notes.txt").write_text("x")
+    assert verify_release(copy).problems == ("notes.txt is no part of the release",)
+
+
+def rewrite(copy: Path, change) -> None:
+    """Change the card, and its digests so that they fit."""
+    import hashlib
+
+    from hush.artefact.folder import UNSIGNED
+
+    card = json.loads((copy / "privacy.json").read_text())
+    change(card)
+    others = {p.name: p.read_bytes() for p in copy.iterdir() if p.name != "privacy.json"}
+    card |= {"digests": digest_files(others), "own_digest": UNSIGNED}
+    blank = json.dumps(card).encode()
+    signed = blank.replace(UNSIGNED.encode(), hashlib.sha256(blank).hexdigest().encode())
+    (copy / "privacy.json").write_bytes(signed)
+
+
+def halve(card: dict) -> None:
+    for claim in (card["guarantee"], card["claims"][0]):
+        claim["epsilon"] /= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda card: None, None),
+        (halve, "the card states ε ="),
+        (lambda card: card["guarantee"].update(epsilon=0.1), "differ in the first claim"),
+        (lambda card: card.update(noise_multiplier=9.0), "differ in the noise multiplier"),
+        (lambda card: card.update(steps_taken=99), "more steps were taken"),
+        (lambda card: card["accounting"]["event"].update(count=1), "another one than its sentence says"),
+        (lambda card: card["accounting"].update(delta=0.5), "the card states ε ="),
+        (lambda card: card["accounting"].update(event={"kind": "system"}), "ε cannot be computed from the card"),
+        (lambda card: card.pop("plan"), "lacks what every card has"),
+    ],
+)
+def test_a_card_that_contradicts_itself_is_named(change, sentence, copy) -> None:
+    rewrite(copy, change)
+    found = verify_release(copy)
+    assert found.verified == (sentence is None)
+    assert sentence is None or any(sentence in problem for problem in found.problems), found.problems
+
+
+def test_weights_of_another_network_are_named(copy) -> None:
+    told = json.loads((copy / "model.json").read_text())
+    told["architecture"]["arguments"]["widths"][1] = 7
+    (copy / "model.json").write_text(json.dumps(told))
+    rewrite(copy, lambda card: None)
+    assert any("do not belong together" in problem for problem in verify_release(copy).problems)
+
+
+def test_a_release_of_a_hush_without_digests_is_refused(copy) -> None:
+    card = json.loads((copy / "privacy.json").read_text())
+    for entry in ("digests", "own_digest"):
+        del card[entry]
+    (copy / "privacy.json").write_text(json.dumps(card))
+    with pytest.raises(BadInput, match="wrote no digests"):
+        verify_release(copy)
+
+
+def test_no_secret_is_in_what_may_be_copied(run) -> None:
+    """Neither its bytes nor its digits, in any file of the release."""
+    newest = max((run / "private").glob("checkpoint-*"))
+    secret = Secret.from_json(read_checkpoint(newest).state["secret"])
+    with safe_open(newest, "pt") as file:
+        assert secret.key.hex() in file.metadata()["hush"]  # so that it would be found
+    for path in (run / "release").iterdir():
+        content = path.read_bytes()
+        assert secret.key not in content
+        assert secret.key.hex().encode() not in content.lower()
+
+
+def test_the_secret_of_a_finished_run_is_deleted(run, tmp_path, capsys) -> None:
+    kept = max((run / "private").glob("checkpoint-*"))
+    train = (
+        "train",
+        "--problem",
+        "breast-cancer-logistic",
+        "--batch-size",
+        64,
+        "--steps",
+        2,
+        "--out",
+        tmp_path / "run",
+    )
+    assert kept.exists()
+    first = call(capsys, *train, "--json")
+    assert first[0] == 0, first[2]
+    assert not list((tmp_path / "run" / "private").glob("checkpoint-*"))
+    again = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
+    assert again[0] == 0, again[2]
+    assert json.loads(again[1]) == {**json.loads(first[1]), "resumed_from": 2}
+    code, out, err = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--steps", 9)
+    assert (code, out) == (2, "")
+    assert "is finished and its secret was deleted" in err
+    shutil.rmtree(tmp_path / "run" / "release")
+    code, _, err = call(capsys, "train", "--out", tmp_path / "run", "--resume")
+    assert code == 0
+    assert "its release is not there any more" in err
+
+
+def test_what_hush_did_not_write_is_never_replaced(tmp_path, capsys) -> None:
+    theirs = tmp_path / "run" / "release" / "thesis.tex"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    for more in ((), ("--overwrite",)):
+        code, out, err = call(capsys, "train", "--steps", 1, "--out", tmp_path / "run", *more)
+        assert (code, out) == (2, "")
+        assert "holds 'thesis.tex', which is no part of a release" in err
+        assert len(err.strip().splitlines()) == 1
+    assert theirs.read_text() == "years of work"
