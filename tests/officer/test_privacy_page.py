@@ -7,6 +7,7 @@ import copy
 import html
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -385,6 +386,17 @@ def test_a_card_that_is_none_is_refused(card: dict[str, Any]) -> None:
             render_privacy_page(broken, **GIVEN)
     with pytest.raises(BadInput, match="not a privacy event"):
         render_privacy_page(restate(card, event_json={"kind": "Evil"}), **GIVEN)
+
+
+def test_the_docs_example_runs(card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs" / "privacy-page.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", docs.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("privacy.json").write_text(json.dumps(card))
+    Path("example.py").write_text(block)
+    runpy.run_path("example.py")
+    assert "patients 2025" in Path("page.html").read_text()
+    assert "| model.safetensors | 9d75c109… |" in Path("page.md").read_text()
 
 
 def test_the_event_comes_back_from_the_card(card: dict[str, Any]) -> None:
