@@ -24,4 +24,4 @@ run = plan.start(model, losses, (x, y))
 for batch in run.batches():
     run.step(batch)
 print(run.guarantee)
-print(run.release("runs/own_model"))
+print(run.release("runs/own_model", overwrite=True))

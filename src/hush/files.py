@@ -172,9 +172,10 @@ def wipe(path: Path) -> None:
 
 
 def remove_parts(directory: Path, name: str = "*") -> None:
-    """Remove what killed processes left half written; only where no other process writes the same files."""
+    """Remove files that killed processes left half written; only where no other process writes the same files."""
     for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
-        part.unlink(missing_ok=True)
+        if not part.is_dir():
+            part.unlink(missing_ok=True)
 
 
 def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:

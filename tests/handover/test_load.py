@@ -276,6 +276,7 @@ def test_folders_without_a_release(tmp_path) -> None:
     (old / "model.json").unlink()
     with pytest.raises(BadInput, match="before models were described"):
         hush.load(old)
+    assert hush.load(old, model=logistic(4, 2)).description == Description("other")
 
 
 def test_a_schema_comes_back_from_its_file() -> None:
@@ -288,6 +289,8 @@ def test_a_schema_comes_back_from_its_file() -> None:
     schema = Schema((*columns, Column("t", "category")), "t", ("no", "yes"))
     again = rebuild_schema(json.loads(json.dumps(schema.to_json())))
     assert (again.features, again.target, again.classes) == (schema.features, "t", ("no", "yes"))
+    values = Schema((*columns, Column("t", "number")), "t", ())
+    assert rebuild_schema(json.loads(json.dumps(values.to_json()))) == values
 
 
 def test_a_description_comes_back_from_its_files(table_run) -> None:

@@ -186,11 +186,12 @@ class Description:
 
 def rebuild_schema(given: Mapping[str, Any]) -> Schema:
     """The schema that `Schema.to_json` wrote."""
-    found = read_schema(given)
-    if not {"target", "classes", "columns"} <= found.keys():
-        raise BadInput("a released schema must have a target, classes and columns")
-    columns = public_columns(found["columns"])
-    return Schema((*columns.values(), Column(found["target"], "category")), found["target"], tuple(found["classes"]))
+    found = read_schema({name: entry for name, entry in given.items() if (name, entry) != ("classes", [])})
+    if not {"target", "columns"} <= found.keys():
+        raise BadInput("a released schema must have a target and columns")
+    columns, classes = public_columns(found["columns"]), tuple(found.get("classes", ()))
+    target = Column(found["target"], "category" if classes else "number")
+    return Schema((*columns.values(), target), target.name, classes)
 
 
 def describe_table(schema: Schema) -> Inputs:

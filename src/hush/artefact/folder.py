@@ -95,7 +95,9 @@ def find_release(directory: str | Path) -> Path:
 def read_description(folder: Path) -> Description:
     """The description of the release in a folder."""
     if not (folder / MODEL).is_file():
-        raise BadInput(f"'{folder}' has no {MODEL}, so it was released before models were described: train it anew")
+        raise BadInput(
+            f"'{folder}' has no {MODEL}, so it was released before models were described: give its module with model=…"
+        )
     schema = read_json(folder / SCHEMA) if (folder / SCHEMA).is_file() else None
     try:
         return Description.from_json(read_json(folder / MODEL), schema)

@@ -97,10 +97,10 @@ class Keeper:
         """What the finished run in this folder answered, if its secret is gone and it is asked for again."""
         if not self.resume or self.checkpoints is None:
             return None
-        path = self.checkpoints.directory / FINISHED
+        path, options = self.checkpoints.directory / FINISHED, self.checkpoints.directory / OPTIONS
         if not path.exists():
             return None
-        if (self.checkpoints.directory / OPTIONS).read_bytes() != write_settings(given):
+        if options.exists() and options.read_bytes() != write_settings(given):
             raise BadInput(
                 f"the run in '{self.out}' is finished and its secret was deleted, so it cannot go on with other "
                 "options: train anew with another --out"

@@ -14,7 +14,7 @@ from safetensors.torch import load as unpack
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Description
-from hush.artefact.folder import CARD, WEIGHTS, find_release, read_description, read_json
+from hush.artefact.folder import CARD, MODEL, WEIGHTS, find_release, read_description, read_json
 from hush.errors import BadInput
 from hush.files import explain
 from hush.handover.rows import encode_rows
@@ -89,7 +89,8 @@ def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: b
     ``model`` (what its factory builds), or made by importing and calling the factory that the description names, which
     is done with ``trust_code=True`` only."""
     folder = find_release(directory)
-    description = read_description(folder)
+    told = model is None or (folder / MODEL).is_file()
+    description = read_description(folder) if told else Description("other")
     weights = read_weights(folder)
     network = build_network(description, weights, folder, model=model, trust_code=trust_code)
     return Loaded(network, description, read_json(folder / CARD), folder).eval()
