@@ -23,6 +23,7 @@ ORDER = [
     "draws",
     "privacy",
     "ledger",
+    "officer",
     "textbook",
     "figures",
     "matrices",

@@ -9,7 +9,8 @@ from hush.attempts import History
 from hush.claims import account_attempts, find_accounted_delta
 from hush.identity import describe
 from hush.mechanism import Mechanism
-from hush.privacy.event_json import to_json
+from hush.privacy.guarantee import Guarantee
+from hush.privacy.tradeoff import curve_of_guarantee, sample_points
 from hush.version import read_versions
 
 NOTHING_AGAIN = History()
@@ -27,15 +28,14 @@ def make_card(
 
     ``figures`` are entries about how good the model is that may be released: of public rows, or of counts with noise
     whose release is one of ``mechanism.beside``."""
-    guarantees = account_attempts(mechanism, history, coordinates)
-    claims = [guarantee.to_json() for guarantee in guarantees]
-    event = None if guarantees[0].event is None else to_json(guarantees[0].event)
+    claims = [_write(guarantee) for guarantee in account_attempts(mechanism, history, coordinates)]
+    accounted = {"event": claims[0]["event_json"], "delta": find_accounted_delta(mechanism, history, coordinates)}
     return {
         "format": "hush privacy card 1",
         "method": mechanism.method,
         "guarantee": claims[0],
         "claims": claims,
-        "accounting": {"event": event, "delta": find_accounted_delta(mechanism, history, coordinates)},
+        "accounting": accounted,
         "noise_multiplier": mechanism.sigma,
         "sensitivity": mechanism.sensitivity,
         "noise_std": mechanism.noise_std,
@@ -48,6 +48,14 @@ def make_card(
         "plan": describe(mechanism),
         "versions": read_versions("hush", "torch", "dp-accounting"),
     }
+
+
+def _write(guarantee: Guarantee) -> dict[str, Any]:
+    """A guarantee as JSON; where its event cannot be rebuilt from that, with points (ε, δ) of its curve."""
+    written = guarantee.to_json()
+    if guarantee.private and written["event_json"] is None:
+        written["points"] = sample_points(curve_of_guarantee(guarantee), guarantee.epsilon)
+    return written
 
 
 def _tell_arithmetic(mechanism: Mechanism) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 from hush.errors import BadInput
+from hush.privacy import event_json
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.leaves import name_event
 from hush.validate import one_of
@@ -113,7 +114,8 @@ class Guarantee:
         return self.sentence()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; an infinite ε is null, the event is its readable line."""
+        """Plain JSON types; an infinite ε is null, the event is its readable line and, where it can be rebuilt from
+        plain data, those."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
@@ -121,6 +123,7 @@ class Guarantee:
             "unit": self.unit,
             "status": self.status,
             "event": None if self.event is None else name_event(self.event),
+            "event_json": None if self.event is None else event_json.to_json(self.event),
             "accountant": self.accountant,
             "assumptions": list(self.assumptions),
             "reason": self.reason,
@@ -130,11 +133,13 @@ class Guarantee:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Guarantee:
-        """Back from `to_json`; the event comes back as its readable line."""
+        """Back from `to_json`; an event of a kind that cannot be rebuilt comes back as its readable line."""
         known = {name: data[name] for name in Guarantee.__dataclass_fields__ if name in data}
         try:
             known["epsilon"] = math.inf if known["epsilon"] is None else float(known["epsilon"])
             known["assumptions"] = tuple(known.get("assumptions", ()))
+            if data.get("event_json") is not None:
+                known["event"] = event_json.from_json(data["event_json"])
             return Guarantee(**known)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"not a guarantee as hush writes it: {error}") from error

@@ -101,8 +101,7 @@ def in_words(
         f"Someone who knows everything about {told.others} and thinks it is 50:50 {told.question} can, with what is "
         f"released, at best be right {_hundredths(even.right, 0)} times in 100; by tossing a coin they are right 50 "
         "times.",
-        f"If {told.fact}, the chance that they come to hold it for more than {_percent(even.belief)} likely is at most "
-        f"{_hundredths(even.exception, 1)} in 100.",
+        _tell_belief(even, told),
         f"A test that accuses 1 in 1000 falsely finds at most {few} in 100 of the {told.those}; one that accuses 1 in "
         f"100 falsely at most {some}, and one that accuses 1 in 10 falsely at most {many}.",
     )
@@ -126,6 +125,13 @@ def _largest_rate(curve: Curve, height: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if float(curve.beta(math.exp(middle))) >= height else (low, middle)
     return math.exp(low)
+
+
+def _tell_belief(odds: Odds, told: _Phrases) -> str:
+    rare, belief = f"{_hundredths(odds.exception, 1)} in 100", _percent(odds.belief)
+    if belief == _percent(1.0):
+        return f"If {told.fact}, the chance that they become as good as certain of it may be more than {rare}."
+    return f"If {told.fact}, the chance that they come to think it more than {belief} likely is at most {rare}."
 
 
 @dataclass(frozen=True)

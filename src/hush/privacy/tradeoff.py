@@ -168,6 +168,11 @@ def curve_of_guarantee(guarantee: Guarantee) -> Lines:
     return curve_of_points([*((e, min(d + guarantee.delta, 1.0)) for e, d in sampled), own])
 
 
+def sample_points(curve: Curve, top: float, count: int = 64) -> list[tuple[float, float]]:
+    """Pairs (ε, δ) up to ``top`` from which `curve_of_points` makes a curve on or below this one: δ = 1 − C(e^ε)."""
+    return [(float(e), min(1.0 - curve.least_cost(math.exp(e)) + UNIT, 1.0)) for e in np.linspace(0.0, top, count + 1)]
+
+
 def _sampled(profile: Callable[[float], float], top: float, count: int) -> list[tuple[float, float]]:
     return [(float(epsilon), profile(float(epsilon))) for epsilon in np.linspace(0.0, top, count + 1)]
 

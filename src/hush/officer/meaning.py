@@ -1,0 +1,220 @@
+"""What is promised, and how sure it is: who is protected, the best odds of any attacker, and ε and δ in a sentence."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+from hush.officer.blocks import Box, Paragraph, Picture, Points, Section, Table
+from hush.officer.reading import Read
+from hush.privacy.guarantee import rounded_up
+from hush.privacy.odds import Words, best_odds, in_words
+
+WIDE_RIGHT, WIDE_BELIEF = 0.9, 0.99  # an attacker who may be right so often at 50:50, or so sure, is hardly held back
+SPACE = "\u00a0"
+OTHERWISE = {
+    "add-remove": "if that {unit} were not in the data",
+    "zero-out": "if that {unit} counted for nothing",
+    "replace": "if that {unit} had any other value",
+}
+QUESTION = {"add-remove": "it is in the data", "zero-out": "it was used", "replace": "it has the first value"}
+OTHERS = {"add-remove": "those not in the data", "zero-out": "those not used", "replace": "those with the second value"}
+CASES = {
+    "add-remove": "whether one given {unit} is in the training data or not, and anything else about it that the files "
+    "could tell only because it is",
+    "zero-out": "whether one given {unit} was used or counted for nothing, and anything else about it that the files "
+    "could tell only because it was used",
+    "replace": "which of two possible values one given {unit} has, and anything else that the files could tell only "
+    "because it has the one and not the other",
+}
+ALARM = {
+    "add-remove": "A false alarm is to say “in the data” where one given {unit} is not; a miss is to say “not in the "
+    "data” where it is.",
+    "zero-out": "A false alarm is to say “used” where one given {unit} was not used; a miss is to say “not used” where "
+    "it was.",
+    "replace": "A false alarm is to say “the first value” where it is the second; a miss is to say “the second” where "
+    "it is the first.",
+}
+WARNINGS = {
+    "claimed": (
+        "Warning: not a guarantee",
+        "A publication claims a limit on what this model can reveal, and no proof of that claim is known. It must not "
+        "be relied on: treat the released files as if they could reveal any {unit} of the training data.",
+    ),
+    "refuted": (
+        "Warning: the claim is refuted",
+        "A limit on what this model can reveal was claimed, and an audit measured that it does not hold. Treat the "
+        "released files as if they could reveal any {unit} of the training data.",
+    ),
+    "none": (
+        "Warning: no protection",
+        "Nothing limits what this model can reveal. Treat the released files as if they could reveal any {unit} of the "
+        "training data.",
+    ),
+}
+NO_LETTERS = (
+    "(epsilon) is the number by which such a limit is stated: the smaller it is, the less the result depends on one "
+    "unit. Here no value of it is proven.",
+    "(delta) is a probability that may come on top of such a limit. Here no value of it is proven.",
+)
+LONG = 40.0  # ε from which on its factor is told by its length
+NO_LIMIT = (
+    "No limit on what an attacker can find out is known, so no figures are given. The released files should reach only "
+    "those who may see the training data."
+)
+
+
+def sum_up(read: Read) -> Section:
+    """The answer in a box."""
+    warnings = _find_weakness(read)
+    return Section("In short", (_box(read, weak=bool(warnings)), *warnings))
+
+
+def tell_who(read: Read) -> Section:
+    """Who is protected, against whom and against what."""
+    title, unit = "Who is protected, and against what?", read.unit
+    if not read.proven:
+        text = f"Nobody is protected in a way that could be relied on. What is at stake is every {unit} of the "
+        return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(unit, proven=False)}"),))
+    items = (
+        f"Every single {unit} that was used for training, each in the same way. {_unit_in_words(unit, proven=True)}",
+        "Anybody who receives the released files (listed at the end), at any time, with any computer and any other "
+        f"information, even if they know every other {unit} and how the training was done.",
+        f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}.",
+    )
+    return Section(title, (Points(items, names=("Who.", "Against whom.", "Against what.")),))
+
+
+def tell_odds(read: Read) -> Section:
+    """The best odds of any attacker, as sentences, table and picture; then ε and δ."""
+    title = f"How sure is it? What it means for one {read.unit}"
+    if read.curve is None:
+        return Section(title, (Paragraph(NO_LIMIT), _letters(read)))
+    words = odds_of(read)
+    blocks = (
+        Picture(read.curve),
+        Points((*words.sentences, _caption(read))),
+        Table(words.columns, words.rows, "figures"),
+        Paragraph(_tell_row(read, words.rows[1])),
+        Paragraph(_origin(read)),
+        _letters(read),
+    )
+    return Section(title, blocks)
+
+
+def odds_of(read: Read) -> Words:
+    """What the card's curve means for one unit."""
+    if read.curve is None:
+        raise ValueError("nothing limits an attacker")
+    return in_words(read.curve, adjacency=read.guarantee.adjacency, unit=read.unit)
+
+
+def one_in(delta: float) -> str:
+    """A small probability as "1 in so many", never smaller than it is."""
+    if delta == 0:
+        return "0"
+    return f"1 in {_grouped(int(1 / Decimal(repr(delta))))}"
+
+
+def _grouped(number: int) -> str:
+    return f"{number:,}".replace(",", SPACE)
+
+
+def _box(read: Read, *, weak: bool) -> Box:
+    if not read.proven:
+        title, text = WARNINGS[read.guarantee.status]
+        return Box("warning", title, text.format(unit=read.unit))
+    return Box(
+        "plain" if weak else "good",
+        f"Proven: what the released files can reveal about any one {read.unit} is limited",
+        f"{odds_of(read).sentences[0]} This holds under the conditions of section 5 and does not cover what section 4 "
+        "lists.",
+    )
+
+
+def _find_weakness(read: Read) -> tuple[Box, ...]:
+    """What makes a proven limit worth little: it is wide, or δ leaves room for somebody to be published outright."""
+    found = []
+    even = None if read.curve is None else best_odds(read.curve, 0.5)
+    if even is not None and (even.right >= WIDE_RIGHT or even.belief >= WIDE_BELIEF):
+        text = (
+            f"The limit is proven, but so wide that it rules out little: about some {read.unit}s an attacker may "
+            "become nearly certain. Do not rely on it alone."
+        )
+        found.append(Box("warning", "Warning: a wide limit", text))
+    if read.proven and read.examples is not None and read.guarantee.delta * read.examples >= 1:
+        text = (
+            f"It leaves out a probability of {one_in(read.guarantee.delta)} (section 3, last line), and there are "
+            f"{_grouped(read.examples)} examples: such a limit would hold even if some of them were published as they "
+            "are. Ask for a smaller one."
+        )
+        found.append(Box("warning", "Warning: the limit leaves too much out", text))
+    return tuple(found)
+
+
+def _unit_in_words(unit: str, *, proven: bool) -> str:
+    if unit != "example":
+        return f"All that one {unit} contributed counts together as one."
+    row = "One example is one row (one record, one picture) of the training data."
+    if not proven:
+        return row
+    return (
+        f"{row} Where every person has one row, one example is one person. Where a person has several rows, each row "
+        "is protected, and the person less well: then ask that all rows of a person be treated as one."
+    )
+
+
+def _caption(read: Read) -> str:
+    alarm = ALARM[read.guarantee.adjacency].format(unit=read.unit)
+    return (
+        f"The picture shows all such tests. {alarm} Every attacker lies on the solid line or above it; the nearer it "
+        "is to the dashed line of mere guessing, the better the protection."
+    )
+
+
+def _tell_row(read: Read, row: tuple[str, ...]) -> str:
+    before, without, right, accusing, after = row
+    adjacency = read.guarantee.adjacency
+    return (
+        f"The second row in words: somebody who thinks it {before} likely that {QUESTION[adjacency]} is right "
+        f"{without} times in 100 without the files, by always saying no, and at most {right} times with them. If they "
+        f"say yes so rarely that only 1 in 100 of {OTHERS[adjacency]} is accused, at most {accusing} in 100 of their "
+        f"accusations are right. Afterwards they think it at most {after} likely, in all but 1 of 100 cases."
+    )
+
+
+def _origin(read: Read) -> str:
+    source = "the exact method that was run" if read.by_event else "the two numbers below alone"
+    wide = "" if read.by_event else " The true ones may be far lower."
+    return f"All these figures are upper limits, computed from {source} and rounded up.{wide}"
+
+
+def _letters(read: Read) -> Points:
+    """ε and δ, a sentence each."""
+    guarantee, unit = read.guarantee, read.unit
+    otherwise = OTHERWISE[guarantee.adjacency].format(unit=unit)
+    if not read.proven:
+        return Points(NO_LETTERS, names=("ε", "δ"))
+    epsilon = f"here {rounded_up(guarantee.epsilon)}"
+    delta = f"here {rounded_up(guarantee.delta)}, that is {one_in(guarantee.delta)}"
+    return Points(
+        (
+            f"(epsilon, {epsilon}) limits how strongly the result depends on one {unit}: whatever may come out is at "
+            f"most {_factor(read)} as likely as it would be {otherwise}, and the other way round.",
+            f"(delta, {delta}) is a probability that may come on top of that limit, for outcomes that it does not "
+            "cover.",
+        ),
+        names=("ε", "δ"),
+    )
+
+
+def _factor(read: Read) -> str:
+    """e^ε in digits that anybody can read, rounded up."""
+    epsilon = read.guarantee.epsilon
+    if epsilon > LONG:
+        return f"so many times (a number of {math.ceil(epsilon / math.log(10))} digits)"
+    factor = math.exp(epsilon) * (1 + 1e-12)
+    if factor < 1000:
+        return f"{rounded_up(factor)} times"
+    unit = 10 ** (math.floor(math.log10(factor)) - 2)
+    return f"{_grouped(math.ceil(factor / unit) * unit)} times"

@@ -1,0 +1,117 @@
+"""How it was trained: in words from the plan's parts, then as the numbers that an expert checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hush.officer.blocks import Block, Paragraph, Section, Table
+from hush.officer.reading import Read
+from hush.privacy.guarantee import ACCOUNTING, rounded_up
+
+STATUS = {
+    "proven": "proven",
+    "claimed": "claimed, not proven: not a guarantee",
+    "refuted": "refuted: does not hold",
+    "none": "no protection",
+}
+
+
+def tell_method(read: Read) -> Section:
+    """The mechanism in words, then the numbers."""
+    words = Paragraph(" ".join((*_steps(read), *_influence(read), *_noise(read))))
+    lead = Paragraph("For an expert, the same as numbers; the complete plan is in privacy.json:")
+    return Section("How was it done?", (words, lead, Table(("what", "value"), _numbers(read))))
+
+
+def tell_claims(read: Read) -> tuple[Section, ...]:
+    """Every ε that is said about the method, where there are several or none that holds."""
+    if read.proven and len(read.claims) < 2:
+        return ()
+    rows = tuple((_epsilon(claim.epsilon), STATUS[claim.status], claim.reason or "–") for claim in read.claims)
+    text = "Only a value that is proven limits what an attacker can find out. The others are listed to be complete."
+    blocks: tuple[Block, ...] = (Paragraph(text), Table(("ε", "status", "reason"), rows, "figures"))
+    return (Section("What is said about this method", blocks),)
+
+
+def _epsilon(value: float) -> str:
+    shown = rounded_up(value)
+    return "none" if shown == "∞" else shown
+
+
+def _steps(read: Read) -> tuple[str, ...]:
+    steps, taken = read.card["steps"], read.card["steps_taken"]
+    said = f"The training took {steps} steps."
+    if taken != steps:
+        said = f"The training was planned as {steps} steps; {taken} of them were taken, and all are counted."
+    return (said, f"At each step {_draw(read.part('sampler'))}.")
+
+
+def _draw(sampler: Mapping[str, Any]) -> str:
+    match sampler.get("kind"):
+        case "Poisson":
+            return f"a random selection was drawn, every example with a chance of {100 * sampler['rate']:.3g} in 100"
+        case "FixedSize":
+            return f"a random selection of {sampler['batch_size']} examples was drawn"
+        case "Shuffled":
+            return f"{sampler['batch_size']} examples were taken, in an order that was shuffled anew for every pass"
+        case "Partitioned":
+            return f"{sampler['batch_size']} examples were taken, in the same order in every pass"
+        case "Cyclic":
+            return (
+                f"one of {sampler['groups']} fixed groups had its turn, and of its examples a random selection was "
+                f"drawn, each with a chance of {100 * sampler['rate']:.3g} in 100"
+            )
+        case _:
+            return "a part of the examples was taken"
+
+
+def _influence(read: Read) -> tuple[str, ...]:
+    if read.guarantee.status == "none":
+        return ("How each of them would change the model was added up, without any limit on what one could add.",)
+    limited = "For each of them it was computed how it would change the model, and that change was cut down to a "
+    kind = read.part("query").get("kind")
+    if kind == "Adaptive":
+        limited += "largest size, which was adjusted from step to step by counts with noise of their own"
+    else:
+        limited += "fixed largest size"
+    if kind == "ErrorFeedback":
+        limited += "; what was cut off was kept and came back in later steps"
+    return (f"{limited}. Then the changes were added up.",)
+
+
+def _noise(read: Read) -> tuple[str, ...]:
+    if read.guarantee.status == "none":
+        return ("No random noise was added.",)
+    noise = read.part("noise")
+    plain = noise.get("kind") == "Independent" and noise.get("schedule") is None
+    size = ""
+    if plain and read.part("query").get("kind") == "ClippedSum":
+        size = f", typically {read.card['noise_std']:.3g} times as large as the most that one example could add,"
+    related = ""
+    if noise.get("kind") not in (None, "Independent"):
+        related = " The noise of different steps is related, so that part of it cancels as steps add up."
+    return (
+        f"Random noise{size} was added to the sum before it changed the model.{related}",
+        "So what one example added is blurred; "
+        + ("section 3 says how much that hides." if read.proven else "how much that hides is not proven."),
+    )
+
+
+def _numbers(read: Read) -> tuple[tuple[str, str], ...]:
+    card, guarantee = read.card, read.guarantee
+    rows = {"method": str(card["method"]), "steps planned and counted": str(card["steps"])}
+    if card["steps_taken"] != card["steps"]:
+        rows["steps taken"] = str(card["steps_taken"])
+    if guarantee.status != "none":
+        rows |= {
+            "mechanism": str(card["guarantee"]["event"] or "not stated"),
+            "accounted by": ACCOUNTING.get(guarantee.accountant, guarantee.accountant),
+            "neighbouring data": guarantee.adjacency,
+            "noise multiplier σ": f"{card['noise_multiplier']:.6g}",
+            "sensitivity of the noise's correlation": f"{card['sensitivity']:.6g}",
+            "noise on the sum, in clip units": f"{card['noise_std']:.6g}",
+        }
+    rows["divisor of the sum"] = f"{card['divisor']:g}"
+    rows["versions"] = ", ".join(f"{name} {number}" for name, number in card["versions"].items())
+    return tuple(rows.items())
