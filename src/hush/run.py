@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +155,22 @@ class Run:
         *,
         description: Description | None = None,
         overwrite: bool = False,
+        dataset: str = "",
         figures: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write the released artefact, the folder that may be copied: weights, description and privacy card.
 
         ``description`` says how the network is built and what its inputs are (`hush.problems.Problem.describe` does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
-        replaced only with ``overwrite``, and as a whole. ``figures`` go into the card (`hush.card.make_card`)."""
+        replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
+        ``figures`` go into the card (`hush.card.make_card`)."""
         check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
         stated, taken = self._stated(), self.next
         card = make_card(stated, steps_taken=taken, history=self.history, coordinates=self.coordinates, figures=figures)
+        card |= {"dataset": dataset, "date": date.today().isoformat()}
         told = description or Description("other")
         return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
 

@@ -22,16 +22,17 @@ from safetensors.torch import save
 from torch import nn
 
 from hush.artefact.description import Description
-from hush.artefact.page import card_page
 from hush.errors import BadInput
 from hush.files import explain, write_folder
+from hush.officer import page_of_card, text_of_card
 from hush.printable import dump_json
 
-WEIGHTS, MODEL, SCHEMA, CARD, PAGE = "model.safetensors", "model.json", "schema.json", "privacy.json", "PRIVACY.md"
+WEIGHTS, MODEL, SCHEMA, CARD = "model.safetensors", "model.json", "schema.json", "privacy.json"
+PAGE, WEB_PAGE = "PRIVACY.md", "privacy.html"
 RELEASE, PRIVATE_PART = "release", "private"  # the two parts of a run's folder
 UNSIGNED = "0" * 64
 
-PAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {PAGE: card_page}
+PAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {PAGE: text_of_card, WEB_PAGE: page_of_card}
 """The pages for people: each is made from the card, which names the digests of the files before it."""
 
 NAMES = frozenset((WEIGHTS, MODEL, SCHEMA, CARD, *PAGES))

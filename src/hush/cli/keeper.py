@@ -197,6 +197,13 @@ class Keeper:
             return f"all is kept up to step {self.checkpoints.at}, but this run cannot be resumed"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
 
+    def total_for_card(self) -> dict[str, Any]:
+        """What the card says of all that the ledger records on these data: public numbers, not where it lies."""
+        if self.account is None:
+            return {}
+        total = self.account.ledger.total(self.account.dataset)
+        return {"ledger": {"epsilon": total.epsilon, "delta": total.delta, "status": total.status}}
+
     def sum_up_ledger(self) -> dict[str, Any] | None:
         """What the ledger says of the dataset now, as JSON fields."""
         if self.account is None:

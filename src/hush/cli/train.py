@@ -186,7 +186,8 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, given: Training)
     keep_figures(keeper, measured)
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
-        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, figures=released)
+        named, told = given.dataset or task.name, {**released, **keeper.total_for_card()}
+        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, dataset=named, figures=told)
     guarantee = run.guarantee
     return {
         "problem": task.name,
