@@ -252,11 +252,12 @@ def render() -> str:
         "# Published results, run again",
         "",
         *wrap(
-            "Every figure comes from the records in [results](../results): one line a run, with its settings, seed and "
-            "versions. `hush bench specs/NAME.toml --store STORE` makes the runs, and `benchmarks/reproduction.py` the "
-            "records and this page. Accuracies are of the test set, in percent. Noise is from a fixed secret, as the "
-            "data are public; seeds differ in initial weights, sampling and noise. ε here is proven, for one example's "
-            "contribution becoming zero, by the accountant that [accounting](accounting.md) describes."
+            "Every figure comes from the records in [results](../results/README.md): one line a run, with settings, "
+            "seed and versions. `hush bench specs/NAME.toml --store STORE` makes the runs, and "
+            "`benchmarks/reproduction.py` the records and this page. Accuracies are of the test set, in percent. Noise "
+            "is from a fixed secret, as the data are public; seeds differ in initial weights, sampling and noise. ε "
+            "here is proven, for one example's contribution becoming zero, by the accountant that "
+            "[accounting](accounting.md) describes."
         ),
         "",
     ]

@@ -307,7 +307,8 @@ class TestArtefact:
         assert card["guarantee"]["epsilon"] == pytest.approx(run.guarantee.epsilon)
         assert card["guarantee"]["status"] == "proven"
         page = (tmp_path / "out" / "PRIVACY.md").read_text()
-        assert run.guarantee.sentence() in page
+        assert "(epsilon, here 7.44)" in page
+        assert "Proven: what the released files can reveal" in page
 
     def test_nothing_private_is_in_it(self, tmp_path):
         secret = Secret.from_seed(12345678)
@@ -317,7 +318,13 @@ class TestArtefact:
         text = (tmp_path / "privacy.json").read_text() + (tmp_path / "PRIVACY.md").read_text()
         assert secret.key.hex() not in text
         assert "12345678" not in text
-        assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors", "model.json", "privacy.json", "PRIVACY.md"}
+        assert {p.name for p in tmp_path.iterdir()} == {
+            "model.safetensors",
+            "model.json",
+            "privacy.json",
+            "PRIVACY.md",
+            "privacy.html",
+        }
         assert set(load_file(tmp_path / "model.safetensors")) == set(run.model.state_dict())
         for record in records:
             for value in record.numbers().values():

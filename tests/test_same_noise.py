@@ -29,6 +29,7 @@ from hush.methods import make_plan
 from hush.noise import Independent, Stages
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
+from hush.privacy.guarantee import rounded_up
 from hush.randomness import Secret, generator
 from hush.randomness.cipher import compute_tag, encrypt_counters
 from hush.rules import SGD
@@ -500,7 +501,9 @@ class TestCard:
         card = json.loads((tmp_path / "out" / "privacy.json").read_text())
         assert card["guarantee"]["epsilon"] == run.guarantee.epsilon > p.guarantee().epsilon
         assert card["claims"][0] == card["guarantee"]
-        assert run.guarantee.sentence() in (tmp_path / "out" / "PRIVACY.md").read_text()
+        page = (tmp_path / "out" / "PRIVACY.md").read_text()
+        assert f"(epsilon, here {rounded_up(run.guarantee.epsilon)})" in page
+        assert "teps 4 to 8 were taken again with fresh noise" in page
 
     def test_going_back_behind_a_release(self, tmp_path) -> None:
         """The newest checkpoint deleted after a release: the same again is nothing more, other sums are charged."""

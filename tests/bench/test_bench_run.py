@@ -91,7 +91,8 @@ def test_what_training_data_shows_is_in_the_private_part_alone(store, small) -> 
     assert (folder / "private").stat().st_mode & 0o077 == 0
     assert (folder / "private" / "steps.safetensors").stat().st_mode & 0o077 == 0
     assert {p.name for p in folder.iterdir()} == {
-        *("record.json", "epochs.jsonl", "model.safetensors", "model.json", "privacy.json", "PRIVACY.md", "private")
+        *("record.json", "epochs.jsonl", "private", "model.safetensors", "model.json", "privacy.json"),
+        *("PRIVACY.md", "privacy.html"),
     }
     public = (folder / "record.json").read_text() + (folder / "epochs.jsonl").read_text()
     assert "train_loss" not in public

@@ -124,7 +124,13 @@ def test_the_error_is_in_no_released_file_record_or_log(tmp_path) -> None:
     run.release(tmp_path)
     error = run.state()["private"]["error"]["weight"]
     assert error.abs().min() > 0
-    assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors", "model.json", "privacy.json", "PRIVACY.md"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "model.safetensors",
+        "model.json",
+        "privacy.json",
+        "PRIVACY.md",
+        "privacy.html",
+    }
     released = load_file(tmp_path / "model.safetensors")
     assert set(released) == {"weight"}
     assert not any(torch.allclose(released["weight"], error * scale) for scale in (1.0, -1.0))

@@ -19,7 +19,7 @@ STATUS = {
 
 def tell_method(read: Read) -> Section:
     """The mechanism in words, then the numbers."""
-    words = Paragraph(" ".join((*_steps(read), *_influence(read), *_noise(read))))
+    words = Paragraph(" ".join((*_steps(read), *_influence(read), *_noise(read), *_beside(read))))
     lead = Paragraph("For an expert, the same as numbers; the complete plan is in privacy.json:")
     return Section("How was it done?", (words, lead, Table(("what", "value"), _numbers(read))))
 
@@ -96,6 +96,15 @@ def _noise(read: Read) -> tuple[str, ...]:
         "So what one example added is blurred; "
         + ("section 3 says how well." if read.proven else "how much that hides is not proven."),
     )
+
+
+def _beside(read: Read) -> tuple[str, ...]:
+    """What else was released on the same data, and what happened more than once."""
+    names = [str(release["name"]) for release in read.card.get("beside") or ()]
+    said = [f"Also released, with its own noise: {', '.join(names)}; what is said here covers it too."] if names else []
+    if read.guarantee.status == "proven" and read.guarantee.reason:
+        said.append(f"{read.guarantee.reason[0].upper()}{read.guarantee.reason[1:]}.")
+    return tuple(said)
 
 
 def _numbers(read: Read) -> tuple[tuple[str, str], ...]:
