@@ -129,7 +129,7 @@ def _box(read: Read, *, weak: bool) -> Box:
         return Box("warning", title, text.format(unit=read.unit))
     return Box(
         "plain" if weak else "good",
-        f"Proven, on conditions: what the released files can reveal about any one {read.unit} is limited",
+        f"Proven: what the released files can reveal about any one {read.unit} is limited, if section 5 holds",
         f"{odds_of(read).sentences[0]} It follows by mathematics from the training if all of section 5 is true, and "
         "does not cover what section 4 lists.",
     )
@@ -162,7 +162,7 @@ def _unit_in_words(unit: str, *, proven: bool) -> str:
     if not proven:
         return row
     return (
-        f"{row} Where every person has one row, it is one person. Where a person has several rows, each row is "
+        f"{row} Where every person has one row, that is one person. Where a person has several rows, each row is "
         "protected, and the person less well than the figures say: then ask for training with a person's rows as one."
     )
 
