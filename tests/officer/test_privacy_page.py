@@ -128,9 +128,15 @@ def test_both_say_the_facts(page: str, text: str) -> None:
         assert "This statement counts this one training only" in where
         assert "whether one given example was used or counted for nothing" in where
         assert where.count(COUNT) == 1
-    for name in ("name", "place", "date", "signature"):
+        assert "status" in where
+        assert "proven, on conditions" in where
+        assert "whatever section 5 calls public, is not hidden" in where
+        assert "nobody can predict the random numbers of the training" in where
+        assert "It covers these, privacy.json and this page, whoever gets them, and no others." in where
+        assert "My signature confirms" in where
+    for name in ("name and office", "place", "date", "signature"):
         assert f"<div>{name}</div>" in page
-    assert "| name | place | date | signature |" in text
+    assert "| name and office | place | date | signature |" in text
 
 
 def test_a_card_may_name_the_facts_itself(card: dict[str, Any], page: str, text: str) -> None:
@@ -146,12 +152,33 @@ def test_the_numbers_are_those_of_the_odds(card: dict[str, Any], page: str, text
     plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_rounding()
     words = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="example")
     shown = Shown(page).text
-    for sentence in words.sentences:
+    person = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="person")
+    for sentence in (words.sentences[0], words.sentences[-1], person.sentences[0]):
         assert sentence in shown
         assert sentence in text
     for row in words.rows:
         assert f"| {' | '.join(row)} |" in text
         assert "".join(f"<td>{cell}</td>" for cell in row) in page
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "add-remove", "replace"])
+def test_the_worst_case_is_rare_and_not_ruled_out(card: dict[str, Any], adjacency: Any) -> None:
+    """Two beliefs of the odds, never rounded down; the first is that of the table."""
+    other = restate(card, adjacency=adjacency)
+    curve, text = read_card(other).curve, render_privacy_text(other, **GIVEN)
+    assert curve is not None
+    (told,) = re.findall(r"^- \*\*The worst case\.\*\* (.*)$", text, re.MULTILINE)
+    assert "That is made rare, not ruled out" in told
+    beliefs = [float(found) for found in re.findall(r"more than ([\d.]+) % likely", told)]
+    true = [100 * best_odds(curve, 0.5, exception=rare).belief for rare in (0.01, 0.0001)]
+    assert all(0 <= shown - exact <= 0.1 for shown, exact in zip(beliefs, true, strict=True))
+    assert told.endswith(("at most 1 in 10\u00a0000.", "at most 1 in 10 000."))
+    assert in_words(curve, adjacency=adjacency, unit="example").rows[-1][-1] == f"{beliefs[0]:g} %"
+
+
+def test_a_delta_that_allows_certainty_is_told() -> None:
+    text = render_privacy_text(card_of(delta=1 / 700), **GIVEN)
+    assert "and they become as good as certain with a chance that may be more than 1 in 10" in text
 
 
 def test_the_curve_is_the_event_s_and_never_above_it(card: dict[str, Any]) -> None:
@@ -303,7 +330,8 @@ def test_another_unit_has_its_own_words(card: dict[str, Any]) -> None:
 def test_a_ledger_s_total_is_told(card: dict[str, Any]) -> None:
     total = {"dataset": "patients", "epsilon": 5.5511, "delta": 1e-5, "status": "proven"}
     text = render_privacy_text({**card, "ledger": total}, **GIVEN)
-    assert "together, ε is at most 5.56 at δ = 1e-5 (proven)" in text
+    assert "together, ε is at most 5.56 at δ = 1e-5 (proven, if the conditions of each hold" in text
+    assert "Section 3 counts this one only." in text
     for other in ({"status": "claimed"}, {"epsilon": None}):
         text = render_privacy_text({**card, "ledger": total | other}, **GIVEN)
         assert "there is no guarantee" in text

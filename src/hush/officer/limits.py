@@ -14,7 +14,8 @@ from hush.privacy.guarantee import rounded_up
 EXPLAINED = {
     "rounding that varies with the size of a batch gives nothing away": (
         "Computers round numbers, and how they round can depend on how many examples are computed together. The effect "
-        "is tiny, but it is not proven that it reveals nothing. Training with rigorous arithmetic removes the condition"
+        "is tiny, but it is not proven that it reveals nothing. Nobody can confirm this: accept it, or ask for "
+        "rigorous arithmetic, which avoids it"
     ),
     "the secret seed that was chosen for sampling and noise stays secret and is used for no other run": (
         "The random numbers follow from a number that a person chose. Whoever learns it can take the noise away"
@@ -24,10 +25,10 @@ EXPLAINED = {
     ),
 }
 COUNTED = {
-    "add-remove": "The number of examples in privacy.json was given by those who trained the model, and is taken to be "
-    "no secret.",
-    "zero-out": "How many examples there are is taken to be public.",
-    "replace": "How many examples there are is taken to be public.",
+    "add-remove": "The number of examples in privacy.json was given by those who trained the model. It, and whatever "
+    "section 5 calls public, is not hidden: it must do no harm if known.",
+    "zero-out": "The number of examples, and whatever section 5 calls public, is not hidden: it must be harmless.",
+    "replace": "The number of examples, and whatever section 5 calls public, is not hidden: it must be harmless.",
 }
 
 
@@ -37,20 +38,20 @@ def tell_not_covered(read: Read) -> Section:
         return Section("What is not covered?", (Paragraph("Nothing is covered: see section 1."),))
     unit = read.unit
     found = {
-        "Test rows.": "Rows that were held back to test the model are not covered. Figures measured on them, such "
-        "as an accuracy, are exact unless privacy.json says that they have noise, and can reveal something about them.",
+        "Test rows.": "Rows that were held back to test the model are not covered. Figures measured on them (an "
+        "accuracy, say) can reveal something of them unless privacy.json says that they have noise: pass none on.",
         "The folder “private”.": "It holds the figures of the training and, until they are deleted, the secret random "
         "numbers. Nothing protects against somebody who has it: it must not be handed over.",
         "Other uses of the same data.": f"{_tell_runs(read)}",
         "Choices made beforehand.": "Cleaning the data, choosing columns or trying several settings on the same data "
-        "are uses of the data, too. They are covered only where they were counted as runs.",
+        "are uses of the data, too. They are covered only where they were counted like a training.",
         "Facts about people in general.": "What the model learns about a group (say, that smokers fall ill more often) "
         "can be applied to a person of that group, whether or not they are in the data.",
-        "Others who share a person's data.": f"Protected is one {unit}. What other rows say about the same person "
-        "(copies, relatives, the same household) is not hidden by it.",
-        "The number of rows.": f"{COUNTED[read.guarantee.adjacency]}",
-        "The original data.": "Their storage, access to them and their deletion are another matter, as is whether the "
-        "model is accurate, fair or lawful.",
+        "Others who share a person's data.": f"Protected is one {unit} at a time. What the rest of the data says about "
+        "the same person (copies, relatives, the same household) is not hidden.",
+        "What is public.": f"{COUNTED[read.guarantee.adjacency]}",
+        "The law, and the original data.": "Whether the released files count as anonymous, and whether the model is "
+        "lawful, fair or accurate, is not answered here; nor who may see the original data, and when they are deleted.",
     }
     return Section("What is not covered?", (Points(tuple(found.values()), names=tuple(found)),))
 
@@ -64,13 +65,12 @@ def tell_assumptions(read: Read) -> Section:
         blocks: tuple[Block, ...] = (Paragraph(text), *((Points(own, "numbered"),) if own else ()))
         return Section(title, blocks)
     always = (
-        "the secret random numbers of the training (in the folder “private”, until they are deleted) reach nobody",
-        "the program works as it is described (its version is in section 6)",
+        "nobody can predict the random numbers of the training, which a program computes from a secret; and the secret "
+        "(in the folder “private”, until it is deleted) reaches only those who may see the training data anyway",
+        "the program works as it is described, and was not altered (its version is in section 6)",
     )
-    return Section(
-        title,
-        (Paragraph("The statement holds only if every one of these is true:"), Points((*own, *always), "numbered")),
-    )
+    lead = "The statement holds only if every one of these is true. Ask those who trained the model to confirm them:"
+    return Section(title, (Paragraph(lead), Points((*own, *always), "numbered")))
 
 
 def _explain(text: str) -> str:
@@ -81,18 +81,18 @@ def _explain(text: str) -> str:
 def _tell_runs(read: Read) -> str:
     """That other runs add up, and to what, where the card has a ledger's total."""
     ledger = read.card.get("ledger")
-    adds = "Every further training or publication on the same data adds to what can be found out."
+    adds = "Every further training or publication on them adds to what can be found out, and needs its own statement."
     if not isinstance(ledger, Mapping):
-        return f"{adds} This statement counts this one training only, and no record of others (a ledger) came with it."
+        return f"{adds} This statement counts this one training only; no ledger (record of uses) is with it."
     return f"{adds} {_tell_total(ledger)}"
 
 
 def _tell_total(ledger: Mapping[str, Any]) -> str:
     epsilon, status = ledger["epsilon"], ledger["status"]
     if status != "proven" or epsilon is None or not math.isfinite(epsilon):
-        return f"For all that the ledger of these data records together there is no guarantee ({STATUS[status]})."
-    pair = f"ε is at most {rounded_up(epsilon)} at δ = {rounded_up(ledger['delta'])} (proven)"
+        return f"For all uses in the ledger (record of uses) together there is no guarantee ({STATUS[status]})."
+    pair = f"ε is at most {rounded_up(epsilon)} at δ = {rounded_up(ledger['delta'])}"
     return (
-        f"For all that the ledger of these data records up to this date together, {pair}; what "
-        "it does not record is left out."
+        "Section 3 counts this one only. For all uses that the ledger (record of uses) lists to date together, "
+        f"{pair} (proven, if the conditions of each hold and none was planned by another's result)."
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 
 from hush.officer.blocks import Box, Paragraph, Picture, Points, Section, Table
 from hush.officer.reading import Read
 from hush.privacy.guarantee import rounded_up
 from hush.privacy.odds import Words, best_odds, in_words
+from hush.privacy.tradeoff import Curve
 
 WIDE_RIGHT, WIDE_BELIEF = 0.9, 0.99  # an attacker who may be right so often at 50:50, or so sure, is hardly held back
+EXCEPTIONS = (0.01, 0.0001)  # how rare the cases are in which an attacker may become surer than is told
+CERTAIN = Decimal(100)
 SPACE = "\u00a0"
 OTHERWISE = {
     "add-remove": "if that {unit} were not in the data",
@@ -20,21 +23,21 @@ OTHERWISE = {
 QUESTION = {"add-remove": "it is in the data", "zero-out": "it was used", "replace": "it has the first value"}
 OTHERS = {"add-remove": "those not in the data", "zero-out": "those not used", "replace": "those with the second value"}
 CASES = {
-    "add-remove": "whether one given {unit} is in the training data or not, and anything else about it that the files "
-    "could tell only because it is",
-    "zero-out": "whether one given {unit} was used or counted for nothing, and anything else about it that the files "
-    "could tell only because it was used",
-    "replace": "which of two possible values one given {unit} has, and anything else that the files could tell only "
-    "because it has the one and not the other",
+    "add-remove": "whether one given {unit} is in the training data or not. Anything else about it (say, a "
+    "diagnosis) that the files could tell only because it is in the data is limited by the last two lines of section 3",
+    "zero-out": "whether one given {unit} was used or counted for nothing. Anything else about it (say, a "
+    "diagnosis) that the files could tell only because it was used is limited by the last two lines of section 3",
+    "replace": "which of two possible values one given {unit} has, in all or in one entry such as a diagnosis",
 }
 ALARM = {
-    "add-remove": "A false alarm is to say “in the data” where one given {unit} is not; a miss is to say “not in the "
-    "data” where it is.",
-    "zero-out": "A false alarm is to say “used” where one given {unit} was not used; a miss is to say “not used” where "
-    "it was.",
-    "replace": "A false alarm is to say “the first value” where it is the second; a miss is to say “the second” where "
-    "it is the first.",
+    "add-remove": "to accuse is to say “in the data”, a false alarm to say so where it is not, a miss to say “not in "
+    "the data” where it is",
+    "zero-out": "to accuse is to say “used”, a false alarm to say so where it was not, a miss to say “not used” where "
+    "it was",
+    "replace": "to accuse is to say “the first value”, a false alarm to say so where it is the second, a miss to say "
+    "“the second” where it is the first",
 }
+CAPTION = "(on the HTML page) shows all tests: none lies below the solid line; those on the dashed line merely guess."
 WARNINGS = {
     "claimed": (
         "Warning: not a guarantee",
@@ -77,8 +80,8 @@ def tell_who(read: Read) -> Section:
         text = f"Nobody is protected in a way that could be relied on. What is at stake is every {unit} of the "
         return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(unit, proven=False)}"),))
     items = (
-        f"Every single {unit} that was used for training, each in the same way. {_unit_in_words(unit, proven=True)}",
-        "Anybody who receives the released files (listed at the end), at any time, with any computer and any other "
+        f"Every {unit} that was used for training, each alike. {_unit_in_words(unit, proven=True)}",
+        "Anybody who gets the released files (named near the end), at any time, with any computer and any other "
         f"information, even if they know every other {unit} and how the training was done.",
         f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}.",
     )
@@ -93,7 +96,7 @@ def tell_odds(read: Read) -> Section:
     words = odds_of(read)
     blocks = (
         Picture(read.curve),
-        Points((*words.sentences, _caption(read))),
+        _tell_attempts(read, read.curve, words),
         Table(words.columns, words.rows, "figures"),
         Paragraph(_tell_row(read, words.rows[1])),
         Paragraph(_origin(read)),
@@ -126,9 +129,9 @@ def _box(read: Read, *, weak: bool) -> Box:
         return Box("warning", title, text.format(unit=read.unit))
     return Box(
         "plain" if weak else "good",
-        f"Proven: what the released files can reveal about any one {read.unit} is limited",
-        f"{odds_of(read).sentences[0]} This holds under the conditions of section 5 and does not cover what section 4 "
-        "lists.",
+        f"Proven: what the released files can reveal about any one {read.unit} is limited, if section 5 holds",
+        f"{odds_of(read).sentences[0]} It follows by mathematics from the training if all of section 5 is true, and "
+        "does not cover what section 4 lists.",
     )
 
 
@@ -155,21 +158,47 @@ def _find_weakness(read: Read) -> tuple[Box, ...]:
 def _unit_in_words(unit: str, *, proven: bool) -> str:
     if unit != "example":
         return f"All that one {unit} contributed counts together as one."
-    row = "One example is one row (one record, one picture) of the training data."
+    row = "One example is one row (record, picture) of the training data."
     if not proven:
         return row
     return (
-        f"{row} Where every person has one row, one example is one person. Where a person has several rows, each row "
-        "is protected, and the person less well: then ask that all rows of a person be treated as one."
+        f"{row} Where every person has one row, that is one person. Where a person has several rows, each row is "
+        "protected, and the person less well than the figures say: then ask for training with a person's rows as one."
     )
 
 
-def _caption(read: Read) -> str:
-    alarm = ALARM[read.guarantee.adjacency].format(unit=read.unit)
+def _tell_attempts(read: Read, curve: Curve, words: Words) -> Points:
+    """What can be said to a person, the worst that can happen, tests of many, and the picture."""
+    adjacency = read.guarantee.adjacency
+    who = "has one row" if read.unit == "example" else f"is one {read.unit}"
+    said = in_words(curve, adjacency=adjacency, unit="person").sentences[0]
+    found = {
+        "In one sentence.": f"To a person who {who} one may say: “{said}”",
+        "The worst case.": _tell_worst(read, curve),
+        "Tests.": f"A test is any way to tell from the files; {ALARM[adjacency]}. {words.sentences[-1]}",
+        "The picture": CAPTION,
+    }
+    return Points(tuple(found.values()), names=tuple(found))
+
+
+def _tell_worst(read: Read, curve: Curve) -> str:
+    """That certainty is made rare and not ruled out: the belief of `best_odds`, at two exceptions."""
+    told = []
+    for exception in EXCEPTIONS:
+        belief = _percent_up(best_odds(curve, 0.5, exception=exception).belief)
+        if belief >= CERTAIN:
+            told.append(f"they become as good as certain with a chance that may be more than {one_in(exception)}")
+            break
+        told.append(f"they come to think it more than {belief:f} % likely with a chance of at most {one_in(exception)}")
     return (
-        f"The picture shows all such tests. {alarm} Every attacker lies on the solid line or above it; the nearer it "
-        "is to the dashed line of mere guessing, the better the protection."
+        "An attacker becomes nearly certain. That is made rare, not ruled out: if they think it 50:50 that "
+        f"{QUESTION[read.guarantee.adjacency]}, {', and '.join(told).replace(', and they come to think it', ', and')}."
     )
+
+
+def _percent_up(share: float) -> Decimal:
+    """In hundredths, to one decimal, rounded up."""
+    return Decimal(f"{100 * share:.8f}").quantize(Decimal("0.1"), ROUND_CEILING)
 
 
 def _tell_row(read: Read, row: tuple[str, ...]) -> str:
@@ -178,15 +207,18 @@ def _tell_row(read: Read, row: tuple[str, ...]) -> str:
     return (
         f"The second row in words: somebody who thinks it {before} likely that {QUESTION[adjacency]} is right "
         f"{without} times in 100 without the files, by always saying no, and at most {right} times with them. If they "
-        f"say yes so rarely that only 1 in 100 of {OTHERS[adjacency]} is accused, at most {accusing} in 100 of their "
-        f"accusations are right. Afterwards they think it at most {after} likely, in all but 1 of 100 cases."
+        f"accuse only 1 in 100 of {OTHERS[adjacency]}, at most {accusing} in 100 of their accusations are right. "
+        f"Afterwards they think it at most {after} likely, but for at most 1 case in 100."
     )
 
 
 def _origin(read: Read) -> str:
     source = "the exact method that was run" if read.by_event else "the two numbers below alone"
     wide = "" if read.by_event else " The true ones may be far lower."
-    return f"All these figures are upper limits, computed from {source} and rounded up.{wide}"
+    return (
+        f"All these figures are upper limits, computed from {source} and rounded up.{wide} Chance here is that of the "
+        "random numbers of the training: “1 in 100” means in 1 of 100 such trainings, on average."
+    )
 
 
 def _letters(read: Read) -> Points:
@@ -199,10 +231,10 @@ def _letters(read: Read) -> Points:
     delta = f"here {rounded_up(guarantee.delta)}, that is {one_in(guarantee.delta)}"
     return Points(
         (
-            f"(epsilon, {epsilon}) limits how strongly the result depends on one {unit}: whatever may come out is at "
-            f"most {_factor(read)} as likely as it would be {otherwise}, and the other way round.",
-            f"(delta, {delta}) is a probability that may come on top of that limit, for outcomes that it does not "
-            "cover.",
+            f"(epsilon, {epsilon}) limits how much the result depends on one {unit}: but for the next line, whatever "
+            f"may come out is at most {_factor(read)} as likely as it would be {otherwise}, and vice versa.",
+            f"(delta, {delta}) is added to that limit: what could never happen {otherwise} may happen with this "
+            "chance, at most.",
         ),
         names=("ε", "δ"),
     )

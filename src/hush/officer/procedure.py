@@ -94,7 +94,7 @@ def _noise(read: Read) -> tuple[str, ...]:
     return (
         f"Random noise{size} was added to the sum before it changed the model.{related}",
         "So what one example added is blurred; "
-        + ("section 3 says how much that hides." if read.proven else "how much that hides is not proven."),
+        + ("section 3 says how well." if read.proven else "how much that hides is not proven."),
     )
 
 

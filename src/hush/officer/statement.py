@@ -21,7 +21,7 @@ def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests:
             ("date of this statement", date or "not stated"),
             ("method", str(card["method"])),
             ("protected unit", _name_unit(read) if read.proven else "none"),
-            ("status", STATUS[read.guarantee.status]),
+            ("status", "proven, on conditions" if read.proven else STATUS[read.guarantee.status]),
         )
         sections = (
             sum_up(read),
@@ -31,7 +31,7 @@ def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests:
             tell_assumptions(read),
             tell_method(read),
             *tell_claims(read),
-            _tell_files(digests),
+            _tell_files(read, digests),
             _ask_to_sign(read),
         )
         return Statement("Privacy statement for a trained model", facts, sections)
@@ -41,15 +41,17 @@ def _name_unit(read: Read) -> str:
     return "one example (one row)" if read.unit == "example" else f"one {read.unit}"
 
 
-def _tell_files(digests: Mapping[str, str]) -> Section:
+def _tell_files(read: Read, digests: Mapping[str, str]) -> Section:
     title = "Which files does it speak of?"
     if not digests:
         return Section(title, (Paragraph("The released files were not named when this page was made."),))
+    covered = "It covers these, privacy.json and this page, whoever gets them, and no others. "
     text = (
-        "A digest is a fingerprint: a file in which one character was changed has another. “hush verify” compares them."
+        "A digest is a fingerprint: it changes with the file. “hush verify” compares the files with privacy.json; "
+        "compare that with this page by eye."
     )
     table = Table(("file", "digest"), tuple(digests.items()), "files")
-    return Section(title, (Paragraph(text), table))
+    return Section(title, (Paragraph(covered * read.proven + text), table))
 
 
 def _ask_to_sign(read: Read) -> Section:
@@ -57,15 +59,16 @@ def _ask_to_sign(read: Read) -> Section:
         f"It is known whether one person can have more than one {read.unit}, and that is acceptable (section 2).",
         "The odds in section 3 are acceptable for these data.",
         "What section 4 does not cover is dealt with in another way.",
-        "Those who trained the model have confirmed every condition in section 5.",
-        "Other trainings on the same data are counted, or there are none.",
-        "The folder “private” is not handed over; the digests agree.",
+        "Those who trained the model have confirmed section 5 in writing; what nobody can confirm there is accepted.",
+        "They have confirmed that the data have no other uses, or all are counted and the total is acceptable.",
+        "Only the files named above are handed over, nothing of the folder “private”; the digests agree.",
     )
     warned = (
         "I have read the warning in section 1.",
         "Whoever receives the files may see the training data.",
         "The folder “private” is not handed over; the digests agree.",
     )
-    fields: Block = Signature(("name", "place", "date", "signature"))
+    fields: Block = Signature(("name and office", "place", "date", "signature"))
+    text = "My signature confirms that I checked the ticked points or had them confirmed in writing, and nothing else."
     points = Points(proven if read.proven else warned, "boxes")
-    return Section("To check and to sign", (points, Paragraph("I have checked the points that are ticked."), fields))
+    return Section("To check and to sign", (points, Paragraph(text), fields))
