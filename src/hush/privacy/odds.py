@@ -35,7 +35,7 @@ COLUMNS = (
     "right without the release, in 100",
     "right with it, at most",
     "right when accusing, at most, with 1 false accusation in 100",
-    "belief afterwards, at most, but for 1 case in 100",
+    "belief afterwards, at most, but for at most 1 case in 100",
 )
 
 
