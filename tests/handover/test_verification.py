@@ -123,6 +123,42 @@ def test_a_card_that_contradicts_itself_is_named(change, sentence, copy) -> None
     assert sentence is None or any(sentence in problem for problem in found.problems), found.problems
 
 
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        *((entry, value) for entry in ("status", "epsilon", "adjacency") for value in ("certain", [], {})),
+        ("status", None),
+        ("delta", "1e-5"),
+        ("epsilon", -1),
+    ],
+)
+def test_a_guarantee_that_no_card_has_is_named(entry, value, copy) -> None:
+    rewrite(copy, lambda card: [claim.update({entry: value}) for claim in (card["guarantee"], card["claims"][0])])
+    assert any("guarantee cannot be read" in problem for problem in verify_release(copy).problems)
+
+
+@pytest.mark.parametrize("given", ["proven", None, [], {}])
+def test_a_card_whose_guarantee_is_something_else_is_named(given, copy) -> None:
+    rewrite(copy, lambda card: card.update(guarantee=given, claims=[given]))
+    assert not verify_release(copy).verified
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "a" * 5000, "notes.txt"])
+def test_no_file_is_read_by_a_name_that_no_release_has(name, copy) -> None:
+    """A card with a digest that fits does not make a file outside of the folder a part of the release."""
+    import hashlib
+
+    from hush.artefact.folder import UNSIGNED
+
+    (copy.parent / "outside.txt").write_text("theirs")
+    card = json.loads((copy / "privacy.json").read_text())
+    card["digests"][name] = hashlib.sha256(b"theirs").hexdigest()
+    blank = json.dumps({**card, "own_digest": UNSIGNED}).encode()
+    signed = blank.replace(UNSIGNED.encode(), hashlib.sha256(blank).hexdigest().encode())
+    (copy / "privacy.json").write_bytes(signed)
+    assert any("which is no file of a release" in problem for problem in verify_release(copy).problems)
+
+
 def test_weights_of_another_network_are_named(copy) -> None:
     told = json.loads((copy / "model.json").read_text())
     told["architecture"]["arguments"]["widths"][1] = 7
