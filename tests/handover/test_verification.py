@@ -17,7 +17,7 @@ from hush.handover import verify_release
 from hush.randomness import Secret
 
 FEW = ("--batch-size", "20", "--steps", "3", "--noise-multiplier", "2")
-FILES = ("PRIVACY.md", "model.json", "model.safetensors", "privacy.json", "schema.json")
+FILES = ("PRIVACY.md", "model.json", "model.safetensors", "privacy.html", "privacy.json", "schema.json")
 
 
 @pytest.fixture(scope="module")
