@@ -97,6 +97,16 @@ def rewrite(copy: Path, change) -> None:
     (copy / "privacy.json").write_bytes(signed)
 
 
+def boast(card: dict) -> None:
+    for claim in (card["guarantee"], card["claims"][0]):
+        claim["sentence"] = "(ε = 0.01, δ = 1e-5)-differentially private per example, proven."
+
+
+def understate(card: dict) -> None:
+    for claim in (card["guarantee"], card["claims"][0]):
+        claim |= {"epsilon": 0.5, "sentence": "(ε = 0.5, δ = 1e-5)-differentially private per example, proven."}
+
+
 def halve(card: dict) -> None:
     for claim in (card["guarantee"], card["claims"][0]):
         claim["epsilon"] /= 2
@@ -106,7 +116,9 @@ def halve(card: dict) -> None:
     ("change", "sentence"),
     [
         (lambda card: None, None),
-        (halve, "the card states ε ="),
+        (halve, "states another ε than its guarantee"),
+        (understate, "the card states ε = 0.5 and its event costs"),
+        (boast, "states another ε than its guarantee"),
         (lambda card: card["guarantee"].update(epsilon=0.1), "differ in the first claim"),
         (lambda card: card.update(noise_multiplier=9.0), "differ in the noise multiplier"),
         (lambda card: card.update(steps_taken=99), "more steps were taken"),

@@ -19,7 +19,7 @@ from hush.artefact.folder import CARD, MODEL, NAMES, WEIGHTS, find_release, is_o
 from hush.errors import BadInput, HushError
 from hush.handover.load import check_weights, put_behind_encoder, read_weights
 from hush.privacy import accounting, event_json
-from hush.privacy.guarantee import Guarantee
+from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.leaves import name_event
 from hush.problems.architectures import build_shipped
 
@@ -147,7 +147,7 @@ def _check_plan(card: Mapping[str, Any]) -> list[str]:
     """The numbers that the card states twice are the same, and no more steps were taken than were accounted for."""
     try:
         plan, guarantee = card["plan"], card["guarantee"]
-        Guarantee.from_json(guarantee)
+        read = Guarantee.from_json(guarantee)
         pairs = {
             "method": (card["method"], plan["method"]),
             "noise multiplier": (card["noise_multiplier"], plan["sigma"]),
@@ -156,6 +156,8 @@ def _check_plan(card: Mapping[str, Any]) -> list[str]:
             "first claim": (guarantee, card["claims"][0]),
         }
         wrong = [f"the card and its plan differ in the {name}" for name, (one, other) in pairs.items() if one != other]
+        if guarantee["status"] != "none" and f"(ε = {rounded_up(read.epsilon)}, " not in guarantee["sentence"]:
+            wrong.append("the card's sentence states another ε than its guarantee")
         if card["steps_taken"] > card["steps"]:
             wrong.append("the card says that more steps were taken than were accounted for")
     except BadInput as error:
