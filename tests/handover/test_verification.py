@@ -229,13 +229,14 @@ def test_the_secret_of_a_finished_run_is_deleted(run, tmp_path, capsys) -> None:
     assert "its release is not there any more" in err
 
 
-def test_what_hush_did_not_write_is_never_replaced(tmp_path, capsys) -> None:
-    theirs = tmp_path / "run" / "release" / "thesis.tex"
+@pytest.mark.parametrize("name", ["thesis.tex", "privacy.json/thesis.tex"])
+def test_what_hush_did_not_write_is_never_replaced(name, tmp_path, capsys) -> None:
+    theirs = tmp_path / "run" / "release" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("years of work")
     for more in ((), ("--overwrite",)):
         code, out, err = call(capsys, "train", "--steps", 1, "--out", tmp_path / "run", *more)
         assert (code, out) == (2, "")
-        assert "holds 'thesis.tex', which is no part of a release" in err
+        assert f"holds '{name.split('/')[0]}', which is no part of a release" in err
         assert len(err.strip().splitlines()) == 1
     assert theirs.read_text() == "years of work"
