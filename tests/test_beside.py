@@ -104,6 +104,12 @@ def test_the_sentence_and_the_card_name_them() -> None:
     assert "together" not in plan().guarantee().sentence()
 
 
+@pytest.mark.parametrize("name", ["guarantee", "claims", "accounting", "steps", "plan", "digests", "own_digest"])
+def test_figures_take_no_place_of_the_card(name: str) -> None:
+    with pytest.raises(BadInput, match=f"cannot have the name '{name}'"):
+        make_card(plan(), steps_taken=50, figures={"accuracy": 0.5, name: {"epsilon": 0.1}})
+
+
 def test_the_ledger_pays_for_them_from_the_first_step_on() -> None:
     first, last = (cost_of(plan(beside=(FIGURES,)))(steps) for steps in (1, 50))
     assert first.event.events[1] == last.event.events[1] == FIGURES.event

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from hush import BadInput, Refused, make_plan
 from hush.checkpoint import Checkpoints
 from hush.loop import train
-from hush.plan import COLLATED
+from hush.plan import COLLATED, DRAWN
 from hush.source import as_source, check_rows, tensors_of
 from replay import sensitivities
 
@@ -220,6 +220,15 @@ def test_random_items_are_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(Refused, match=r"differently every time.*Augmented"):
         plan().start(network(), losses, DataLoader(Noisy()))
+
+
+def test_random_items_of_a_plain_dataset_are_an_assumption() -> None:
+    """With a generator whose seed is known, who is in a batch decides how the others are flipped."""
+    torch.manual_seed(0)
+    model, before = network(), torch.get_rng_state()
+    assert DRAWN in plan().start(model, losses, Noisy()).guarantee.assumptions
+    assert torch.equal(torch.get_rng_state(), before)
+    assert DRAWN not in plan().start(network(), losses, PAIRS).guarantee.assumptions
 
 
 def mixup(items):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hush.attempts import History
 from hush.claims import account_attempts, find_accounted_delta
+from hush.errors import BadInput
 from hush.identity import describe
 from hush.mechanism import Mechanism
 from hush.privacy.guarantee import Guarantee
@@ -14,6 +15,7 @@ from hush.privacy.tradeoff import curve_of_guarantee, sample_points
 from hush.version import read_versions
 
 NOTHING_AGAIN = History()
+LATER = ("dataset", "date", "digests", "own_digest")  # entries that a card gets when it is released
 
 
 def make_card(
@@ -30,7 +32,7 @@ def make_card(
     whose release is one of ``mechanism.beside``."""
     claims = [_write(guarantee) for guarantee in account_attempts(mechanism, history, coordinates)]
     accounted = {"event": claims[0]["event_json"], "delta": find_accounted_delta(mechanism, history, coordinates)}
-    return {
+    stated = {
         "format": "hush privacy card 1",
         "method": mechanism.method,
         "guarantee": claims[0],
@@ -44,10 +46,18 @@ def make_card(
         "steps": mechanism.steps,
         "steps_taken": steps_taken,
         "beside": [release.to_json() for release in mechanism.beside],
-        **(figures or {}),
         "plan": describe(mechanism),
         "versions": read_versions("hush", "torch", "dp-accounting"),
     }
+    return {**stated, **_check_figures(figures or {}, stated.keys())}
+
+
+def _check_figures(figures: Mapping[str, Any], stated: Collection[str]) -> Mapping[str, Any]:
+    """Refuse figures in the place of what the card states by itself."""
+    taken = sorted(name for name in figures if name in stated or name in LATER)
+    if taken:
+        raise BadInput(f"figures cannot have the name '{taken[0]}', which the privacy card has: give another")
+    return figures
 
 
 def _write(guarantee: Guarantee) -> dict[str, Any]:

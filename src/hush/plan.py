@@ -27,7 +27,7 @@ from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
 from hush.run import Run
-from hush.source import as_source, check_rows
+from hush.source import as_source, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
 
 LEAST = 0.9  # of the declared number of examples: with fewer, batches are much smaller than the plan divides by
@@ -35,6 +35,7 @@ COLLATED = (
     "the collate function makes an example's row from that example alone, and padding by the other rows of a batch "
     "changes nothing in its loss"
 )
+DRAWN = "what the dataset draws at random for an example is unpredictable, and drawn for each example by itself"
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Plan(Mechanism):
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
             with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")
+        elif is_drawn_again(source):
+            with_tails = with_tails.assuming(DRAWN)
         return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
     def with_tails(self, coordinates: int) -> Plan:

@@ -147,6 +147,17 @@ def _count(source: Source) -> int:
         ) from error
 
 
+def is_drawn_again(source: Source) -> bool:
+    """Whether a dataset gives its first examples differently every time, as random transforms do; torch's generator is
+    left as it was."""
+    if not isinstance(source, Collated):
+        return False
+    some = torch.arange(min(PROBED, len(source)))
+    with torch.random.fork_rng(devices=[]):
+        first, *again = [source.take(some) for _ in range(TIMES)]
+    return not all(_same(first, other) for other in again)
+
+
 def check_rows(source: Source) -> None:
     """Refuse items that are another content every time, or in other company: the guarantee bounds what one example can
     change, and with such items it would change what is computed of the others."""

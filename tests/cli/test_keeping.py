@@ -121,6 +121,19 @@ def test_a_finished_run_is_replaced_only_where_that_is_asked_for(capsys, tmp_pat
     assert len(steps) == json.loads(out)["steps"]
 
 
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+@pytest.mark.parametrize("format", ["hush privacy card 1", None], ids=["earlier hush", "somebody else"])
+def test_beside_a_run_only_what_an_earlier_hush_wrote_is_removed(capsys, tmp_path, flag, format) -> None:
+    out = tmp_path / "run"
+    answer(capsys, *TRAIN, "--epochs", 1, "--out", out, "--keep-secret")
+    (out / "privacy.json").write_text(json.dumps({"format": format}))
+    theirs = out / "model.safetensors", out / "PRIVACY.md"
+    for path in theirs:
+        path.write_text("years of work")
+    answer(capsys, *TRAIN, "--epochs", 1, "--out", out, "--keep-secret", flag)
+    assert [path.exists() for path in theirs] == [format is None] * 2
+
+
 def test_nothing_to_resume(capsys, tmp_path) -> None:
     code, _, err = call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run", "--resume")
     assert code == 0

@@ -117,6 +117,16 @@ def test_a_run_that_is_reported_again_draws_no_second_noise(capsys, tmp_path: Pa
     assert call(capsys, "train", "--out", out, "--resume")[0] == 2
 
 
+def test_figures_that_were_released_are_not_drawn_again_where_the_private_record_is_gone(
+    capsys, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    first = answer(capsys, *SHORT, "--private-metrics", 1, "--keep-secret", "--out", out)["private_metrics"]
+    (out / "private" / METRICS).unlink()
+    assert answer(capsys, "train", "--out", out, "--resume")["private_metrics"] == first
+    assert card(out)["private_metrics"] == first
+
+
 def test_a_run_without_its_secret_answers_the_same_and_verifies(capsys, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = answer(capsys, *SHORT, "--private-metrics", 1, "--out", out)

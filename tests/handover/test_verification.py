@@ -97,6 +97,16 @@ def rewrite(copy: Path, change) -> None:
     (copy / "privacy.json").write_bytes(signed)
 
 
+def boast(card: dict) -> None:
+    for claim in (card["guarantee"], card["claims"][0]):
+        claim["sentence"] = "(ε = 0.01, δ = 1e-5)-differentially private per example, proven."
+
+
+def understate(card: dict) -> None:
+    for claim in (card["guarantee"], card["claims"][0]):
+        claim |= {"epsilon": 0.5, "sentence": "(ε = 0.5, δ = 1e-5)-differentially private per example, proven."}
+
+
 def halve(card: dict) -> None:
     for claim in (card["guarantee"], card["claims"][0]):
         claim["epsilon"] /= 2
@@ -106,7 +116,9 @@ def halve(card: dict) -> None:
     ("change", "sentence"),
     [
         (lambda card: None, None),
-        (halve, "the card states ε ="),
+        (halve, "states another ε than its guarantee"),
+        (understate, "the card states ε = 0.5 and its event costs"),
+        (boast, "states another ε than its guarantee"),
         (lambda card: card["guarantee"].update(epsilon=0.1), "differ in the first claim"),
         (lambda card: card.update(noise_multiplier=9.0), "differ in the noise multiplier"),
         (lambda card: card.update(steps_taken=99), "more steps were taken"),
@@ -121,6 +133,42 @@ def test_a_card_that_contradicts_itself_is_named(change, sentence, copy) -> None
     found = verify_release(copy)
     assert found.verified == (sentence is None)
     assert sentence is None or any(sentence in problem for problem in found.problems), found.problems
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        *((entry, value) for entry in ("status", "epsilon", "adjacency") for value in ("certain", [], {})),
+        ("status", None),
+        ("delta", "1e-5"),
+        ("epsilon", -1),
+    ],
+)
+def test_a_guarantee_that_no_card_has_is_named(entry, value, copy) -> None:
+    rewrite(copy, lambda card: [claim.update({entry: value}) for claim in (card["guarantee"], card["claims"][0])])
+    assert any("guarantee cannot be read" in problem for problem in verify_release(copy).problems)
+
+
+@pytest.mark.parametrize("given", ["proven", None, [], {}])
+def test_a_card_whose_guarantee_is_something_else_is_named(given, copy) -> None:
+    rewrite(copy, lambda card: card.update(guarantee=given, claims=[given]))
+    assert not verify_release(copy).verified
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "a" * 5000, "notes.txt"])
+def test_no_file_is_read_by_a_name_that_no_release_has(name, copy) -> None:
+    """A card with a digest that fits does not make a file outside of the folder a part of the release."""
+    import hashlib
+
+    from hush.artefact.folder import UNSIGNED
+
+    (copy.parent / "outside.txt").write_text("theirs")
+    card = json.loads((copy / "privacy.json").read_text())
+    card["digests"][name] = hashlib.sha256(b"theirs").hexdigest()
+    blank = json.dumps({**card, "own_digest": UNSIGNED}).encode()
+    signed = blank.replace(UNSIGNED.encode(), hashlib.sha256(blank).hexdigest().encode())
+    (copy / "privacy.json").write_bytes(signed)
+    assert any("which is no file of a release" in problem for problem in verify_release(copy).problems)
 
 
 def test_weights_of_another_network_are_named(copy) -> None:
@@ -181,13 +229,14 @@ def test_the_secret_of_a_finished_run_is_deleted(run, tmp_path, capsys) -> None:
     assert "its release is not there any more" in err
 
 
-def test_what_hush_did_not_write_is_never_replaced(tmp_path, capsys) -> None:
-    theirs = tmp_path / "run" / "release" / "thesis.tex"
+@pytest.mark.parametrize("name", ["thesis.tex", "privacy.json/thesis.tex"])
+def test_what_hush_did_not_write_is_never_replaced(name, tmp_path, capsys) -> None:
+    theirs = tmp_path / "run" / "release" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("years of work")
     for more in ((), ("--overwrite",)):
         code, out, err = call(capsys, "train", "--steps", 1, "--out", tmp_path / "run", *more)
         assert (code, out) == (2, "")
-        assert "holds 'thesis.tex', which is no part of a release" in err
+        assert f"holds '{name.split('/')[0]}', which is no part of a release" in err
         assert len(err.strip().splitlines()) == 1
     assert theirs.read_text() == "years of work"

@@ -71,11 +71,12 @@ def check_room(directory: Path, *, overwrite: bool) -> None:
         return
     if not directory.is_dir():
         raise BadInput(f"'{directory}' is a file, where a folder for the release was expected: give another name")
-    there = sorted(path.name for path in directory.iterdir())
-    strange = [name for name in there if name not in NAMES]
+    there = sorted(directory.iterdir())
+    strange = [path for path in there if path.name not in NAMES or (path.is_dir() and not path.is_symlink())]
     if strange:
         raise BadInput(
-            f"'{directory}' holds '{strange[0]}', which is no part of a release and would be lost: give another folder"
+            f"'{directory}' holds '{strange[0].name}', which is no part of a release and would be lost: give another "
+            "folder"
         )
     if there and not overwrite:
         raise BadInput(f"'{directory}' holds a release already: allow to overwrite it, or give another folder")

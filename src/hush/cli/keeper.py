@@ -115,8 +115,8 @@ class Keeper:
         """After the release is whole: write down the answer, then delete the secret."""
         if self.out is None or self.checkpoints is None:
             return
-        for name in BEFORE if self.replaces else ():
-            (self.out / name).unlink(missing_ok=True)
+        for path in _list_before(self.out) if self.replaces else ():
+            path.unlink(missing_ok=True)
         if keep_secret:
             say(f"the secret is kept, as asked: whoever has '{self.checkpoints.directory}' can subtract the noise")
             return
@@ -263,7 +263,16 @@ def _as_hush_wrote_it(path: Path) -> Iterator[None]:
 
 
 def _list_released(out: Path) -> list[Path]:
-    return [out / name for name in (RELEASE, *BEFORE) if (out / name).exists()]
+    return [path for path in (out / RELEASE, *_list_before(out)) if path.exists()]
+
+
+def _list_before(out: Path) -> list[Path]:
+    """The files of a release that lies in the run's folder itself: those of hush, by their card, and of nobody else."""
+    try:
+        written = str(read_json(out / CARD).get("format")).startswith("hush privacy card")
+    except BadInput:
+        written = False
+    return [out / name for name in BEFORE] if written else []
 
 
 def _is_finished(found: Found, out: Path) -> bool:

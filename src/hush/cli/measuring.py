@@ -16,6 +16,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
+from hush.artefact.folder import CARD, WEIGHTS, read_json
 from hush.beside import Beside
 from hush.cli.console import say
 from hush.cli.keeper import Keeper
@@ -106,7 +107,10 @@ def _release_once(
     if keeper.checkpoints is None:
         return _draw(task, evaluation, release)
     path, weights = keeper.checkpoints.directory / METRICS, _digest(run.model)
-    before = None if keeper.resumed_from is None else _read(path)  # a run that is new has drawn nothing
+    resumed = keeper.resumed_from is not None  # a run that is new has drawn nothing
+    before = _read(path) if resumed else None
+    if resumed and before is None and (released := _find_released(keeper.release, weights)) is not None:
+        return released
     if before is not None and before["run"] == keeper.checkpoints.name:
         if before["weights"] == weights:
             found: dict[str, Any] = before["metrics"]
@@ -116,6 +120,16 @@ def _release_once(
     metrics = _draw(task, evaluation, release)
     _write(path, {"run": keeper.checkpoints.name, "weights": weights, "metrics": metrics})
     return metrics
+
+
+def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
+    """The figures in a release of these very weights that is there, whatever became of the private part."""
+    if release is None or not (release / CARD).is_file():
+        return None
+    card = read_json(release / CARD)
+    digests, found = card.get("digests"), card.get("private_metrics")
+    same = isinstance(digests, dict) and digests.get(WEIGHTS) == weights
+    return found if same and isinstance(found, dict) else None
 
 
 def _draw(task: Problem, evaluation: Evaluation, release: Beside) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 import torch
 
-from hush.artefact.folder import CARD, MODEL, WEIGHTS, find_release, is_own_digest, read_description, read_json
+from hush.artefact.folder import CARD, MODEL, NAMES, WEIGHTS, find_release, is_own_digest, read_description, read_json
 from hush.errors import BadInput, HushError
 from hush.handover.load import check_weights, put_behind_encoder, read_weights
 from hush.privacy import accounting, event_json
+from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.leaves import name_event
 from hush.problems.architectures import build_shipped
 
@@ -77,8 +78,9 @@ def verify_release(directory: str | Path) -> Verification:
     recomputed = None
     if not problems:
         problems += _check_model(folder, unchecked)
-        problems += _check_plan(card)
-        recomputed = _recompute(card, problems, unchecked)
+        unread = _check_plan(card)
+        problems += unread
+        recomputed = None if unread else _recompute(card, problems, unchecked)
     stated, digest = card.get("guarantee"), card.get("own_digest")
     epsilon = stated.get("epsilon") if isinstance(stated, dict) else None
     shown = digest if isinstance(digest, str) else None
@@ -99,6 +101,9 @@ def _read_card(folder: Path) -> tuple[dict[str, Any], list[str]]:
     own, digests = card.get("own_digest"), card.get("digests")
     if not isinstance(own, str) or not is_own_digest(path.read_bytes(), own) or not isinstance(digests, dict):
         return {}, [f"{CARD} was changed"]
+    strange = sorted(digests.keys() - NAMES)
+    if strange:  # a path that leads out of the folder, say: nothing is read by such a name
+        return {}, [f"{CARD} names '{strange[0]}', which is no file of a release"]
     return card, []
 
 
@@ -142,6 +147,7 @@ def _check_plan(card: Mapping[str, Any]) -> list[str]:
     """The numbers that the card states twice are the same, and no more steps were taken than were accounted for."""
     try:
         plan, guarantee = card["plan"], card["guarantee"]
+        read = Guarantee.from_json(guarantee)
         pairs = {
             "method": (card["method"], plan["method"]),
             "noise multiplier": (card["noise_multiplier"], plan["sigma"]),
@@ -150,9 +156,13 @@ def _check_plan(card: Mapping[str, Any]) -> list[str]:
             "first claim": (guarantee, card["claims"][0]),
         }
         wrong = [f"the card and its plan differ in the {name}" for name, (one, other) in pairs.items() if one != other]
+        if guarantee["status"] != "none" and f"(ε = {rounded_up(read.epsilon)}, " not in guarantee["sentence"]:
+            wrong.append("the card's sentence states another ε than its guarantee")
         if card["steps_taken"] > card["steps"]:
             wrong.append("the card says that more steps were taken than were accounted for")
-    except (KeyError, TypeError, IndexError):
+    except BadInput as error:
+        return [f"the card's guarantee cannot be read ({error})"]
+    except (KeyError, TypeError, IndexError, AttributeError):
         return ["the card lacks what every card has"]
     return wrong
 
@@ -163,8 +173,8 @@ def _recompute(card: Mapping[str, Any], problems: list[str], unchecked: list[str
     if stated["status"] == "none":
         unchecked.append("ε, as the card promises none")
         return None
-    accounted = card.get("accounting") or {}
-    if accounted.get("event") is None:
+    accounted = card.get("accounting")
+    if not isinstance(accounted, dict) or accounted.get("event") is None:
         unchecked.append("ε, as its event cannot be rebuilt from a file")
         return None
     try:
@@ -177,6 +187,7 @@ def _recompute(card: Mapping[str, Any], problems: list[str], unchecked: list[str
         return None
     if name_event(event) != stated["event"]:
         problems.append("the card's event is another one than its sentence says")
-    if accounted["delta"] > stated["delta"] or not math.isclose(found, stated["epsilon"] or math.inf, rel_tol=CLOSE):
+    said = math.inf if stated["epsilon"] is None else float(stated["epsilon"])
+    if accounted["delta"] > stated["delta"] or not math.isclose(found, said, rel_tol=CLOSE):
         problems.append(f"the card states ε = {stated['epsilon']} and its event costs {found:.6g}")
     return found
