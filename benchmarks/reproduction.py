@@ -154,7 +154,7 @@ def render_ftrl() -> list[str]:
         "",
         *wrap(
             "Batch 500, 10 epochs in the same order, one tree, learning rate 1, clip 1.1, δ = 1e-5, nothing held out. "
-            "Node noise 4 is σ = 0.27, at which noise that ends at 9.42 deviations cannot deliver this δ: it is refused."
+            "Node noise 4 is σ = 0.27, at which noise that ends at 9.42 deviations cannot deliver this δ: refused."
         ),
         "",
         *table(HEAD, rows),
