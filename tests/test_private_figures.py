@@ -16,7 +16,15 @@ from hush.errors import BadInput, Refused
 from hush.figures import Counts, count_rows, from_counts, judge_classes
 from hush.privacy.profile import gaussian_epsilon
 from hush.privacy.scale import grid
-from hush.private_figures import SENSITIVITY, _with_noise, noise_stds, release_counts, unit_weights
+from hush.private_figures import (
+    SENSITIVITY,
+    CountNoise,
+    _with_noise,
+    add_count_noise,
+    noise_stds,
+    release_counts,
+    unit_weights,
+)
 from hush.randomness import Secret
 from hush.textbook.gaussian import analytic_sigma
 from test_figures import example
@@ -181,3 +189,15 @@ def test_bad_requests_are_refused() -> None:
         release_counts(shares, labels, 0.0, 1e-5)
     with pytest.raises(Refused, match="cannot deliver"):
         release_counts(shares, labels, 1.0, 1e-18)
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_what_a_run_releases_has_the_noise_that_was_accounted(adjacency: str) -> None:
+    """Through `add_count_noise`, as `hush train --private-metrics` calls it: neither half of the noise nor twice."""
+    noise = CountNoise(4.0, 0.0, adjacency)
+    probabilities, labels = np.full((1, 10), 0.1), np.zeros(1, dtype=int)
+    exact = count_rows(probabilities, labels, bins=20)
+    drawn = [add_count_noise(probabilities, labels, noise) for _ in range(20)]
+    for part, std in zip(("confusion", "histograms"), noise_stds(4.0, adjacency, 10), strict=True):
+        rest = np.concatenate([(np.asarray(getattr(d, part)) - getattr(exact, part)).ravel() for d in drawn])
+        assert 0.85 < rest.std() / std < 1.15
