@@ -237,6 +237,8 @@ def _account(mechanism: Mechanism, claim: Claim, steps: int | None = None, lost:
         assumptions=_list_assumptions(mechanism),
         reason=claim.reason,
         method=mechanism.method,
+        unit=mechanism.unit,
+        protects=claim.protects,
     )
 
 
@@ -255,4 +257,5 @@ def _promise_nothing(mechanism: Mechanism) -> Guarantee:
         event=None,
         accountant="none",
         reason="ordinary training: no clipping and no noise",
+        unit=mechanism.unit,
     )

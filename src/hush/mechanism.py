@@ -51,6 +51,7 @@ class Mechanism(ABC):
     assumptions: tuple[str, ...] = field(default=())
     arithmetic: arithmetic.Mode = "default"
     tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
+    unit: str = "example"  # whose examples are one: all rows of a patient, say; what the guarantee is for
     beside: tuple[Beside, ...] = ()  # other releases on the same data, which every claim about this one covers
 
     def __post_init__(self) -> None:
@@ -174,8 +175,9 @@ class Mechanism(ABC):
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of. Tails are the model's; a plan without
-        releases beside it does not speak of them."""
-        unsaid = {"tails"} if self.beside else {"tails", "beside"}
+        releases beside it does not speak of them, nor one whose unit is an example of that."""
+        unsaid = {"tails"} | ({"beside"} if not self.beside else set())
+        unsaid |= {"unit"} if self.unit == "example" else set()
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}
         accounted = {
             "participation": self.sampler.participation,

@@ -349,7 +349,7 @@ HOSTILE = '<script>alert("x")</script>|![a](http://evil)`\u202e\x1b[31m\n# headi
 def poison(value: Any) -> Any:
     """Every text of a card but the words that hush itself looks up."""
     if isinstance(value, dict):
-        kept = ("status", "adjacency", "accountant", "kind", "event_json", "plan")
+        kept = ("status", "protects", "adjacency", "accountant", "kind", "event_json", "plan")
         return {key: item if key in kept else poison(item) for key, item in value.items()}
     if isinstance(value, list):
         return [poison(item) for item in value]

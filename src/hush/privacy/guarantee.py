@@ -30,11 +30,14 @@ from hush.validate import one_of
 
 Status = Literal["proven", "claimed", "refuted", "none"]
 STATUSES: tuple[str, ...] = get_args(Status)
+Protects = Literal["example", "features", "labels"]
+PROTECTED: tuple[str, ...] = get_args(Protects)
 MEANING = {
     "add-remove": "adding or removing one {unit}",
     "replace": "replacing one {unit} by another",
     "zero-out": "one {unit}'s contribution becoming zero",
 }
+WHAT = {"example": "", "features": "the features of ", "labels": "the label of "}
 ACCOUNTING = {"pld": "PLD accounting", "rdp": "RDP accounting", "gdp": "exact Gaussian accounting"}
 
 
@@ -53,7 +56,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ) for one unit under one adjacency, with its status, and what it rests on."""
+    """(ε, δ) for one unit under one adjacency, with its status, and what it rests on.
+
+    ``protects`` says which part of a unit is covered: all of it ("example"), or only its features or its labels, where
+    the other half, and whether the unit is there at all, is taken to be public."""
 
     epsilon: float
     delta: float
@@ -65,10 +71,12 @@ class Guarantee:
     assumptions: tuple[str, ...] = ()
     reason: str = ""
     method: str = ""
+    protects: Protects = "example"
 
     def __post_init__(self) -> None:
         one_of(STATUSES, status=self.status)
         one_of(ADJACENCIES, adjacency=self.adjacency)
+        one_of(PROTECTED, protects=self.protects)
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise BadInput(f"epsilon must be zero or above (or infinite), got {self.epsilon}")
         if not 0 <= self.delta <= 1:
@@ -99,7 +107,7 @@ class Guarantee:
         if self.status == "none":
             return f"No privacy: the result may reveal any {self.unit} it was trained on{_because(self.reason)}."
         pair = f"(ε = {rounded_up(self.epsilon)}, δ = {rounded_up(self.delta)})"
-        scope = f"per {self.unit} ({MEANING[self.adjacency].format(unit=self.unit)})"
+        scope = f"per {self.unit} ({self._neighbours()})"
         if self.status == "refuted":
             return f"Refuted: {pair}-differential privacy {scope} was claimed and does not hold{_because(self.reason)}."
         if self.status == "claimed":
@@ -109,6 +117,12 @@ class Guarantee:
             )
         proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
         return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{assuming(self.assumptions)}."
+
+    def _neighbours(self) -> str:
+        """What the two datasets differ in that cannot be told apart."""
+        if self.protects == "example":
+            return MEANING[self.adjacency].format(unit=self.unit)
+        return f"{WHAT[self.protects]}one {self.unit} changing; the rest of it is taken to be public"
 
     def __str__(self) -> str:
         return self.sentence()
@@ -121,6 +135,7 @@ class Guarantee:
             "delta": self.delta,
             "adjacency": self.adjacency,
             "unit": self.unit,
+            "protects": self.protects,
             "status": self.status,
             "event": None if self.event is None else name_event(self.event),
             "event_json": None if self.event is None else event_json.to_json(self.event),
@@ -151,7 +166,8 @@ class Guarantee:
             "ε": rounded_up(self.epsilon),
             "δ": rounded_up(self.delta),
             "unit": f"one {self.unit}",
-            "neighbours": MEANING[self.adjacency].format(unit=self.unit),
+            "protects": f"{WHAT[self.protects]}one {self.unit}",
+            "neighbours": self._neighbours(),
             "mechanism": "not stated" if self.event is None else name_event(self.event),
             "accountant": ACCOUNTING.get(self.accountant, self.accountant),
         }

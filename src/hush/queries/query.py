@@ -10,7 +10,7 @@ from torch import nn
 
 from hush.named import Losses, Named, State, Sums
 from hush.privacy.accounting import Adjacency
-from hush.privacy.guarantee import Status
+from hush.privacy.guarantee import Protects, Status
 from hush.release import Release
 from hush.sampling import Participation
 
@@ -40,6 +40,7 @@ class Claim:
     adjacency: Adjacency
     status: Status
     reason: str
+    protects: Protects = "example"
 
 
 @dataclass(frozen=True)
