@@ -26,7 +26,7 @@ from hush.proofs import find_sensitivity, own_adjacency
 from hush.queries import Channel, Query
 from hush.randomness import Secret
 from hush.rules import Rule
-from hush.sampling import PoissonSampled, Room, Sampler
+from hush.sampling import OnePass, PoissonSampled, Room, SameOrder, Sampler, Separated
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
 ROUNDING = "rounding that varies with the size of a batch gives nothing away"
@@ -148,16 +148,19 @@ class Mechanism(ABC):
         times what lies beyond them is of use for one ε alone, and does not add up."""
         if not self.private:
             return 0.0
-        numbers, steps, mu, rate = self.tail_terms(coordinates)
-        return max(0.0, tail_delta(numbers, steps, mu, rate=rate) - self.tails)
+        numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
+        return max(0.0, tail_delta(numbers, steps, mu, rate=rate, shared=shared) - self.tails)
 
-    def tail_terms(self, coordinates: int) -> tuple[int, int, float, float]:
+    def tail_terms(self, coordinates: int) -> tuple[int, int, float, float, bool]:
         """What the tails' cost depends on (`hush.privacy.scale`): numbers that get noise in a step, of so many in each
-        channel; steps; how far one example moves a release in standard deviations; and the rate."""
+        channel; steps; how far one example moves a release in standard deviations; the rate; and whether it moves all
+        steps together by no more than that, as it does where the whole run is one Gaussian (`hush.proofs`)."""
         part, least = self.sampler.participation, self.noise.structure.least_scale
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
-        return coordinates * len(self.query.channels), self.steps, mu, rate
+        plain = all(channel.proof == "sum" for channel in self.query.channels.values())
+        shared = plain and isinstance(part, (OnePass, SameOrder, Separated))
+        return coordinates * len(self.query.channels), self.steps, mu, rate, shared
 
     def with_secret(self, secret: Secret) -> Self:
         """The same with what its secret's origin adds to the assumptions."""

@@ -129,11 +129,11 @@ class Plan(Mechanism):
         channels, of which none has more; refused where that is too much."""
         if not self.private:
             return self
-        numbers, steps, mu, rate = self.tail_terms(coordinates)
-        taken = tail_delta(numbers, steps, mu, rate=rate)
+        numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
+        taken = tail_delta(numbers, steps, mu, rate=rate, shared=shared)
         if taken > SHARE * self.delta:
             known = self.guarantee().epsilon
-            taken = check_tails(self.delta, numbers, steps, mu, rate=rate, epsilon=known)
+            taken = check_tails(self.delta, numbers, steps, mu, rate=rate, shared=shared, epsilon=known)
         return dataclasses.replace(self, tails=taken)
 
     def _check_examples(self, population: int) -> None:

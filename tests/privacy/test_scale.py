@@ -61,6 +61,18 @@ def test_it_is_not_needlessly_large() -> None:
     assert gaussian_delta(20.0, 1.0) < 1e-3 * truth
 
 
+@pytest.mark.parametrize("split", [1, 2, 5, 40])
+def test_steps_that_share_one_shift_lose_it_once(split: int) -> None:
+    """However μ² = 4 is divided among 40 steps, what lies beyond the reach is covered, and by less than 40 times μ."""
+    steps, mu, reach = 40, 2.0, 4.0
+    shifts = [mu / math.sqrt(split)] * split + [0.0] * (steps - split)
+    beyond = sum(norm.sf(reach - shift) for shift in shifts)
+    found = tail_delta(1, steps, mu, shared=True, reach=reach)
+    assert beyond <= found * (1 - 2 * norm.sf(reach)) ** steps * (1 + 1e-9)
+    assert found < 0.3 * tail_delta(1, steps, mu, reach=reach)
+    assert tail_delta(1, 1, mu, shared=True, reach=reach) == tail_delta(1, 1, mu, reach=reach)
+
+
 @given(st.integers(1, 10**9), st.integers(1, 10**7), st.floats(0.01, 20.0), st.floats(0.0, 100.0))
 def test_it_grows_with_coordinates_steps_and_shift(coordinates, steps, mu, epsilon) -> None:
     found = tail_delta(coordinates, steps, mu, epsilon=epsilon)

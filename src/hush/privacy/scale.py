@@ -18,7 +18,9 @@ In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviatio
 P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.107, where v₀(R − v₀) = 1, and convex from
 there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps,
 whatever later ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
-probability q. For correlated noise, where all steps share one μ, it is more than enough.
+probability q. Where all steps share one μ, as they do where the whole run is one Gaussian (`hush.proofs`),
+Σ‖vₜ‖² ≤ μ² over all of them, whatever later ones take from earlier ones, and the same line through w gives
+d·T·Q(R − v₀) + Q(R − μ) in place of T·b.
 
 The other way round, P̃ falls short of c^(−dT)·P by at most the Gaussian's own mass beyond R, t = 2dT·Q(R) (q·t where P
 is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the two directions,
@@ -68,6 +70,7 @@ def tail_delta(
     mu: float,
     *,
     rate: float = 1.0,
+    shared: bool = False,
     epsilon: float = math.inf,
     reach: float = REACH,
 ) -> float:
@@ -75,11 +78,12 @@ def tail_delta(
 
     ``coordinates`` are all numbers that get noise in a step, ``mu`` is how far one example moves them in standard
     deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate, ``epsilon`` the ε beside which δ stands.
+    ``shared``: ``mu`` is how far it moves all steps together.
     """
     whole(coordinates=coordinates, steps=steps)
     turn = (reach - math.sqrt(reach * reach - 4)) / 2
-    near = coordinates * _beyond(reach - turn) + _beyond(reach - mu)
-    apart = steps * near if mu <= reach - turn else 1.0  # farther, and the tails are no tails any more
+    near = steps * coordinates * _beyond(reach - turn) + (1 if shared else steps) * _beyond(reach - mu)
+    apart = near if mu <= reach - turn else 1.0  # farther, and the tails are no tails any more
     beyond = 2.0 * steps * coordinates * _beyond(reach)
     raised = math.exp(min(epsilon, 700.0)) * beyond
     inside = math.exp(-min(beyond, 700.0))
@@ -93,11 +97,12 @@ def check_tails(
     mu: float = 1.0,
     *,
     rate: float = 1.0,
+    shared: bool = False,
     epsilon: float = math.inf,
     reach: float = REACH,
 ) -> float:
     """Refuse a δ that the sampler's tails do not reach, and return their share β."""
-    beta = tail_delta(coordinates, steps, mu, rate=rate, epsilon=epsilon, reach=reach)
+    beta = tail_delta(coordinates, steps, mu, rate=rate, shared=shared, epsilon=epsilon, reach=reach)
     if not beta <= SHARE * delta:
         what = f"{coordinates} coordinates and {steps} steps with σ = {1 / mu:.3g} per unit of change"
         raise Refused(
