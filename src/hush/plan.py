@@ -163,8 +163,8 @@ class Plan(Mechanism):
     def _check_unit(self, unit: Any, rows_per_unit: int | None) -> None:
         if unit is None and self.unit != "example":
             raise BadInput(
-                f"the plan is for the unit '{self.unit}', and whose each row is was not said: start it with unit=…, one "
-                "value for each row"
+                f"the plan is for the unit '{self.unit}', and whose each row is was not said: start it with unit=…, "
+                "one value for each row"
             )
         if unit is not None and self.unit == "example":
             raise BadInput(

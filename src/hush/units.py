@@ -90,7 +90,8 @@ class Units:
     def count_rows(self, indices: Tensor) -> NDArray[np.int64]:
         """How many rows these units have."""
         units = indices.cpu().numpy()
-        return self.starts[units + 1] - self.starts[units]
+        counts: NDArray[np.int64] = self.starts[units + 1] - self.starts[units]
+        return counts
 
     def list_chosen(self, indices: Tensor, chosen: Sequence[NDArray[np.int64]]) -> Tensor:
         """The rows of the data that these are, ``chosen`` counting each unit's own from 0."""
@@ -148,8 +149,8 @@ class ChosenRows:
 
 
 def spread_rows(found: Any, counts: Sequence[int], most: int) -> UnitRows:
-    """Rows that lie one unit after the other, as (n, m, …): the places that a unit cannot fill repeat its own rows, with
-    weight zero; the others have one over their number."""
+    """Rows that lie one unit after the other, as (n, m, …): the places that a unit cannot fill repeat its own rows,
+    with weight zero; the others have one over their number."""
     own = np.asarray(counts, np.int64).reshape(-1, 1)
     first, place = np.cumsum(own).reshape(-1, 1) - own, np.arange(most)
     where = torch.from_numpy((first + place % np.maximum(own, 1)).reshape(-1))

@@ -39,8 +39,8 @@ from hush.named import trainable
 from hush.randomness import Secret
 from hush.run import Run
 from hush.source import Tensors
-from hush.units import Units
 from hush.stepping import Record
+from hush.units import Units
 from hush.version import read_versions
 
 KEEP = 2

@@ -208,7 +208,8 @@ def _try_model(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kin
             )
         if not found[0]:
             return Kinds()
-    return Kinds.of(*found, rows=draws.rows)
+    two, three = found
+    return Kinds.of(two, three, rows=draws.rows)
 
 
 def _read_other_generators() -> tuple[Any, ...]:

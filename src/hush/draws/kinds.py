@@ -52,7 +52,7 @@ class Kinds:
     by_number: dict[int, Kind] = field(default_factory=dict)
 
     @staticmethod
-    def of(two: DrawLog, three: DrawLog, rows: int = 1) -> Kinds:
+    def of(two: DrawLog, three: DrawLog, *, rows: int = 1) -> Kinds:
         """From the draws on two and on three copies of one example, of so many rows each."""
         if [number for number, _ in two] != [number for number, _ in three]:
             raise Refused(

@@ -20,13 +20,18 @@ def gather_rows(term: Term, m: int, like: Tensor) -> Term:
     if m == 1:
         return term
     if isinstance(term, HeldRows):
-        return HeldRows(term.values.unflatten(0, (-1, m)).sum(1))
+        return HeldRows(_add_up(term.values, m))
     if isinstance(term, Outer):
         return Outer(_side_by_side(term.a, m), _side_by_side(term.b, m)).choose_form()
     if isinstance(term, Lookup):
         tokens = term.tokens.reshape(-1, m * term.tokens.shape[1])
         return Lookup.of(tokens, _side_by_side(term.sums, m), term.table)
     return Gathered(term, m, like)
+
+
+def _add_up(rows: Tensor, m: int) -> Tensor:
+    """(n·m, …) as (n, …)."""
+    return rows.reshape(len(rows) // m, m, *rows.shape[1:]).sum(1)
 
 
 def _side_by_side(rows: Tensor, m: int) -> Tensor:
@@ -45,7 +50,7 @@ class Gathered:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The sums over each unit's rows."""
-        return self.term.rows(start * self.m, stop * self.m).unflatten(0, (-1, self.m)).sum(1)
+        return _add_up(self.term.rows(start * self.m, stop * self.m), self.m)
 
     def reach(self) -> Reach:
         """That of the rows together, with one rounding more for each."""
