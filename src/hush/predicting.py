@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hush.artefact import Description, Inputs
 from hush.data.pictures import iterate_images, list_images, read_arrays
-from hush.data.tables import Cells, encode_piece, no_column, numbers, pieces, texts
+from hush.data.reading import Cells, pieces
+from hush.data.tables import encode_piece, no_column, numbers, texts
 from hush.errors import BadInput
 from hush.figures import Figures, ValueFigures, judge_classes, judge_values
 from hush.handover import Loaded
