@@ -73,10 +73,10 @@ def list_different(cells: Cells) -> Collection[str]:
     return {word.strip() for word in cells.different} if isinstance(cells, Words) else texts(cells)
 
 
-def read_table(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
+def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> tuple[Tensor, Tensor]:
     """(columns as numbers and category codes (n, columns), labels (n,)) of a whole table, by its schema; in place of
     labels the numbers to predict, where the schema has a range of them."""
-    rows, labels = zip(*encode_table(path, schema), strict=True)
+    rows, labels = zip(*encode_table(path, schema, count), strict=True)
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
 
 
