@@ -34,7 +34,10 @@ class TaskOptions:
     )
     data: Path | None = field(
         default=None,
-        metadata=option("Your own data: .csv, .parquet, .npz, or a folder of class folders of images.", DATA),
+        metadata=option(
+            "Your own data: a table (.csv, .parquet, a folder or 'pattern*' of such), .npz, or class folders of images.",
+            DATA,
+        ),
     )
     target: str | None = field(
         default=None, metadata=option("Your own data: the column or array that holds the labels.", DATA)
@@ -168,6 +171,7 @@ def _load(given: TaskOptions) -> Problem:
         task=given.task,
         target_range=given.target_range,
         loss=given.loss,
+        tell=say,
     )
     say(found.summary)
     if found.schema is not None:

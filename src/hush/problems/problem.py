@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.artefact.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
+from hush.data.mapped import Picked
 from hush.data.schema import Schema
-from hush.data.splits import Arrays, Split, hold_out
+from hush.data.splits import Rows, Split, hold_out
 from hush.errors import BadInput
 from hush.named import Losses
 from hush.validate import is_finite
@@ -159,11 +160,16 @@ def make_classification(
     )
 
 
-def hold_out_validation(train: Arrays, fraction: float, seed: int) -> tuple[Arrays, Arrays | None]:
+def hold_out_validation(train: Rows, fraction: float, seed: int) -> tuple[Rows, Rows | None]:
     """(training part, validation part or None), deterministic by seed."""
     if fraction == 0:
         return train, None
     return hold_out(train, fraction, seed=seed)
+
+
+def change_labels(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    """The same examples with other labels; ``change`` must look at each label alone."""
+    return rows.change_last(change) if isinstance(rows, Picked) else (*rows[:-1], change(rows[-1]))
 
 
 def make_regression(
@@ -178,14 +184,13 @@ def make_regression(
 ) -> Problem:
     """A problem whose target is a number with a public range. Targets to train on are clamped to it; those to test on
     are left as they are, so that figures say how far predictions lie from what was true."""
-    (features, targets), (test, truth) = split.train, split.test
-    clamped = from_units(targets.double().clamp(*limits), limits).float()
-    train, held = hold_out_validation((features, clamped), validation, seed)
+    scaled = change_labels(split.train, lambda targets: from_units(targets.double().clamp(*limits), limits).float())
+    train, held = hold_out_validation(scaled, validation, seed)
     return Problem(
         name="",
         summary="",
         train=train,
-        test=(test, from_units(truth.double(), limits).float()),
+        test=change_labels(split.test, lambda truth: from_units(truth.double(), limits).float()),
         validation=held,
         model=model,
         losses=losses,
