@@ -189,6 +189,9 @@ def unflatten(rows: Any, most: int) -> Any:
 
 def number_units(ids: Any) -> NDArray[np.int64]:
     """Each row's unit as a number, in the order of first appearance; a row without a unit is refused."""
+    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iuUS":
+        _, first, where = np.unique(ids, return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first))[where.reshape(-1)].astype(np.int64)
     values = _list_ids(ids)
     seen: dict[Hashable, int] = {}
     try:

@@ -2,6 +2,9 @@
 
 A split depends on the number of rows and the seed alone, never on what the rows say, so it can be repeated and it is
 public. The guarantee of a run is about the rows of the training part.
+
+Rows that have a unit are split by it: whether a unit is held out is a keyed hash of its own identity, so all its rows
+are on one side, and one unit more or less moves nobody else.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.data.mapped import Picked
+from hush.data.owners import Identities, Owners
 from hush.data.schema import Schema
 from hush.errors import BadInput
 from hush.randomness import Secret, generator
+from hush.randomness.cipher import encrypt_counters
 
 Arrays = tuple[Tensor, ...]
 """Tensors with the examples in their first dimension, usually (features, labels)."""
@@ -34,11 +40,12 @@ class Split:
     train: Rows
     test: Rows
     schema: Schema | None = None
+    owners: Owners | None = None
 
     def change_features(self, change: Callable[[Tensor], Tensor]) -> Split:
         """The same rows and labels with other features; ``change`` must look at each row alone."""
         (train, train_labels), (test, test_labels) = as_arrays(self.train), as_arrays(self.test)
-        return Split((change(train), train_labels), (change(test), test_labels), self.schema)
+        return Split((change(train), train_labels), (change(test), test_labels), self.schema, self.owners)
 
 
 def permutation(rows: int, seed: int, stream: str = "validation") -> Tensor:
@@ -72,6 +79,30 @@ def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = "validatio
     held = int(fraction * examples + 1e-9)
     order = permutation(examples, seed, stream)
     return pick(rows, order[held:]), pick(rows, order[:held])
+
+
+def hold_out_units(
+    rows: Rows, units: Identities, fraction: float, *, seed: int, stream: str = "validation"
+) -> tuple[tuple[Rows, Identities], tuple[Rows, Identities]]:
+    """(the rest and whose it is, the held-out part and whose it is): each unit is held out with probability
+    ``fraction`` over the public keys, by its identity alone. Both parts come in an order of the units that is decided
+    likewise."""
+    if not 0 <= fraction < 1:
+        raise BadInput(f"the held-out fraction must be at least 0 and below 1, got {fraction}")
+    coins, places = _hash_units(units, seed, stream)
+    held = coins < fraction
+    order = np.argsort(places, kind="stable")
+    parts = [torch.from_numpy(order[held[order] == side]) for side in (False, True)]
+    rest, out = ((pick(rows, part), units[part.numpy()]) for part in parts)
+    return rest, out
+
+
+def _hash_units(units: Identities, seed: int, stream: str) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
+    """For each row a number from 0 to 1 and one to order by, of its unit's identity: AES under a public key."""
+    key = Secret.from_seed(seed, "split", f"{stream} of units").derive("units", 0, size=32)
+    different, where = np.unique(units, return_inverse=True)
+    words = encrypt_counters(key, different.view(np.uint64), 1).view("<u8").reshape(-1, 2)[where.reshape(-1)]
+    return (words[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53, words[:, 1].astype(np.uint64)
 
 
 def pick(rows: Rows, places: Tensor) -> Rows:
