@@ -9,19 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hush.data.pictures import read_array
 from hush.data.reading import Cells, Piece, count_rows, pieces, pieces_by_part
+from hush.data.splits import Identities
 from hush.data.tables import MISSING, map_texts, no_column, numbers, texts
 from hush.errors import BadInput
-
-Identities = NDArray[np.int64]
-"""One number for each row, the same for all rows of a unit."""
 
 LEAST_SHARE = 0.05  # of the rows, that an id's different values are at least
 LEAST_REPEATS = 1.1  # rows that an id's value has on average
@@ -31,20 +27,6 @@ LONGEST = 64  # letters of an id
 LEAST_DIGITS = 4  # of an id that is a number, all of one length
 _NAMED = re.compile(r"(^|[_\-. ])(?i:id|ids|uuid|guid|mrn|ssn)$|[a-z]I[dD]$")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
-
-
-@dataclass(frozen=True, eq=False)
-class Owners:
-    """Whose each row is, in the part to train on and in the part to test on; ``unit`` is what one of them is called."""
-
-    unit: str
-    train: Identities
-    test: Identities
-
-    @property
-    def count(self) -> int:
-        """How many units there are to train on."""
-        return len(np.unique(self.train))
 
 
 def identify(text: str) -> int:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.data.mapped import Picked
-from hush.data.owners import Identities, Owners
 from hush.data.schema import Schema
 from hush.errors import BadInput
 from hush.randomness import Secret, generator
@@ -29,8 +28,25 @@ Arrays = tuple[Tensor, ...]
 Rows = Arrays | Picked
 """Examples in memory, or those rows of mapped files that are meant."""
 
+Identities = NDArray[np.int64]
+"""One number for each row, the same for all rows of a unit."""
+
 FOR_CHOOSING = 0.1
 """The share of the training rows set apart when something is to be chosen (a learning rate, a method)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Whose each row is, in the part to train on and in the part to test on; ``unit`` is what one of them is called."""
+
+    unit: str
+    train: Identities
+    test: Identities
+
+    @property
+    def count(self) -> int:
+        """How many units there are to train on."""
+        return len(np.unique(self.train))
 
 
 @dataclass(frozen=True)

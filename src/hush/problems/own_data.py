@@ -17,11 +17,21 @@ from torch import Tensor, nn
 from hush.artefact.description import Architecture, Inputs
 from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
 from hush.data.long_tables import load_rows
-from hush.data.owners import Identities, Owners, check_apart, read_owner_array, read_owners
+from hush.data.owners import check_apart, read_owner_array, read_owners
 from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
-from hush.data.splits import Arrays, Rows, Split, count_examples, find_shape, hold_out, hold_out_units
+from hush.data.splits import (
+    Arrays,
+    Identities,
+    Owners,
+    Rows,
+    Split,
+    count_examples,
+    find_shape,
+    hold_out,
+    hold_out_units,
+)
 from hush.data.watching import Tell, Watch, keep_silent
 from hush.errors import BadInput, nearest
 from hush.imports import call_with, find_version, import_factory
@@ -36,7 +46,7 @@ MODELS = ("mlp", "logistic", "lenet", "cnn")
 TEST = 0.2
 COUNT = "the number of rows and the order in which they are split are public"
 COUNT_UNITS = (
-    "the number of units ({unit}) is public; whom a model is tested on is decided by each one's identity alone"
+    "the number of units ({unit}) is public, and whom a model is tested on is decided by each one's identity alone"
 )
 HELD = "rows held out for testing are not covered: figures measured on them are exact, and say something about them"
 
@@ -77,7 +87,7 @@ def from_files(
     network = _choose_factory(architecture, read.schema)
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
     examples, tested = count_examples(split.train), count_examples(split.test)
-    whose = "" if base.owners is None else f", of {base.examples} units ('{unit}')"
+    whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
     summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
     return replace(described, name=place.stem, summary=summary)

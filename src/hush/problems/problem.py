@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from hush.artefact.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
 from hush.data.mapped import Picked
-from hush.data.owners import Owners
 from hush.data.schema import Schema
-from hush.data.splits import Rows, Split, hold_out, hold_out_units
+from hush.data.splits import Owners, Rows, Split, hold_out, hold_out_units
 from hush.errors import BadInput
 from hush.named import Losses
 from hush.source import as_source
