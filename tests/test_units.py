@@ -18,6 +18,7 @@ from hush.checkpoint import Checkpoints
 from hush.errors import BadInput, Refused
 from hush.gradients import Augmented
 from hush.loop import train
+from hush.methods import catalogue
 from hush.named import Losses, State, Sums
 from hush.plan import Plan
 from hush.queries import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
@@ -252,6 +253,17 @@ def test_a_dataset_and_a_loader_give_the_same_as_tensors(workers: int) -> None:
         torch.testing.assert_close(trained(run), right, rtol=0, atol=0)
 
 
+def test_workers_fetch_the_rows_that_will_be_chosen(monkeypatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("not fetched ahead")
+
+    table = make_table()
+    data: Any = DataLoader(Listed(table), batch_size=4, num_workers=1)
+    run = make().start(make_model(), losses, data, secret=1, unit=table.ids, rows_per_unit=MOST)
+    monkeypatch.setattr("hush.source.Collated._take_here", never)
+    assert torch.equal(trained(run), trained(start(make(), table)))
+
+
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, stop: int) -> None:
     table, plan = make_table(), make(steps=6)
@@ -330,15 +342,13 @@ def test_every_sampler_and_rule_takes_units(method: str, sampling: str) -> None:
     assert torch.isfinite(trained(start(plan, table))).all()
 
 
-@pytest.mark.parametrize("method", ["dp-matrix-se", "dp-matrix-me", "dp-bandmf", "dp-ftrl", "dp-blt"])
-def test_correlated_noise_takes_units(method: str) -> None:
-    from hush.methods import catalogue
-
-    if method not in catalogue():
-        pytest.skip("no such method")
-    epochs = 1 if method == "dp-matrix-se" else 2
-    plan = make_plan(method, examples=UNITS, batch_size=8, epochs=epochs, noise_multiplier=1.0, unit="patient_id")
-    assert plan.guarantee().unit == "patient_id"
+@pytest.mark.parametrize("method", list(catalogue()))
+def test_every_method_takes_units(method: str) -> None:
+    epochs = 1 if method.startswith("dp-matrix-se") else 2
+    given = {"examples": UNITS, "batch_size": 8, "epochs": epochs, "accept_claimed": True, "unit": "patient_id"}
+    plan = make_plan(method, **given, **({} if method == "sgd" else {"noise_multiplier": 1.0}))
+    assert plan.unit == "patient_id"
+    assert not plan.private or plan.guarantee().unit == "patient_id"
     assert torch.isfinite(trained(start(plan, make_table()))).all()
 
 
