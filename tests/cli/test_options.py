@@ -147,6 +147,8 @@ ADDED = {
     "loss",
     "public_test",
     "private_metrics",
+    "unit",
+    "rows_per_unit",
 }  # since then
 
 
