@@ -120,19 +120,11 @@ def add(
     check_spend(epsilon, delta, run, adjacency, status)
     scope = _scope(unit, protects) or Scope()
     check_halves(scope, adjacency)
-    check_name(dataset or DATASET)
+    name = dataset or DATASET
+    check_name(name)
     opened = Ledger(ledger)
     relation, known = cast(Adjacency, adjacency), cast(Status, status)
-    opened.add(
-        dataset or DATASET,
-        epsilon,
-        delta,
-        run=run,
-        adjacency=relation,
-        status=known,
-        new_dataset=new_dataset,
-        scope=scope,
-    )
+    opened.add(name, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset, scope=scope)
     _tell(opened, dataset, as_json)
 
 

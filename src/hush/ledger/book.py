@@ -198,10 +198,10 @@ class Ledger:
         check_budget(Budget(epsilon, delta))
         check_name(dataset)
         with self.turn():
-            dataset, before = self.known_as(dataset), self.budget(dataset)
+            before = self.budget(dataset)
             scope = scope or (WHOLE_ROW if before is None else before.scope)
-            pair = {"epsilon": float(epsilon), "delta": float(delta)}
-            self._append(kind=kind_of("budget", scope), dataset=dataset, **pair, **scope_fields(scope))
+            about = {"dataset": self.known_as(dataset), **scope_fields(scope)}
+            self._append(kind=kind_of("budget", scope), epsilon=float(epsilon), delta=float(delta), **about)
 
     def cap(self, dataset: str, unit: str, rows: int, *, new_dataset: bool = False) -> None:
         """Declare as a public fact that no unit has more than so many rows: then a spend per row counts as so many in

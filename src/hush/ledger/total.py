@@ -120,19 +120,15 @@ def add_up(
     if why and status != "none":
         delta = delta or max(cost.delta for cost in costs)
         return Total(math.inf, delta, adjacency, "none", UNBOUNDED, len(costs), scope=scope, reason=why)
-    changing = [_Change(cost, 1 if why else _count(cost, scope, caps, adjacency)) for cost in costs]
+    changing = [_Change(c, 1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency)) for c in costs]
     delta = _natural_delta(changing) if delta is None else delta
     if not costs or status == "none":
         return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, len(costs), scope=scope)
-    parts = list(_parts(changing))
+    ways = [(_added(parts, delta), parts) for parts in _ways(changing)]
+    spent, parts = min(ways, key=lambda way: way[0])
     taken = (text for c in costs for text in list_taken(c.scope, scope, caps, c.adjacency, adjacency))
     assumed = tuple(dict.fromkeys((*taken, *_assumed(costs))))
-    spent, how = _added(parts, delta), _how(changing, parts)
-    return Total(spent, delta, adjacency, status, how, len(costs), assumed, scope)
-
-
-def _count(cost: Cost, scope: Scope, caps: Caps, relation: Adjacency) -> int:
-    return count_changes(cost.scope, scope, caps, cost.adjacency, relation)
+    return Total(spent, delta, adjacency, status, _how(changing, parts), len(costs), assumed, scope)
 
 
 def charge_beside(costs: Sequence[Cost]) -> list[Cost]:
@@ -155,6 +151,11 @@ class _Change:
 
     cost: Cost
     changes: int
+
+    @property
+    def relation(self) -> bool | None:
+        """Whether its event compares under `replace`; None where there is none. Events that differ stay apart."""
+        return None if self.cost.event is None else self.cost.adjacency == "replace"
 
 
 @dataclass(frozen=True)
@@ -218,14 +219,24 @@ def _common(kinds: set[Adjacency], scope: Scope = WHOLE_ROW) -> Adjacency:
     return "zero-out" if "zero-out" in kinds else "add-remove"
 
 
+def _ways(changing: Sequence[_Change]) -> Iterator[list[_Change]]:
+    """The parts to add up, in the ways that may be the best: each event for as many changes as it must bear, and where
+    these differ, all of one relation for as many as any of them, so that they are one part."""
+    yield list(_parts(changing))
+    most = {kind: max((c.changes for c in changing if c.relation == kind), default=1) for kind in (True, False)}
+    raised = [c if c.relation is None else replace(c, changes=most[c.relation]) for c in changing]
+    if raised != list(changing):
+        yield list(_parts(raised))
+
+
 def _parts(changing: Sequence[_Change]) -> Iterator[_Change]:
     """As few parts as can be accounted for: the events of one relation and number of changes together, everything else
     alone."""
     yield from (change for change in changing if change.cost.event is None)
     groups: Mapping[tuple[bool, int], list[Cost]] = defaultdict(list)
     for change in changing:
-        if change.cost.event is not None:
-            groups[change.cost.adjacency == "replace", change.changes].append(change.cost)
+        if change.relation is not None:
+            groups[change.relation, change.changes].append(change.cost)
     for (_, changes), members in sorted(groups.items(), key=lambda item: item[0]):
         yield from (_Change(cost, changes) for cost in _join(members))
 
