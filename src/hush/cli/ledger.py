@@ -119,7 +119,7 @@ def add(
     """Enter a spend that was made elsewhere: another library's run, a published statistic."""
     check_spend(epsilon, delta, run, adjacency, status)
     scope = _scope(unit, protects) or Scope()
-    check_halves(scope, adjacency)
+    check_halves(scope, adjacency, status)
     name = dataset or DATASET
     check_name(name)
     opened = Ledger(ledger)

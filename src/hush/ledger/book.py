@@ -238,7 +238,7 @@ class Ledger:
         check_name(spend.dataset)
         one_of(ADJACENCIES, adjacency=spend.cost.adjacency)
         one_of(STATUSES, status=spend.cost.status)
-        check_halves(spend.cost.scope, spend.cost.adjacency)
+        check_halves(spend.cost.scope, spend.cost.adjacency, spend.cost.status)
         self._check_same(spend)
         self._append(kind=kind_of("spend", spend.cost.scope), **to_fields(spend))
 

@@ -124,9 +124,10 @@ def _scope_of(entry: dict[str, Any]) -> Scope:
     return found
 
 
-def check_halves(scope: Scope, adjacency: str) -> None:
-    """A part of an example can become another; it cannot come or go, for who is in the data is public then."""
-    if scope.protects != "example" and adjacency == "add-remove":
+def check_halves(scope: Scope, adjacency: str, status: str) -> None:
+    """A part of an example can become another; it cannot come or go, for who is in the data is public then. What is
+    only claimed may have been published so."""
+    if scope.protects != "example" and adjacency == "add-remove" and status == "proven":
         raise BadInput(
             f"a spend that protects {scope.protects} only takes who is in the data to be public, so nobody is added or "
             "removed: its adjacency is replace"
@@ -220,7 +221,7 @@ def _cost(entry: dict[str, Any], event: Any) -> Cost:
     if not 0 <= lost < 1 or not 0 <= beside <= 1:
         raise ValueError("a part of δ that is none")
     scope = _scope_of(entry)
-    check_halves(scope, entry["adjacency"])
+    check_halves(scope, entry["adjacency"], entry["status"])
     own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, beside)
     return replace(own, unit=scope.unit, protects=scope.protects)
 
