@@ -34,8 +34,8 @@ COUNTED = {
 
 NOT_PROTECTED: dict[str, dict[str, str]] = {
     "example": {},
-    "features": {"The labels.": "What the model is to predict, and who is in the data, was taken to be public: see 1."},
-    "labels": {"All but the labels.": "The other entries, and who is in the data, were taken to be public: see 1."},
+    "features": {"The labels.": "These, and who is in the data, were taken to be public (section 1)."},
+    "labels": {"All but the labels.": "That, and who is in the data, was taken to be public (section 1)."},
 }
 
 

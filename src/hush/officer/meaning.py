@@ -134,7 +134,7 @@ def _unit_in_words(read: Read) -> str:
             "protected, and the person less well than the figures say: then ask for training with a person's rows as "
             "one."
         )
-    most = "" if read.rows_per_unit is None else f", of which at most {read.rows_per_unit} are looked at at a time"
+    most = "" if read.rows_per_unit is None else f", of which at most {read.rows_per_unit} are looked at in one step"
     return (
         f"{row[:-1]}{most}. All that one {unit} contributed counts together as one. Where every person is one "
         f"{unit}, that is one person. Where a person is several of them, each is protected, and "
