@@ -51,7 +51,7 @@ class TestLedger:
         before = contents(old)
         (dataset,) = shown_json(capsys, "ledger", "show", "ledger.jsonl")["datasets"]
         assert dataset["dataset"] == "digits"
-        assert dataset["budget"] == {"epsilon": 5.0, "delta": 1e-5}
+        assert dataset["budget"] == {"epsilon": 5.0, "delta": 1e-5, "unit": "example", "protects": "example"}
         assert [run["steps"] for run in dataset["runs"]] == [4, 4]
         assert dataset["epsilon"] == pytest.approx(1.3046, abs=5e-3)  # eight steps at rate 256/1438, σ = 2
         assert contents(old) == before

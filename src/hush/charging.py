@@ -14,10 +14,11 @@ from hush.claims import account_steps, claim_attempts
 from hush.errors import Refused
 from hush.ledger.account import Account, Ledger
 from hush.ledger.entries import fold_name
-from hush.ledger.total import Cost
+from hush.ledger.total import Cost, Total
 from hush.mechanism import Mechanism
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
+from hush.privacy.guarantee import Guarantee
 from hush.run import Run
 
 POINTS = 12
@@ -65,6 +66,12 @@ class Charges:
     def room(self) -> int:
         """Up to which step the budget has room, next to what others have spent."""
         return self._start + self._account.room()
+
+    def total(self) -> Total:
+        """What is proven about everything spent on the data, for what this run's own entry is about."""
+        with self.ledger.turn():
+            own = self.ledger.spends(self.dataset).get(self._name)
+        return self.ledger.total(self.dataset, scope=None if own is None else own.cost.scope)
 
     def _check_open(self) -> None:
         """A run that was declared to be stopped for good takes no step, not with fresh noise either."""
@@ -160,8 +167,14 @@ def cost_of(plan: Mechanism, start: int = 0, coordinates: int = 1) -> Callable[[
     """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down.
 
     The releases beside training are in the cost from the first step on; where steps were taken again, in the entry of
-    each attempt, which is more than they cost."""
-    whole, beside = account_steps(plan)[0], plan.tails_beside(coordinates)
+    each attempt, which is more than they cost. It is about the plan's unit, and what its guarantee protects of it."""
+    whole = account_steps(plan)[0]
+    priced = _price(plan, whole, start, coordinates)
+    return lambda steps: replace(priced(steps), unit=whole.unit, protects=whole.protects)
+
+
+def _price(plan: Mechanism, whole: Guarantee, start: int, coordinates: int) -> Callable[[int], Cost]:
+    beside = plan.tails_beside(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if event_json.to_json(whole.event) is None:

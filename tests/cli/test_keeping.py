@@ -47,7 +47,7 @@ def unfinished(capsys, tmp_path: Path, ledger: Path) -> Path:
 def test_a_budget_stops_training_before_it_is_exceeded(capsys, unfinished, ledger, tmp_path) -> None:
     found = answer(capsys, "ledger", "show", ledger)["datasets"][0]
     assert found["epsilon"] <= 1.0
-    assert found["budget"] == {"epsilon": 1.0, "delta": 1e-5}
+    assert found["budget"] == {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "protects": "example"}
     assert 0 < found["runs"][0]["steps"] < found["runs"][0]["planned"] == 60
     assert not (unfinished / "release").exists()
     code, _, err = call(capsys, *TRAIN, "--steps", 60, "--out", tmp_path / "other", "--ledger", ledger)
@@ -309,7 +309,7 @@ class TestLedger:
     def test_budget(self, capsys, ledger):
         assert call(capsys, "ledger", "budget", ledger)[0] == 2
         found = answer(capsys, "ledger", "budget", ledger, "--epsilon", 3, "--delta", 1e-6)
-        assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6}
+        assert found["budget"] == {"epsilon": 3.0, "delta": 1e-6, "unit": "example", "protects": "example"}
         assert found["spent"]["epsilon"] == 0
         code, out, _ = call(capsys, "ledger", "budget", ledger)
         assert code == 0

@@ -157,3 +157,66 @@ def test_control_characters_never_reach_the_terminal(capsys, path) -> None:
     code, _, err = call(capsys, "ledger", "add", path, clear, "--epsilon", 1, "--delta", 1e-6)
     assert code == 2
     assert "printable characters" in err
+
+
+def test_units_and_parts_have_totals_of_their_own(capsys, tmp_path) -> None:
+    path = str(tmp_path / "spent.jsonl")
+    by_hand = ("--epsilon", "0.5", "--delta", "1e-6")
+    assert call(capsys, "ledger", "add", path, "rows", *by_hand)[0] == 0
+    assert call(capsys, "ledger", "add", path, "people", *by_hand, "--unit", "patient_id")[0] == 0
+    found = json.loads(call(capsys, "ledger", "show", path, "--json")[1])["datasets"][0]
+    assert [(t["unit"], t["protects"], t["epsilon"]) for t in found["totals"]] == [
+        ("example", "example", 1.5),
+        ("patient_id", "example", None),
+    ]
+    assert (found["epsilon"], found["unit"], found["protects"]) == (1.5, "example", "example")
+    assert [(run["unit"], run["protects"]) for run in found["runs"]] == [
+        ("example", "example"),
+        ("patient_id", "example"),
+    ]
+    code, out, _ = call(capsys, "ledger", "cap", path, "--unit", "patient_id", "--rows", "3")
+    assert code == 0
+    assert "this rests on your word" in out
+    found = json.loads(call(capsys, "ledger", "show", path, "--json")[1])["datasets"][0]
+    assert (found["totals"][1]["epsilon"], found["rows_per_unit"]) == (2.0, {"patient_id": 3})
+
+
+def test_half_an_example_never_has_a_finite_whole(capsys, tmp_path) -> None:
+    path = str(tmp_path / "spent.jsonl")
+    half = ("--epsilon", "0.5", "--delta", "1e-6", "--adjacency", "replace", "--protects", "features")
+    assert call(capsys, "ledger", "add", path, "half", *half)[0] == 0
+    found = json.loads(call(capsys, "ledger", "show", path, "--json")[1])["datasets"][0]
+    totals = {total["protects"]: total["epsilon"] for total in found["totals"]}
+    assert (found["epsilon"], totals) == (None, {"example": None, "features": 0.5, "labels": None})
+    told = " ".join(call(capsys, "ledger", "show", path)[1].split())
+    assert "no finite ε is proven at δ = 1e-6 (replace) over 1 spend: one is about features only" in told
+    assert "the features of one example: at most ε = 0.5" in told
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("add", "PATH", "x", "--epsilon", "1", "--delta", "1e-6", "--protects", "half"), "protects"),
+        (("add", "PATH", "x", "--epsilon", "1", "--delta", "1e-6", "--protects", "labels"), "its adjacency is replace"),
+        (("add", "PATH", "x", "--epsilon", "1", "--delta", "1e-6", "--unit", " "), "a unit needs a name"),
+        (("cap", "PATH", "--unit", "example", "--rows", "3"), "one example is one row"),
+        (("cap", "PATH", "--unit", "patient_id", "--rows", "0"), "rows"),
+        (("budget", "PATH", "--unit", "patient_id"), "give its --epsilon too"),
+        (("budget", "PATH", "--epsilon", "1", "--protects", "half"), "protects"),
+    ],
+)
+def test_what_is_no_unit_or_part_is_refused(given, sentence, capsys, tmp_path) -> None:
+    path = tmp_path / "spent.jsonl"
+    code, _, err = call(capsys, "ledger", *(str(path) if word == "PATH" else word for word in given))
+    assert (code, path.exists()) == (2, False)
+    assert sentence in err
+
+
+def test_a_budget_says_what_it_is_for(capsys, tmp_path) -> None:
+    path = str(tmp_path / "spent.jsonl")
+    assert call(capsys, "ledger", "budget", path, "--epsilon", "1", "--unit", "patient_id")[0] == 0
+    code, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", "2")
+    assert code == 0
+    assert "budget: ε = 2 at δ = 1e-5, for one patient_id" in " ".join(out.split())
+    found = json.loads(call(capsys, "ledger", "budget", path, "--json")[1])
+    assert found["budget"] == {"epsilon": 2.0, "delta": 1e-5, "unit": "patient_id", "protects": "example"}

@@ -165,6 +165,18 @@ def test_every_method_says_what_it_is_for(capsys) -> None:
     assert {row["status"] for name, row in rows.items() if name not in ("sgd", "dp-dice")} == {"proven"}
 
 
+def test_methods_are_shown_by_what_they_protect(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = json.loads(call(capsys, "methods", "--json")[1])
+    protected = {row["method"]: row["protects"] for row in rows}
+    assert (protected["sgd"], protected["dp-sgd"], protected["auto"]) == ("nothing", "example", "example")
+    told = " ".join(call(capsys, "methods")[1].partition("What they protect:")[2].split())
+    for what in ("nothing", "features only;", "labels only;", "both: the whole example"):
+        assert told.count(what) == 1
+    assert told.startswith("nothing sgd features only")
+    assert "dp-dice" in told.partition("both: the whole example")[2]
+
+
 @pytest.mark.parametrize(
     "path", ["plan", "train", "account", "noise show", "bench", "methods", "ledger show", "data list"]
 )

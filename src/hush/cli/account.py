@@ -73,12 +73,16 @@ def summarise(plan: Plan) -> dict[str, Any]:
         "noise_multiplier": plan.sigma if plan.private else 0.0,
         "accountant": best.accountant,
         "adjacency": best.adjacency,
+        "unit": best.unit,
+        "protects": best.protects,
         "status": best.status,
         "steps": plan.steps,
         "sample_rate": getattr(plan.sampler.participation, "rate", None),
         "sensitivity": plan.sensitivity,
         "noise_std": plan.noise_std if plan.private else 0.0,
         "rounding": plan.charge,
-        "claims": [{"epsilon": c.epsilon, "status": c.status, "reason": c.reason} for c in claims],
+        "claims": [
+            {"epsilon": c.epsilon, "status": c.status, "reason": c.reason, "protects": c.protects} for c in claims
+        ],
         "assumptions": list(best.assumptions),
     }

@@ -201,20 +201,23 @@ class Keeper:
         """What the card says of all that the ledger records on these data: public numbers, not where it lies."""
         if self.account is None:
             return {}
-        total = self.account.ledger.total(self.account.dataset)
-        return {"ledger": {"epsilon": total.epsilon, "delta": total.delta, "status": total.status}}
+        total = self.account.total()
+        about = {"unit": total.scope.unit, "protects": total.scope.protects}
+        return {"ledger": {"epsilon": total.epsilon, "delta": total.delta, "status": total.status, **about}}
 
     def sum_up_ledger(self) -> dict[str, Any] | None:
         """What the ledger says of the dataset now, as JSON fields."""
         if self.account is None:
             return None
         ledger, dataset = self.account.ledger, self.account.dataset
-        total = ledger.total(dataset)
+        total = ledger.total(dataset) if ledger.budget(dataset) else self.account.total()
         return {
             "path": str(ledger.path),
             "dataset": dataset,
             "epsilon": total.epsilon,
             "delta": total.delta,
+            "unit": total.scope.unit,
+            "protects": total.scope.protects,
             "status": total.status,
             "assumptions": list(total.assumptions),
             "sentence": f"dataset '{dataset}' so far: {total.sentence()}",

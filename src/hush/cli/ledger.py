@@ -12,11 +12,13 @@ from hush.cli.console import show, show_json
 from hush.cli.shell import AsJson
 from hush.errors import BadInput
 from hush.ledger.account import DATASET, Budget, Ledger, Spend, check_name
-from hush.ledger.book import check_spend
-from hush.ledger.entries import check_budget
+from hush.ledger.entries import Cap, check_budget, check_halves, check_spend
+from hush.ledger.scope import ROW, Scope
+from hush.ledger.total import Total
 from hush.privacy.accounting import Adjacency
-from hush.privacy.guarantee import Status, rounded_up
+from hush.privacy.guarantee import PROTECTED, Protects, Status, rounded_up
 from hush.privacy.leaves import name_event
+from hush.validate import one_of
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
@@ -24,6 +26,8 @@ LedgerPath = Annotated[Path, typer.Argument(help="The ledger file.", metavar="LE
 NewDataset = Annotated[
     bool, typer.Option("--new-dataset", help="Needed where the ledger has a budget and does not know the name yet.")
 ]
+Unit = Annotated[str | None, typer.Option(help="Whose data: 'example' (one row) or a column, all rows of one value.")]
+Part = Annotated[str | None, typer.Option("--protects", help="Which part of them: example, features or labels.")]
 Dataset = Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")]
 
 
@@ -52,9 +56,10 @@ def show_ledger(
     for entry in found:
         show(f"{entry['dataset']}: {entry['sentence']}")
         _show_more(entry)
+        _show_totals(entry)
         for row in entry["runs"]:
             line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
-            show(line + (f", {row['reason']}" if row["reason"] else ""))
+            show(line + _about(row) + (f", {row['reason']}" if row["reason"] else ""))
 
 
 @app.command("budget")
@@ -65,20 +70,29 @@ def budget(
     ] = None,
     delta: Annotated[float, typer.Option(help="δ at which the total is compared.")] = 1e-5,
     dataset: Dataset = None,
+    unit: Unit = None,
+    protects: Part = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the budget of a dataset, or show it: training stops before it is exceeded."""
-    name = dataset or DATASET
+    """Set the budget of a dataset, or show it: training stops before it is exceeded.
+
+    It is for one total: that of whole rows, or of the unit and part that are named. A dataset has one budget, which is
+    the last that was set; without --unit and --protects it stays for what it was for.
+    """
+    name, scope = dataset or DATASET, _scope(unit, protects)
     if epsilon is not None:
         check_budget(Budget(epsilon, delta))
         check_name(name)
+    elif scope is not None:
+        raise BadInput("--unit and --protects say what a budget is for: give its --epsilon too")
     opened = Ledger(ledger, create=epsilon is not None, write=epsilon is not None)
     if epsilon is not None:
-        opened.set_budget(name, epsilon, delta)
+        opened.set_budget(name, epsilon, delta, scope=scope)
     name = opened.known_as(name)
     summary = _summary(opened, name, None)
     if as_json:
-        values = {key: summary[key] for key in ("epsilon", "delta", "status", "assumptions", "so_far", "filter")}
+        shown = ("epsilon", "delta", "unit", "protects", "status", "assumptions", "so_far", "filter")
+        values = {key: summary[key] for key in shown}
         show_json({"ledger": str(ledger), "dataset": name, "budget": summary["budget"], "spent": values})
         return
     if summary["budget"] is None:
@@ -97,16 +111,48 @@ def add(
     adjacency: Annotated[str, typer.Option(help="add-remove, replace or zero-out.")] = "add-remove",
     status: Annotated[str, typer.Option(help="proven, or claimed.")] = "proven",
     dataset: Dataset = None,
+    unit: Unit = None,
+    protects: Part = None,
     new_dataset: NewDataset = False,
     as_json: AsJson = False,
 ) -> None:
     """Enter a spend that was made elsewhere: another library's run, a published statistic."""
     check_spend(epsilon, delta, run, adjacency, status)
-    check_name(dataset or DATASET)
+    scope = _scope(unit, protects) or Scope()
+    check_halves(scope, adjacency, status)
+    name = dataset or DATASET
+    check_name(name)
     opened = Ledger(ledger)
     relation, known = cast(Adjacency, adjacency), cast(Status, status)
-    opened.add(dataset or DATASET, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset)
+    opened.add(name, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset, scope=scope)
     _tell(opened, dataset, as_json)
+
+
+@app.command("cap")
+def cap(
+    ledger: LedgerPath,
+    unit: Annotated[str, typer.Option(help="The unit: a column, all rows of one value of which belong together.")],
+    rows: Annotated[int, typer.Option(help="How many rows one has at most.")],
+    dataset: Dataset = None,
+    new_dataset: NewDataset = False,
+    as_json: AsJson = False,
+) -> None:
+    """Declare as a public fact how many rows one patient, say, has at most: spends per row then count that often.
+
+    Without it, a spend per row has no finite ε per patient. The number must be known from how the data were collected,
+    not counted in them: with one patient more it could be another. Totals that rest on it say so.
+    """
+    declared = Cap(unit, rows)
+    check_name(dataset or DATASET)
+    opened = Ledger(ledger)
+    opened.cap(dataset or DATASET, declared.unit, declared.rows, new_dataset=new_dataset)
+    found = _summary(opened, opened.known_as(dataset or DATASET), None)
+    if as_json:
+        show_json(found)
+        return
+    show(f"declared: no {unit} has more than {rows} rows; this rests on your word, and totals that need it say so")
+    show(f"{found['dataset']}: {found['sentence']}")
+    _show_totals(found)
 
 
 @app.command("close")
@@ -164,22 +210,53 @@ def _show_more(entry: dict[str, Any]) -> None:
         )
 
 
+def _scope(unit: str | None, protects: str | None) -> Scope | None:
+    """What was asked for, if anything was."""
+    if unit is None and protects is None:
+        return None
+    one_of(PROTECTED, protects=protects or "example")
+    return Scope(ROW if unit is None else unit, cast(Protects, protects or "example"))
+
+
+def _about(row: dict[str, Any]) -> str:
+    """Whose data a spend is about and which part of them, where that is not one whole row."""
+    scope = Scope(row["unit"], row["protects"])
+    return "" if scope == Scope() else f", for {scope.in_words()}"
+
+
+def _show_totals(entry: dict[str, Any]) -> None:
+    """The totals for other units, and for parts of their data."""
+    for total in entry["totals"][1:]:
+        show(f"  {Scope(total['unit'], total['protects']).in_words()}: {total['sentence']}")
+
+
 def _summary(ledger: Ledger, dataset: str, delta: float | None) -> dict[str, Any]:
     total, so_far, filtered = ledger.total(dataset, delta), ledger.so_far(dataset, delta), ledger.filtered(dataset)
     is_open = any(spend.open for spend in ledger.spends(dataset).values())
+    others = [ledger.total(dataset, delta, scope=scope) for scope in ledger.scopes(dataset)[1:]]
     return {
         "dataset": dataset,
+        **_fields(total),
+        "so_far": {"epsilon": so_far.epsilon, "status": so_far.status} if is_open else None,
+        "filter": None if filtered is None else {**asdict(filtered), "holds": filtered.holds},
+        "budget": _pair(ledger.budget(dataset)),
+        "totals": [_fields(found) for found in (total, *others)],
+        "rows_per_unit": dict(ledger.caps(dataset)),
+        "runs": [_row(spend) for spend in ledger.spends(dataset).values()],
+    }
+
+
+def _fields(total: Total) -> dict[str, Any]:
+    return {
         "epsilon": total.epsilon,
         "delta": total.delta,
+        "unit": total.scope.unit,
+        "protects": total.scope.protects,
         "adjacency": total.adjacency,
         "status": total.status,
         "composition": total.composition,
         "assumptions": list(total.assumptions),
         "sentence": total.sentence(),
-        "so_far": {"epsilon": so_far.epsilon, "status": so_far.status} if is_open else None,
-        "filter": None if filtered is None else {**asdict(filtered), "holds": filtered.holds},
-        "budget": _pair(ledger.budget(dataset)),
-        "runs": [_row(spend) for spend in ledger.spends(dataset).values()],
     }
 
 
@@ -193,6 +270,8 @@ def _row(spend: Spend) -> dict[str, Any]:
         "planned": spend.planned,
         "status": "claimed" if spend.open and cost.status == "proven" else cost.status,
         "adjacency": cost.adjacency,
+        "unit": cost.unit,
+        "protects": cost.protects,
         "delta": cost.delta,
         "limit": max(spend.limit, spend.steps),
         "stopped_blindly": spend.blindly,
@@ -204,11 +283,14 @@ def _row(spend: Spend) -> dict[str, Any]:
     }
 
 
-def _pair(budget: Budget | None) -> dict[str, float] | None:
-    return None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta}
+def _pair(budget: Budget | None) -> dict[str, Any] | None:
+    if budget is None:
+        return None
+    about = {"unit": budget.scope.unit, "protects": budget.scope.protects}
+    return {"epsilon": budget.epsilon, "delta": budget.delta, **about}
 
 
-def _budget_sentence(budget: dict[str, float] | None, spent: float) -> str:
+def _budget_sentence(budget: dict[str, Any] | None, spent: float) -> str:
     assert budget is not None
     over = " (exceeded)" if spent > budget["epsilon"] else ""
-    return f"budget: ε = {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'])}{over}"
+    return f"budget: ε = {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'])}{_about(budget)}{over}"

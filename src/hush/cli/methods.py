@@ -13,8 +13,15 @@ from hush.cli.console import show, show_block, show_json, show_table
 from hush.cli.shell import AsJson
 from hush.methods import Method, catalogue, find, make_plan, option_groups, options, purpose
 
-SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1}  # a plan that tells what kind of noise it has
+SIZE: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1}
+SMALL = {**SIZE, "accept_claimed": True}  # a plan that tells what kind of noise it has
 NOISE = {"none": "no noise", "chosen": "the noise that fits the setting"}
+PROTECTED = {
+    "nothing": "nothing",
+    "features": "features only; labels, and who is in the data, are taken to be public",
+    "labels": "labels only; features, and who is in the data, are taken to be public",
+    "example": "both: the whole example",
+}
 STATUS = {"proven": "proven ε", "none": "no guarantee", "proven or claimed": "ε proven, or claimed by its paper"}
 
 
@@ -33,6 +40,12 @@ def methods(as_json: AsJson = False) -> None:
     show("The methods, with the options that each has beside them:")
     for row in rows:
         _show_method(row)
+    show()
+    show("What they protect:")
+    for what, words in PROTECTED.items():
+        show()
+        show_block(words, indent=2)
+        show_block(", ".join(row["method"] for row in rows if row["protects"] == what) or "no method", indent=6)
 
 
 def _show_method(row: dict[str, Any]) -> None:
@@ -59,14 +72,17 @@ def _row(name: str, method: Method) -> dict[str, Any]:
 
 
 def _noise(name: str) -> dict[str, str]:
-    """Whether noise is independent over steps, and what is known of the ε: read off a small plan."""
-    if name == "auto":
-        return {"noise": "chosen", "status": "proven"}  # every candidate is one of the proven methods
+    """Whether noise is independent over steps, what is known of the ε, and which part of an example it is for: read
+    off a small plan."""
+    if name == "auto":  # every candidate is one of the proven methods, and protects the whole example
+        return {"noise": "chosen", "status": "proven", "protects": "example"}
     if name == "sgd":
-        return {"noise": "none", "status": "none"}
+        return {"noise": "none", "status": "none", "protects": "nothing"}
     plan = make_plan(name, **SMALL, noise_multiplier=4.0)
-    status = " or ".join(dict.fromkeys(claim.status for claim in plan.claims()))
-    return {"noise": "independent" if plan.noise.structure.bands == 1 else "correlated", "status": status}
+    claims = plan.claims()
+    status = " or ".join(dict.fromkeys(claim.status for claim in claims))
+    noise = "independent" if plan.noise.structure.bands == 1 else "correlated"
+    return {"noise": noise, "status": status, "protects": claims[0].protects}
 
 
 def _words(hint: Any) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hush import validate
 from hush.bench.timing import TIMED_PLAN
+from hush.claims import claim_steps
 from hush.cli import task as t
 from hush.cli.console import be_patient, show, show_block, show_json, show_table
 from hush.cli.planning import DEFAULT_EPSILON, PlanOptions, read_method_options, warn_delta
@@ -150,6 +151,8 @@ def _as_json(row: Prospect, best: Prospect) -> dict[str, Any]:
         "method": row.plan.method,
         "epsilon": row.epsilon,
         "delta": row.plan.delta,
+        "unit": row.plan.unit,
+        "protects": claim_steps(row.plan)[0].protects,
         "batch_size": row.batch_size,
         "epochs": row.epochs,
         "steps": row.plan.steps,

@@ -19,7 +19,7 @@ from hush.artefact.folder import CARD, MODEL, NAMES, WEIGHTS, find_release, is_o
 from hush.errors import BadInput, HushError
 from hush.handover.load import check_weights, put_behind_encoder, read_weights
 from hush.privacy import accounting, event_json
-from hush.privacy.guarantee import Guarantee, rounded_up
+from hush.privacy.guarantee import WHAT, Guarantee, rounded_up
 from hush.privacy.leaves import name_event
 from hush.problems.architectures import build_shipped
 
@@ -39,6 +39,8 @@ class Verification:
     epsilon: float | None
     recomputed: float | None
     digest: str | None
+    unit: str | None = None
+    protects: str | None = None
 
     @property
     def verified(self) -> bool:
@@ -63,6 +65,8 @@ class Verification:
             "unchecked": list(self.unchecked),
             "epsilon": self.epsilon,
             "epsilon_recomputed": self.recomputed,
+            "unit": self.unit,
+            "protects": self.protects,
             "card_digest": self.digest,
             "sentence": self.sentence(),
         }
@@ -82,9 +86,11 @@ def verify_release(directory: str | Path) -> Verification:
         problems += unread
         recomputed = None if unread else _recompute(card, problems, unchecked)
     stated, digest = card.get("guarantee"), card.get("own_digest")
-    epsilon = stated.get("epsilon") if isinstance(stated, dict) else None
+    said = stated if isinstance(stated, dict) else {}
     shown = digest if isinstance(digest, str) else None
-    return Verification(folder, files, tuple(problems), tuple(unchecked), epsilon, recomputed, shown)
+    about = (said.get("unit"), said.get("protects", "example")) if said else (None, None)
+    found = (folder, files, tuple(problems), tuple(unchecked))
+    return Verification(*found, said.get("epsilon"), recomputed, shown, *about)
 
 
 def _read_card(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -153,11 +159,14 @@ def _check_plan(card: Mapping[str, Any]) -> list[str]:
             "noise multiplier": (card["noise_multiplier"], plan["sigma"]),
             "number of steps": (card["steps"], plan["steps"]),
             "δ": (guarantee["delta"], plan["delta"]),
+            "unit": (read.unit, plan.get("unit", "example")),
             "first claim": (guarantee, card["claims"][0]),
         }
         wrong = [f"the card and its plan differ in the {name}" for name, (one, other) in pairs.items() if one != other]
         if guarantee["status"] != "none" and f"(ε = {rounded_up(read.epsilon)}, " not in guarantee["sentence"]:
             wrong.append("the card's sentence states another ε than its guarantee")
+        if read.protects != "example" and f"{WHAT[read.protects]}one " not in guarantee["sentence"]:
+            wrong.append("the card's sentence speaks of more than its guarantee protects")
         if card["steps_taken"] > card["steps"]:
             wrong.append("the card says that more steps were taken than were accounted for")
     except BadInput as error:

@@ -16,7 +16,8 @@ from typing import Any
 from hush.errors import Refused
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import Budget, Spend, check_name
-from hush.ledger.total import Cost, add_up
+from hush.ledger.scope import WHOLE_ROW
+from hush.ledger.total import Cost, Total
 from hush.privacy.guarantee import rounded_up
 from hush.validate import whole
 
@@ -117,9 +118,9 @@ class Account:
         budget = self.ledger.budget(self.dataset)
         if budget is None:
             return
-        after = add_up([*(s.cost for s in self.ledger.spends(self.dataset).values()), cost], budget.delta)
-        if after.epsilon > budget.epsilon:
-            raise BudgetSpent(self._over(reason, after.epsilon, budget))
+        after = self._total(budget, [*(s.cost for s in self.ledger.spends(self.dataset).values()), cost])
+        if not after.epsilon <= budget.epsilon:
+            raise BudgetSpent(self._over(reason, after, budget))
 
     def room(self) -> int:
         """How many of the run's steps fit into the budget next to what others have spent; all without a budget."""
@@ -127,19 +128,24 @@ class Account:
         if budget is None:
             return self._planned
         others = self._others()
-        state = (budget, tuple((s.run, s.steps) for s in others))
+        caps = tuple(sorted(self.ledger.caps(self.dataset).items()))
+        state = (budget, caps, tuple((s.run, s.steps) for s in others))
         if self._known is None or self._known[0] != state:
             self._known = (state, self._most(budget, [s.cost for s in others]))
         return self._known[1]
 
     def _most(self, budget: Budget, others: list[Cost]) -> int:
         def fits(steps: int) -> bool:
-            return add_up([*others, self._cost(steps)], budget.delta).epsilon <= budget.epsilon
+            return self._total(budget, [*others, self._cost(steps)]).epsilon <= budget.epsilon
 
         if fits(self._planned):
             return self._planned
         low = self._entered()
         return low if self._at_once else largest(fits, low, self._planned)
+
+    def _total(self, budget: Budget, costs: list[Cost]) -> Total:
+        """What these costs are together in the total that the budget is for."""
+        return self.ledger.add_up(self.dataset, costs, budget.delta, budget.scope)
 
     def _others(self) -> list[Spend]:
         return [spend for run, spend in self.ledger.spends(self.dataset).items() if run != self.run]
@@ -167,14 +173,21 @@ class Account:
     def _no_room(self, steps: int) -> str:
         budget = self.ledger.budget(self.dataset)
         assert budget is not None
-        after = add_up([*(s.cost for s in self._others()), self._cost(steps)], budget.delta)
-        return self._over(f"step {steps}", after.epsilon, budget)
+        after = self._total(budget, [*(s.cost for s in self._others()), self._cost(steps)])
+        return self._over(f"step {steps}", after, budget)
 
-    def _over(self, what: str, epsilon: float, budget: Budget) -> str:
+    def _over(self, what: str, after: Total, budget: Budget) -> str:
+        about = "" if budget.scope == WHOLE_ROW else f" for {budget.scope.in_words()}"
+        pair = f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)}{about}"
+        if after.reason:
+            return (
+                f"{what} would leave dataset '{self.dataset}' without any finite ε for {budget.scope.in_words()}, and "
+                f"its budget is {pair}: one spend is {after.reason}; spend what is about that unit and all of it, or "
+                f"set a budget for something else with `hush ledger budget {self.ledger.path} --unit … --protects …`"
+            )
         return (
-            f"{what} would bring dataset '{self.dataset}' to ε = {rounded_up(epsilon)} where its budget is "
-            f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)}: raise it with "
-            f"`hush ledger budget {self.ledger.path}`, or leave it at that"
+            f"{what} would bring dataset '{self.dataset}' to ε = {rounded_up(after.epsilon)} where its budget is "
+            f"{pair}: raise it with `hush ledger budget {self.ledger.path}`, or leave it at that"
         )
 
 

@@ -24,23 +24,31 @@ from hush.ledger.chain import Chain, Entry
 from hush.ledger.entries import (
     BY_HAND,
     Budget,
+    Cap,
     Spend,
     budget_of,
+    cap_of,
     check_budget,
     check_delta,
+    check_halves,
     check_name,
+    check_spend,
     fold_name,
+    kind_of,
+    scope_fields,
     spend_of,
     to_fields,
 )
+from hush.ledger.scope import WHOLE_ROW, Caps, Scope, list_scopes
 from hush.ledger.total import Cost, Filtered, Total, add_up, use_filter
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.guarantee import STATUSES, Status
-from hush.validate import not_negative, one_of, probability
+from hush.validate import one_of
 
 FORMAT = "hush ledger 1"
 DATASET = "default"
-KINDS = ("ledger", "budget", "spend", "close")
+SPENDS, BUDGETS = ("spend", "scoped spend"), ("budget", "scoped budget")
+KINDS = ("ledger", *BUDGETS, *SPENDS, "close", "cap")
 
 
 class Ledger:
@@ -51,6 +59,7 @@ class Ledger:
         self._chain = Chain(Path(path))
         self._spends: dict[tuple[str, str], Spend] = {}
         self._budgets: dict[str, list[tuple[int, Budget]]] = {}
+        self._caps: dict[str, dict[str, int]] = {}
         self._names: dict[str, str] = {}
         self._read = 0
         if not self.path.parent.is_dir():
@@ -108,22 +117,45 @@ class Ledger:
         found = self._budgets.get(fold_name(dataset))
         return found[-1][1] if found else None
 
-    def total(self, dataset: str = DATASET, delta: float | None = None) -> Total:
+    def caps(self, dataset: str = DATASET) -> Caps:
+        """By unit: how many rows one has at most, as was declared last."""
+        return self._caps.get(fold_name(dataset), {})
+
+    def scope(self, dataset: str = DATASET) -> Scope:
+        """What the first of its totals is about: what its budget is about; without one whole examples of the unit that
+        all spends have, or whole rows where they have several."""
+        budget, units = self.budget(dataset), {spend.cost.unit for spend in self.spends(dataset).values()}
+        if budget is not None:
+            return budget.scope
+        return Scope(units.pop()) if len(units) == 1 else WHOLE_ROW
+
+    def scopes(self, dataset: str = DATASET) -> list[Scope]:
+        """Every scope that has a total of its own, the dataset's `scope` first."""
+        found = [spend.cost.scope for spend in self.spends(dataset).values()]
+        return list(dict.fromkeys([self.scope(dataset), *list_scopes(found, self.caps(dataset))]))
+
+    def total(self, dataset: str = DATASET, delta: float | None = None, *, scope: Scope | None = None) -> Total:
         """What is proven about everything spent on a dataset, however its runs stopped.
 
-        At the given δ, else at the budget's, else at one that suits the spends.
+        At the given δ, else at the budget's, else at one that suits the spends; for the given scope, else the
+        dataset's.
         """
-        return add_up([spend.proven for spend in self.spends(dataset).values()], self._delta(dataset, delta))
+        proven = [spend.proven for spend in self.spends(dataset).values()]
+        return self.add_up(dataset, proven, self._delta(dataset, delta), scope)
 
-    def so_far(self, dataset: str = DATASET, delta: float | None = None) -> Total:
+    def so_far(self, dataset: str = DATASET, delta: float | None = None, *, scope: Scope | None = None) -> Total:
         """The total of the steps that are reserved so far: what the budget counts.
 
         It is proven where no run is open; else it is claimed, for whoever stopped a run may have looked.
         """
         spends = self.spends(dataset).values()
-        found = add_up([spend.taken for spend in spends], self._delta(dataset, delta))
+        found = self.add_up(dataset, [spend.taken for spend in spends], self._delta(dataset, delta), scope)
         is_open = any(spend.open for spend in spends)
         return replace(found, status="claimed") if is_open and found.status == "proven" else found
+
+    def add_up(self, dataset: str, costs: list[Cost], delta: float | None, scope: Scope | None = None) -> Total:
+        """The total of these costs, in the given scope or the dataset's, with what was declared about its units."""
+        return add_up(costs, delta, scope=scope or self.scope(dataset), caps=self.caps(dataset))
 
     def filtered(self, dataset: str = DATASET) -> Filtered | None:
         """How far a Rényi filter of the budget is used; None without a budget that was there first and never changed.
@@ -135,10 +167,11 @@ class Ledger:
         if len(budgets) != 1 or first is None or first["line"] < budgets[0][0]:
             return None
         budget = budgets[0][1]
-        return use_filter(spend_of(first).proven, [spend.taken for spend in spends], budget.epsilon, budget.delta)
+        taken = [spend.taken for spend in spends]
+        return use_filter(spend_of(first).proven, taken, budget.epsilon, budget.delta, scope=budget.scope)
 
     def _spends_on(self, entry: Entry, dataset: str) -> bool:
-        return entry["kind"] == "spend" and fold_name(entry["dataset"]) == fold_name(dataset)
+        return entry["kind"] in SPENDS and fold_name(entry["dataset"]) == fold_name(dataset)
 
     def _delta(self, dataset: str, delta: float | None) -> float | None:
         budget = self.budget(dataset)
@@ -159,13 +192,24 @@ class Ledger:
                 raise BadInput(f"run '{run}' is counted with the {spend.steps} steps it took: nothing to close")
             self._append(kind="close", dataset=spend.dataset, run=run, steps=spend.steps, blindly=True)
 
-    def set_budget(self, dataset: str, epsilon: float, delta: float) -> None:
-        """From now on no run brings the dataset over (ε, δ)."""
+    def set_budget(self, dataset: str, epsilon: float, delta: float, *, scope: Scope | None = None) -> None:
+        """From now on no run brings the dataset over (ε, δ), in the total of this scope: by default the one that its
+        budget has been for, else whole rows."""
         check_budget(Budget(epsilon, delta))
         check_name(dataset)
         with self.turn():
-            dataset = self.known_as(dataset)
-            self._append(kind="budget", dataset=dataset, epsilon=float(epsilon), delta=float(delta))
+            before = self.budget(dataset)
+            scope = scope or (WHOLE_ROW if before is None else before.scope)
+            about = {"dataset": self.known_as(dataset), **scope_fields(scope)}
+            self._append(kind=kind_of("budget", scope), epsilon=float(epsilon), delta=float(delta), **about)
+
+    def cap(self, dataset: str, unit: str, rows: int, *, new_dataset: bool = False) -> None:
+        """Declare as a public fact that no unit has more than so many rows: then a spend per row counts as so many in
+        the unit's total (`hush.ledger.scope`), which says on whose word. The last declaration counts."""
+        declared = Cap(unit, rows)
+        with self.turn():
+            dataset = self.check_known(dataset, new=new_dataset)
+            self._append(kind="cap", dataset=dataset, unit=declared.unit, rows=declared.rows)
 
     def add(
         self,
@@ -177,10 +221,12 @@ class Ledger:
         adjacency: Adjacency = "add-remove",
         status: Status = "proven",
         new_dataset: bool = False,
+        scope: Scope = WHOLE_ROW,
     ) -> None:
         """Enter a spend that hush did not make: an (ε, δ) from somewhere else. It is a fact, whatever the budget."""
         check_spend(epsilon, delta, run, adjacency, status)
-        cost = Cost(adjacency, status, float(delta), points=((float(delta), float(epsilon)),))
+        points = ((float(delta), float(epsilon)),)
+        cost = Cost(adjacency, status, float(delta), points=points, unit=scope.unit, protects=scope.protects)
         with self.turn():
             dataset = self.check_known(dataset, new=new_dataset)
             if (fold_name(dataset), run) in self._spends:
@@ -192,7 +238,18 @@ class Ledger:
         check_name(spend.dataset)
         one_of(ADJACENCIES, adjacency=spend.cost.adjacency)
         one_of(STATUSES, status=spend.cost.status)
-        self._append(kind="spend", **to_fields(spend))
+        check_halves(spend.cost.scope, spend.cost.adjacency, spend.cost.status)
+        self._check_same(spend)
+        self._append(kind=kind_of("spend", spend.cost.scope), **to_fields(spend))
+
+    def _check_same(self, spend: Spend) -> None:
+        """What a run is about does not change: its later line would take the place of the earlier one."""
+        before = self._spends.get((fold_name(spend.dataset), spend.run))
+        if before is not None and before.cost.scope != spend.cost.scope:
+            raise BadInput(
+                f"run '{spend.run}' stands in the ledger '{self.path}' for {before.cost.scope.in_words()}, and not for "
+                f"{spend.cost.scope.in_words()}: start another run"
+            )
 
     def _append(self, **fields: Any) -> None:
         self._chain.append(at=_now(), **fields)
@@ -203,10 +260,12 @@ class Ledger:
         for entry in self._chain.entries[self._read :]:
             if entry.get("kind") not in KINDS:
                 raise BadInput(f"line {entry['line']} of '{self.path}' is of a kind that this version does not know")
-            if entry["kind"] == "spend":
+            if entry["kind"] in SPENDS:
                 self._note(spend_of(entry))
-            elif entry["kind"] == "budget":
+            elif entry["kind"] in BUDGETS:
                 self._budgets.setdefault(self._called(entry), []).append((entry["line"], budget_of(entry)))
+            elif entry["kind"] == "cap":
+                self._note_cap(cap_of(entry), entry["dataset"])
             elif entry["kind"] == "close":
                 self._note_close(entry)
         self._read = len(self._chain.entries)
@@ -216,7 +275,12 @@ class Ledger:
         self._names.setdefault(fold_name(entry["dataset"]), entry["dataset"])
         return fold_name(entry["dataset"])
 
+    def _note_cap(self, cap: Cap, dataset: str) -> None:
+        self._names.setdefault(fold_name(dataset), dataset)
+        self._caps.setdefault(fold_name(dataset), {})[cap.unit] = cap.rows
+
     def _note(self, spend: Spend) -> None:
+        self._check_same(spend)
         key = (fold_name(spend.dataset), spend.run)
         self._names.setdefault(key[0], spend.dataset)
         before = self._spends.get(key)
@@ -238,15 +302,6 @@ def _no_less(before: Spend, spend: Spend) -> Cost | None:
     if before.whole is None or before.whole.event is not before.cost.event:
         return before.whole
     return replace(spend.cost, status=before.whole.status)
-
-
-def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: str) -> None:
-    """A spend that is entered by hand: numbers, a name, and nothing that hush would have to have audited."""
-    not_negative(epsilon=epsilon)
-    probability(delta=delta)
-    one_of(("proven", "claimed"), status=status)
-    one_of(ADJACENCIES, adjacency=adjacency)
-    check_name(run, "a spend")
 
 
 def _now() -> str:

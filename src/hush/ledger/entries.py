@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hush.errors import BadInput
+from hush.ledger.scope import ROW, WHOLE_ROW, Scope
 from hush.ledger.total import Cost
 from hush.privacy import event_json
 from hush.privacy.accounting import ADJACENCIES, SMALLEST_DELTA
@@ -23,10 +24,11 @@ OLDER = (
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent on a dataset."""
+    """The most that may be spent on a dataset, and in which of its totals."""
 
     epsilon: float
     delta: float
+    scope: Scope = WHOLE_ROW
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,64 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     more |= {"limit": spend.limit, "lost": cost.lost, "beside": cost.beside, "noise": spend.noise}
     if spend.whole is not None:
         more |= {"whole": _event(spend.whole), "whole_lost": spend.whole.lost}
+    more |= scope_fields(cost.scope)
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
+
+
+def scope_fields(scope: Scope) -> dict[str, str]:
+    """What a line says of its scope: nothing where it is about whole rows, as lines were before there were others."""
+    return {} if scope == WHOLE_ROW else {"unit": scope.unit, "protects": scope.protects}
+
+
+def kind_of(kind: str, scope: Scope) -> str:
+    """The kind of a spend's or a budget's line. Where its scope is another than whole rows, it is a kind of its own,
+    which a version that knows of no scopes refuses to read: it would take the ε to be for whole rows."""
+    return kind if scope == WHOLE_ROW else f"scoped {kind}"
+
+
+def _scope_of(entry: dict[str, Any]) -> Scope:
+    """The scope of a line, which stands in it if and only if its kind says so."""
+    if not entry["kind"].startswith("scoped "):
+        if "unit" in entry or "protects" in entry:
+            raise ValueError("a unit, in a line whose kind has none")
+        return WHOLE_ROW
+    found = Scope(entry["unit"], entry["protects"])
+    if found == WHOLE_ROW:
+        raise ValueError("whole rows, in a line whose kind says otherwise")
+    return found
+
+
+def check_halves(scope: Scope, adjacency: str, status: str) -> None:
+    """A part of an example can become another; it cannot come or go, for who is in the data is public then. What is
+    only claimed may have been published so."""
+    if scope.protects != "example" and adjacency == "add-remove" and status == "proven":
+        raise BadInput(
+            f"a spend that protects {scope.protects} only takes who is in the data to be public, so nobody is added or "
+            "removed: its adjacency is replace"
+        )
+
+
+@dataclass(frozen=True)
+class Cap:
+    """How many rows one unit has at most: a public fact, on the word of whoever declared it."""
+
+    unit: str
+    rows: int
+
+    def __post_init__(self) -> None:
+        if Scope(self.unit).unit == ROW:
+            raise BadInput(f"one {ROW} is one row: name the unit whose rows have a bound, such as a column of ids")
+        whole(rows=self.rows)
+
+
+def cap_of(entry: dict[str, Any]) -> Cap:
+    """A cap from its line."""
+    try:
+        if not isinstance(entry["dataset"], str) or not isinstance(entry["rows"], int):
+            raise TypeError("a name that is no text, or a number that is none")
+        return Cap(entry["unit"], entry["rows"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"line {entry.get('line')} of the ledger is no cap as hush writes it: {error}") from error
 
 
 def _event(cost: Cost) -> dict[str, Any] | None:
@@ -161,13 +220,16 @@ def _cost(entry: dict[str, Any], event: Any) -> Cost:
     lost, beside = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
     if not 0 <= lost < 1 or not 0 <= beside <= 1:
         raise ValueError("a part of δ that is none")
-    return Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, beside)
+    scope = _scope_of(entry)
+    check_halves(scope, entry["adjacency"], entry["status"])
+    own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, beside)
+    return replace(own, unit=scope.unit, protects=scope.protects)
 
 
 def budget_of(entry: dict[str, Any]) -> Budget:
     """A budget from its line."""
     try:
-        found = Budget(float(entry["epsilon"]), float(entry["delta"]))
+        found = Budget(float(entry["epsilon"]), float(entry["delta"]), _scope_of(entry))
         check_budget(found)
         if not isinstance(entry["dataset"], str):
             raise TypeError("a name that is no text")
@@ -187,3 +249,12 @@ def check_delta(delta: float) -> None:
     probability(delta=delta)
     if delta < SMALLEST_DELTA:
         raise BadInput(f"delta must be at least {SMALLEST_DELTA:g}, got {delta:g}")
+
+
+def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: str) -> None:
+    """A spend that is entered by hand: numbers, a name, and nothing that hush would have to have audited."""
+    not_negative(epsilon=epsilon)
+    probability(delta=delta)
+    one_of(("proven", "claimed"), status=status)
+    one_of(ADJACENCIES, adjacency=adjacency)
+    check_name(run, "a spend")

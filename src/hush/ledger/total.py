@@ -14,25 +14,33 @@ example and removing it give the same distribution of outcomes, so an add-remove
 event, and the two are composed as zero-out. The converse does not hold: a zero-out spend may take the number of
 examples to be public, and that hides nobody's presence, so add-remove spends never turn the total into add-remove.
 Where `replace` meets another relation, all is stated for `replace`, which is one removal and one addition (or one
-example zeroed and another one filled in): (ε, δ) becomes (2ε, (1 + e^ε)δ)."""
+example zeroed and another one filled in): (ε, δ) becomes (2ε, (1 + e^ε)δ).
+
+A total is about one unit and all or a part of its data (`hush.ledger.scope`, with the proofs): every spend enters it as
+so many changes of the spend's own kind, or makes it ∞."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from dp_accounting import dp_event
 
 from hush.errors import HushError
+from hush.ledger.scope import ROW, WHOLE_ROW, Caps, Scope, count_changes, grow, list_taken, tell_unbounded
 from hush.privacy.accounting import SMALLEST_DELTA, Adjacency, default_accountant, epsilon
-from hush.privacy.guarantee import Status, assuming, rounded_up
+from hush.privacy.guarantee import Protects, Status, assuming, rounded_up
 from hush.privacy.renyi import divergences
 
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proven")
 SET_ASIDE = 0.01  # of a filter's δ, for what runs lose of theirs: each about a ten-thousandth
 NOTHING = "nothing to compose"
+UNBOUNDED = "not bounded"
+NO_CAPS: Caps = MappingProxyType({})
 FIXED = "nobody chose the noise, the steps or the budget of a later run by looking at what an earlier one released"
 LABEL = {
     "none": "no privacy: something was trained on it without noise",
@@ -54,6 +62,13 @@ class Cost:
     assumptions: tuple[str, ...] = ()
     lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
     beside: float = 0.0  # δ that it loses in addition where it is composed with others
+    unit: str = ROW
+    protects: Protects = "example"
+
+    @property
+    def scope(self) -> Scope:
+        """Whose data it is about, and which part of them."""
+        return Scope(self.unit, self.protects)
 
     def epsilon(self, delta: float) -> float:
         """ε of the event at this δ, by the tightest accountant that can prove it."""
@@ -72,6 +87,8 @@ class Total:
     composition: str
     spends: int = 0
     assumptions: tuple[str, ...] = ()
+    scope: Scope = WHOLE_ROW
+    reason: str = ""  # why it is ∞, where that is for what a spend is about
 
     def __post_init__(self) -> None:
         if self.status == "proven" and not (math.isfinite(self.epsilon) and 0 < self.delta < 1):
@@ -83,26 +100,35 @@ class Total:
             return "nothing has been spent"
         runs = "1 spend" if self.spends == 1 else f"{self.spends} spends"
         pair = f"ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}"
+        about = self.adjacency if self.scope == WHOLE_ROW else f"{self.adjacency}, for {self.scope.in_words()}"
         if self.status == "none" and self.composition != NOTHING:
-            return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({self.adjacency}) over {runs}"
+            why = f": one is {self.reason}" if self.reason else ""
+            return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({about}) over {runs}{why}"
         said = f"{self.composition}; {LABEL[self.status]}{assuming(self.assumptions)}"
-        return f"at most {pair} ({self.adjacency}) over {runs}, {said}"
+        return f"at most {pair} ({about}) over {runs}, {said}"
 
 
-def add_up(costs: Sequence[Cost], delta: float | None = None) -> Total:
-    """The total of these costs at ``delta``; by default at the smallest δ that is natural for them."""
+def add_up(
+    costs: Sequence[Cost], delta: float | None = None, *, scope: Scope = WHOLE_ROW, caps: Caps = NO_CAPS
+) -> Total:
+    """The total of these costs for a scope at ``delta``; by default at the smallest δ that is natural for them."""
     costs = charge_beside(costs) if len(costs) > 1 else costs
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
-    adjacency = _common({cost.adjacency for cost in costs})
-    delta = _natural_delta(costs, adjacency) if delta is None else delta
-    if not costs:
-        return Total(0.0, delta, adjacency, status, NOTHING)
-    if status == "none":
-        return Total(math.inf, delta, adjacency, status, NOTHING, len(costs))
-    parts = list(_parts(costs))
-    spent = _added(parts, delta, adjacency)
-    return Total(spent, delta, adjacency, status, _how(len(costs), parts), len(costs), _assumed(costs))
+    adjacency = _common({cost.adjacency for cost in costs}, scope)
+    why = next(filter(None, (tell_unbounded(cost.scope, scope, caps) for cost in costs)), "")
+    if why and status != "none":
+        delta = delta or max(cost.delta for cost in costs)
+        return Total(math.inf, delta, adjacency, "none", UNBOUNDED, len(costs), scope=scope, reason=why)
+    changing = [_Change(c, 1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency)) for c in costs]
+    delta = _natural_delta(changing) if delta is None else delta
+    if not costs or status == "none":
+        return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, len(costs), scope=scope)
+    ways = [(_added(parts, delta), parts) for parts in _ways(changing)]
+    spent, parts = min(ways, key=lambda way: way[0])
+    taken = (text for c in costs for text in list_taken(c.scope, scope, caps, c.adjacency, adjacency))
+    assumed = tuple(dict.fromkeys((*taken, *_assumed(costs))))
+    return Total(spent, delta, adjacency, status, _how(changing, parts), len(costs), assumed, scope)
 
 
 def charge_beside(costs: Sequence[Cost]) -> list[Cost]:
@@ -117,6 +143,19 @@ def _assumed(costs: Sequence[Cost]) -> tuple[str, ...]:
     """Every assumption that a spend rests on, once, and what composing several of them takes for granted."""
     own = dict.fromkeys(text for cost in costs for text in cost.assumptions)
     return (*own, FIXED) if len(costs) > 1 else tuple(own)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A cost, and how many changes of its kind one change of the total's kind is."""
+
+    cost: Cost
+    changes: int
+
+    @property
+    def relation(self) -> bool | None:
+        """Whether its event compares under `replace`; None where there is none. Events that differ stay apart."""
+        return None if self.cost.event is None else self.cost.adjacency == "replace"
 
 
 @dataclass(frozen=True)
@@ -136,8 +175,11 @@ class Filtered:
         return self.spent <= self.allowed and self.lost <= self.set_aside
 
 
-def use_filter(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float) -> Filtered | None:
-    """The filter that belongs to (ε, δ), and what these costs take of it; None where a divergence is not known.
+def use_filter(
+    first: Cost, costs: Sequence[Cost], epsilon: float, delta: float, *, scope: Scope = WHOLE_ROW
+) -> Filtered | None:
+    """The filter that belongs to (ε, δ), and what these costs take of it; None where a divergence is not known, and
+    where a cost is not about what the budget is about.
 
     Order α allows B(α) = ε + [ln(δ'(α − 1)) − α ln(1 − 1/α)]/(α − 1), where δ' is δ without what is set aside for the
     δ that runs lose. Nothing of it may depend on anything released: the order is the one at which ``first``, the plan
@@ -145,7 +187,9 @@ def use_filter(first: Cost, costs: Sequence[Cost], epsilon: float, delta: float)
     """
     if any(cost.event is None or cost.adjacency == "replace" or cost.status != "proven" for cost in (first, *costs)):
         return None
-    adjacency = _common({cost.adjacency for cost in costs})
+    if any(cost.scope != scope for cost in (first, *costs)):
+        return None
+    adjacency = _common({cost.adjacency for cost in costs}, scope)
     try:
         each = divergences(first.event, adjacency)
         allowed = {order: epsilon + _conversion(order, delta * (1 - SET_ASIDE)) for order in each}
@@ -161,32 +205,50 @@ def _conversion(order: float, delta: float) -> float:
     return (math.log(delta * (order - 1)) - order * math.log1p(-1 / order)) / (order - 1)
 
 
-def _how(costs: int, parts: Sequence[Cost]) -> str:
+def _how(costs: Sequence[_Change], parts: Sequence[_Change]) -> str:
     if len(parts) > 1:
         return f"by basic composition: the ε of {len(parts)} parts, each at its share of δ, added up"
-    if parts[0].event is None:
+    if parts[0].cost.event is None:
         return "as it was stated"
-    return "accounted as one event" if costs == 1 else "composed as one event"
+    return "accounted as one event" if len(costs) == 1 else "composed as one event"
 
 
-def _common(kinds: set[Adjacency]) -> Adjacency:
-    if "replace" in kinds:
+def _common(kinds: set[Adjacency], scope: Scope = WHOLE_ROW) -> Adjacency:
+    if "replace" in kinds or scope.protects != "example":
         return "replace"
     return "zero-out" if "zero-out" in kinds else "add-remove"
 
 
-def _parts(costs: Sequence[Cost]) -> Iterator[Cost]:
-    """As few parts as can be accounted for: the events of one relation together, everything else alone."""
-    yield from (cost for cost in costs if cost.event is None)
-    for group in (("add-remove", "zero-out"), ("replace",)):
-        members = [cost for cost in costs if cost.event is not None and cost.adjacency in group]
-        if len(members) < 2:
-            yield from members
-            continue
-        event = dp_event.ComposedDpEvent([cost.event for cost in members])
-        lost = sum(cost.lost for cost in members)
-        joint = Cost(_common({cost.adjacency for cost in members}), "proven", members[0].delta, event, lost=lost)
-        yield from [joint] if _accountable(joint) else members
+def _ways(changing: Sequence[_Change]) -> Iterator[list[_Change]]:
+    """The parts to add up, in the ways that may be the best: each event for as many changes as it must bear, and where
+    these differ, all of one relation for as many as any of them, so that they are one part."""
+    yield list(_parts(changing))
+    most = {kind: max((c.changes for c in changing if c.relation == kind), default=1) for kind in (True, False)}
+    raised = [c if c.relation is None else replace(c, changes=most[c.relation]) for c in changing]
+    if raised != list(changing):
+        yield list(_parts(raised))
+
+
+def _parts(changing: Sequence[_Change]) -> Iterator[_Change]:
+    """As few parts as can be accounted for: the events of one relation and number of changes together, everything else
+    alone."""
+    yield from (change for change in changing if change.cost.event is None)
+    groups: Mapping[tuple[bool, int], list[Cost]] = defaultdict(list)
+    for change in changing:
+        if change.relation is not None:
+            groups[change.relation, change.changes].append(change.cost)
+    for (_, changes), members in sorted(groups.items(), key=lambda item: item[0]):
+        yield from (_Change(cost, changes) for cost in _join(members))
+
+
+def _join(members: list[Cost]) -> list[Cost]:
+    """One cost for all of them, if their events can be accounted for together."""
+    if len(members) < 2:
+        return members
+    event = dp_event.ComposedDpEvent([cost.event for cost in members])
+    lost = sum(cost.lost for cost in members)
+    joint = Cost(_common({cost.adjacency for cost in members}), "proven", members[0].delta, event, lost=lost)
+    return [joint] if _accountable(joint) else members
 
 
 def _accountable(cost: Cost) -> bool:
@@ -197,48 +259,43 @@ def _accountable(cost: Cost) -> bool:
     return True
 
 
-def _added(parts: Sequence[Cost], delta: float, adjacency: Adjacency) -> float:
+def _added(parts: Sequence[_Change], delta: float) -> float:
     """Σ ε, where those that are known at few δ take theirs and the others share what is left."""
-    stated = [_stated(part, delta / len(parts), adjacency) for part in parts if part.event is None]
-    events = [part for part in parts if part.event is not None]
-    left = delta - sum(d for d, _ in stated) - sum(part.lost for part in events)
+    stated = [_stated(part, delta / len(parts)) for part in parts if part.cost.event is None]
+    events = [part for part in parts if part.cost.event is not None]
+    left = delta - sum(d for d, _ in stated) - sum(part.cost.lost for part in events)
     if left < -1e-12 * delta or (events and left <= 0):
         return math.inf
     spent = sum(e for _, e in stated)
-    return spent + sum(_event_epsilon(part, left / len(events), adjacency) for part in events)
+    return spent + sum(_event_epsilon(part, left / len(events)) for part in events)
 
 
-def _stated(cost: Cost, share: float, adjacency: Adjacency) -> tuple[float, float]:
+def _stated(part: _Change, share: float) -> tuple[float, float]:
     """The point (δ, ε) to use: the smallest ε within the share, else the point with the smallest δ."""
-    twice = adjacency == "replace" and cost.adjacency != "replace"
-    points = [_doubled(d, e) if twice else (d, e) for d, e in cost.points]
+    points = [grow(d, e, part.changes) for d, e in part.cost.points]
     within = [point for point in points if point[0] <= share * (1 + 1e-12)]
     return min(within, key=lambda point: point[1]) if within else min(points)
 
 
-def _doubled(delta: float, epsilon: float) -> tuple[float, float]:
-    """One removal and one addition."""
-    return (1 + math.exp(min(epsilon, 700.0))) * delta, 2 * epsilon
-
-
-def _event_epsilon(cost: Cost, delta: float, adjacency: Adjacency) -> float:
-    """ε of an event that has ``delta`` beside what it loses; as one removal and one addition where it must be."""
-    if adjacency != "replace" or cost.adjacency == "replace":
+def _event_epsilon(part: _Change, delta: float) -> float:
+    """ε of an event that has ``delta`` beside what it loses, for as many changes as it must bear."""
+    cost, changes = part.cost, part.changes
+    if changes == 1:
         return cost.epsilon(delta)
     share, inner = delta + cost.lost, delta / 2
     while inner >= SMALLEST_DELTA:
         found = cost.epsilon(inner)
-        if not found < 200 or _doubled(cost.lost, found)[0] > share:
+        if not found < 200 or grow(cost.lost, found, changes)[0] > share:
             break
-        needed, twice = _doubled(inner + cost.lost, found)
+        needed, grown = grow(inner + cost.lost, found, changes)
         if needed <= share:
-            return twice
+            return grown
         inner = min(0.5 * inner, 0.5 * inner * share / needed)
     return math.inf
 
 
-def _natural_delta(costs: Sequence[Cost], adjacency: Adjacency) -> float:
+def _natural_delta(changing: Sequence[_Change]) -> float:
     """Room for every stated δ, and for the largest δ among the events."""
-    stated = sum(_stated(cost, math.inf, adjacency)[0] for cost in costs if cost.event is None and cost.points)
-    events = max((cost.delta for cost in costs if cost.event is not None), default=0.0)
+    stated = sum(_stated(part, math.inf)[0] for part in changing if part.cost.event is None and part.cost.points)
+    events = max((part.cost.delta for part in changing if part.cost.event is not None), default=0.0)
     return min(stated + events, 1.0) or 1e-5

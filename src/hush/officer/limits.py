@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hush.officer.blocks import Block, Paragraph, Points, Section
+from hush.officer.phrases import WHOSE
 from hush.officer.procedure import STATUS
 from hush.officer.reading import Read
 from hush.privacy.guarantee import rounded_up
@@ -31,6 +32,12 @@ COUNTED = {
     "replace": "The number of examples, and whatever section 5 calls public, is not hidden: it must be harmless.",
 }
 
+NOT_PROTECTED: dict[str, dict[str, str]] = {
+    "example": {},
+    "features": {"The labels.": "These, and who is in the data, were taken to be public (section 1)."},
+    "labels": {"All but the labels.": "That, and who is in the data, was taken to be public (section 1)."},
+}
+
 
 def tell_not_covered(read: Read) -> Section:
     """What no figure on the page covers."""
@@ -38,6 +45,7 @@ def tell_not_covered(read: Read) -> Section:
         return Section("What is not covered?", (Paragraph("Nothing is covered: see section 1."),))
     unit = read.unit
     found = {
+        **NOT_PROTECTED[read.protects],
         "Test rows.": "Rows that were held back to test the model are not covered. Figures measured on them (an "
         "accuracy, say) can reveal something of them unless privacy.json says that they have noise: pass none on.",
         "The folder “private”.": "It holds the figures of the training and, until they are deleted, the secret random "
@@ -49,7 +57,7 @@ def tell_not_covered(read: Read) -> Section:
         "can be applied to a person of that group, whether or not they are in the data.",
         "Others who share a person's data.": f"Protected is one {unit} at a time. What the rest of the data says about "
         "the same person (copies, relatives, the same household) is not hidden.",
-        "What is public.": f"{COUNTED[read.guarantee.adjacency]}",
+        "What is public.": f"{COUNTED[read.guarantee.adjacency].replace('examples', f'{unit}s')}",
         "The law, and the original data.": "Whether the released files count as anonymous, and whether the model is "
         "lawful, fair or accurate, is not answered here; nor who may see the original data, and when they are deleted.",
     }
@@ -91,7 +99,9 @@ def _tell_total(ledger: Mapping[str, Any]) -> str:
     epsilon, status = ledger["epsilon"], ledger["status"]
     if status != "proven" or epsilon is None or not math.isfinite(epsilon):
         return f"For all uses in the ledger (record of uses) together there is no guarantee ({STATUS[status]})."
-    pair = f"ε is at most {rounded_up(epsilon)} at δ = {rounded_up(ledger['delta'])}"
+    whose = f"{WHOSE[ledger.get('protects', 'example')]}one {ledger.get('unit', 'example')}"
+    about = "" if whose == "one example" else f" for {whose}"
+    pair = f"ε is at most {rounded_up(epsilon)} at δ = {rounded_up(ledger['delta'])}{about}"
     return (
         "Section 3 counts this one only. For all uses that the ledger (record of uses) lists to date together, "
         f"{pair} (proven, if the conditions of each hold and none was planned by another's result)."

@@ -6,6 +6,19 @@ import math
 from decimal import ROUND_CEILING, Decimal
 
 from hush.officer.blocks import Box, Paragraph, Picture, Points, Section, Table
+from hush.officer.phrases import (
+    ALARM,
+    CAPTION,
+    CASES,
+    HALF,
+    NO_LETTERS,
+    NO_LIMIT,
+    OTHERS,
+    OTHERWISE,
+    QUESTION,
+    WARNINGS,
+    WHOSE,
+)
 from hush.officer.reading import Read
 from hush.privacy.guarantee import rounded_up
 from hush.privacy.odds import Words, best_odds, in_words
@@ -15,56 +28,7 @@ WIDE_RIGHT, WIDE_BELIEF = 0.9, 0.99  # an attacker who may be right so often at 
 EXCEPTIONS = (0.01, 0.0001)  # how rare the cases are in which an attacker may become surer than is told
 CERTAIN = Decimal(100)
 SPACE = "\u00a0"
-OTHERWISE = {
-    "add-remove": "if that {unit} were not in the data",
-    "zero-out": "if that {unit} counted for nothing",
-    "replace": "if that {unit} had any other value",
-}
-QUESTION = {"add-remove": "it is in the data", "zero-out": "it was used", "replace": "it has the first value"}
-OTHERS = {"add-remove": "those not in the data", "zero-out": "those not used", "replace": "those with the second value"}
-CASES = {
-    "add-remove": "whether one given {unit} is in the training data or not. Anything else about it (say, a "
-    "diagnosis) that the files could tell only because it is in the data is limited by the last two lines of section 3",
-    "zero-out": "whether one given {unit} was used or counted for nothing. Anything else about it (say, a "
-    "diagnosis) that the files could tell only because it was used is limited by the last two lines of section 3",
-    "replace": "which of two possible values one given {unit} has, in all or in one entry such as a diagnosis",
-}
-ALARM = {
-    "add-remove": "to accuse is to say “in the data”, a false alarm to say so where it is not, a miss to say “not in "
-    "the data” where it is",
-    "zero-out": "to accuse is to say “used”, a false alarm to say so where it was not, a miss to say “not used” where "
-    "it was",
-    "replace": "to accuse is to say “the first value”, a false alarm to say so where it is the second, a miss to say "
-    "“the second” where it is the first",
-}
-CAPTION = "(on the HTML page) shows all tests: none lies below the solid line; those on the dashed line merely guess."
-WARNINGS = {
-    "claimed": (
-        "Warning: not a guarantee",
-        "A publication claims a limit on what this model can reveal, and no proof of that claim is known. It must not "
-        "be relied on: treat the released files as if they could reveal any {unit} of the training data.",
-    ),
-    "refuted": (
-        "Warning: the claim is refuted",
-        "A limit on what this model can reveal was claimed, and an audit measured that it does not hold. Treat the "
-        "released files as if they could reveal any {unit} of the training data.",
-    ),
-    "none": (
-        "Warning: no protection",
-        "Nothing limits what this model can reveal. Treat the released files as if they could reveal any {unit} of the "
-        "training data.",
-    ),
-}
-NO_LETTERS = (
-    "(epsilon) is the number by which such a limit is stated: the smaller it is, the less the result depends on one "
-    "unit. Here no value of it is proven.",
-    "(delta) is a probability that may come on top of such a limit. Here no value of it is proven.",
-)
 LONG = 40.0  # ε from which on its factor is told by its length
-NO_LIMIT = (
-    "No limit on what an attacker can find out is known, so no figures are given. The released files should reach only "
-    "those who may see the training data."
-)
 
 
 def sum_up(read: Read) -> Section:
@@ -78,12 +42,13 @@ def tell_who(read: Read) -> Section:
     title, unit = "Who is protected, and against what?", read.unit
     if not read.proven:
         text = f"Nobody is protected in a way that could be relied on. What is at stake is every {unit} of the "
-        return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(unit, proven=False)}"),))
+        return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(read)}"),))
+    whose = f"{WHOSE[read.protects]}every {unit}"
     items = (
-        f"Every {unit} that was used for training, each alike. {_unit_in_words(unit, proven=True)}",
+        f"{whose[0].upper()}{whose[1:]} that was used for training, each alike. {_unit_in_words(read)}",
         "Anybody who gets the released files (named near the end), at any time, with any computer and any other "
         f"information, even if they know every other {unit} and how the training was done.",
-        f"Finding out {CASES[read.guarantee.adjacency].format(unit=unit)}.",
+        f"Finding out {CASES[read.asked].format(unit=unit)}.",
     )
     return Section(title, (Points(items, names=("Who.", "Against whom.", "Against what.")),))
 
@@ -109,7 +74,7 @@ def odds_of(read: Read) -> Words:
     """What the card's curve means for one unit."""
     if read.curve is None:
         raise ValueError("nothing limits an attacker")
-    return in_words(read.curve, adjacency=read.guarantee.adjacency, unit=read.unit)
+    return in_words(read.curve, adjacency=read.guarantee.adjacency, unit=read.unit, protects=read.protects)
 
 
 def one_in(delta: float) -> str:
@@ -129,15 +94,17 @@ def _box(read: Read, *, weak: bool) -> Box:
         return Box("warning", title, text.format(unit=read.unit))
     return Box(
         "plain" if weak else "good",
-        f"Proven: what the released files can reveal about any one {read.unit} is limited, if section 5 holds",
+        f"Proven: what the released files can reveal about {WHOSE[read.protects]}any one {read.unit} is limited, if "
+        "section 5 holds",
         f"{odds_of(read).sentences[0]} It follows by mathematics from the training if all of section 5 is true, and "
         "does not cover what section 4 lists.",
     )
 
 
 def _find_weakness(read: Read) -> tuple[Box, ...]:
-    """What makes a proven limit worth little: it is wide, or δ leaves room for somebody to be published outright."""
-    found = []
+    """What makes a proven limit worth little: it is for a half of the data, or wide, or δ leaves room for somebody to
+    be published outright."""
+    found = [Box("warning", *HALF[read.protects])] if read.proven and read.protects != "example" else []
     even = None if read.curve is None else best_odds(read.curve, 0.5)
     if even is not None and (even.right >= WIDE_RIGHT or even.belief >= WIDE_BELIEF):
         text = (
@@ -148,34 +115,42 @@ def _find_weakness(read: Read) -> tuple[Box, ...]:
     if read.proven and read.examples is not None and read.guarantee.delta * read.examples >= 1:
         text = (
             f"It leaves out a probability of {one_in(read.guarantee.delta)} (section 3, last line), and there are "
-            f"{_grouped(read.examples)} examples: such a limit would hold even if some of them were published as they "
-            "are. Ask for a smaller one."
+            f"{_grouped(read.examples)} {read.unit}s: such a limit would hold even if some of them were published as "
+            "they are. Ask for a smaller one."
         )
         found.append(Box("warning", "Warning: the limit leaves too much out", text))
     return tuple(found)
 
 
-def _unit_in_words(unit: str, *, proven: bool) -> str:
-    if unit != "example":
-        return f"All that one {unit} contributed counts together as one."
-    row = "One example is one row (record, picture) of the training data."
-    if not proven:
+def _unit_in_words(read: Read) -> str:
+    unit, row = read.unit, "One example is one row (record, picture) of the training data."
+    if read.whole_unit:
+        row = f"One {unit} is all rows of the training data that belong to it."
+    if not read.proven:
         return row
+    if not read.whole_unit:
+        return (
+            f"{row} Where every person has one row, that is one person. Where a person has several rows, each row is "
+            "protected, and the person less well than the figures say: then ask for training with a person's rows as "
+            "one."
+        )
+    most = "" if read.rows_per_unit is None else f", of which at most {read.rows_per_unit} are looked at in one step"
     return (
-        f"{row} Where every person has one row, that is one person. Where a person has several rows, each row is "
-        "protected, and the person less well than the figures say: then ask for training with a person's rows as one."
+        f"{row[:-1]}{most}. All that one {unit} contributed counts together as one. Where every person is one "
+        f"{unit}, that is one person. Where a person is several of them, each is protected, and "
+        "the person less well than the figures say."
     )
 
 
 def _tell_attempts(read: Read, curve: Curve, words: Words) -> Points:
     """What can be said to a person, the worst that can happen, tests of many, and the picture."""
+    who = f"is one {read.unit}" if read.whole_unit else "has one row"
     adjacency = read.guarantee.adjacency
-    who = "has one row" if read.unit == "example" else f"is one {read.unit}"
-    said = in_words(curve, adjacency=adjacency, unit="person").sentences[0]
+    said = in_words(curve, adjacency=adjacency, unit="person", protects=read.protects).sentences[0]
     found = {
         "In one sentence.": f"To a person who {who} one may say: “{said}”",
         "The worst case.": _tell_worst(read, curve),
-        "Tests.": f"A test is any way to tell from the files; {ALARM[adjacency]}. {words.sentences[-1]}",
+        "Tests.": f"A test is any way to tell from the files; {ALARM[read.asked]}. {words.sentences[-1]}",
         "The picture": CAPTION,
     }
     return Points(tuple(found.values()), names=tuple(found))
@@ -192,7 +167,7 @@ def _tell_worst(read: Read, curve: Curve) -> str:
         told.append(f"they come to think it more than {belief:f} % likely with a chance of at most {one_in(exception)}")
     return (
         "An attacker becomes nearly certain. That is made rare, not ruled out: if they think it 50:50 that "
-        f"{QUESTION[read.guarantee.adjacency]}, {', and '.join(told).replace(', and they come to think it', ', and')}."
+        f"{QUESTION[read.asked]}, {', and '.join(told).replace(', and they come to think it', ', and')}."
     )
 
 
@@ -203,11 +178,10 @@ def _percent_up(share: float) -> Decimal:
 
 def _tell_row(read: Read, row: tuple[str, ...]) -> str:
     before, without, right, accusing, after = row
-    adjacency = read.guarantee.adjacency
     return (
-        f"The second row in words: somebody who thinks it {before} likely that {QUESTION[adjacency]} is right "
+        f"The second row in words: somebody who thinks it {before} likely that {QUESTION[read.asked]} is right "
         f"{without} times in 100 without the files, by always saying no, and at most {right} times with them. If they "
-        f"accuse only 1 in 100 of {OTHERS[adjacency]}, at most {accusing} in 100 of their accusations are right. "
+        f"accuse only 1 in 100 of {OTHERS[read.asked]}, at most {accusing} in 100 of their accusations are right. "
         f"Afterwards they think it at most {after} likely, but for at most 1 case in 100."
     )
 
@@ -224,15 +198,16 @@ def _origin(read: Read) -> str:
 def _letters(read: Read) -> Points:
     """ε and δ, a sentence each."""
     guarantee, unit = read.guarantee, read.unit
-    otherwise = OTHERWISE[guarantee.adjacency].format(unit=unit)
+    otherwise = OTHERWISE[read.asked].format(unit=unit)
     if not read.proven:
         return Points(NO_LETTERS, names=("ε", "δ"))
     epsilon = f"here {rounded_up(guarantee.epsilon)}"
     delta = f"here {rounded_up(guarantee.delta)}, that is {one_in(guarantee.delta)}"
     return Points(
         (
-            f"(epsilon, {epsilon}) limits how much the result depends on one {unit}: but for the next line, whatever "
-            f"may come out is at most {_factor(read)} as likely as it would be {otherwise}, and vice versa.",
+            f"(epsilon, {epsilon}) limits how much the result depends on {WHOSE[read.protects]}one {unit}: but for the "
+            f"next line, whatever may come out is at most {_factor(read)} as likely as it would be {otherwise}, and "
+            "vice versa.",
             f"(delta, {delta}) is added to that limit: what could never happen {otherwise} may happen with this "
             "chance, at most.",
         ),

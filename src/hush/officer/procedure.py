@@ -16,6 +16,26 @@ STATUS = {
     "none": "no protection",
 }
 
+LAYER = "What one layer of the model makes of the features of each of them was cut down to a fixed largest size, and "
+RELEASED = {  # by the kind of query: what is released in place of changes to the model
+    "Released": (
+        f"{LAYER}random noise was added to it. The layers before that one had not seen these data, and those behind it "
+        "were trained on what had noise, and on the labels as they are.",
+    ),
+    "Hybrid": (
+        f"{LAYER}random noise was added to it; the layers behind that one were trained on it, and on the labels as "
+        "they are. How each example would change the layers before it was cut down to a fixed largest size and added "
+        "up, and random noise was added to the sum.",
+    ),
+    "Published": (
+        f"{LAYER}random noise was added to it. The layers before that one were trained too, without any noise.",
+    ),
+    "RandomisedLabels": (
+        "Each label was replaced, once, by an answer that is drawn at random and is often the label itself. The model "
+        "was trained on these answers, and on the features as they are.",
+    ),
+}
+
 
 def tell_method(read: Read) -> Section:
     """The mechanism in words, then the numbers."""
@@ -44,37 +64,44 @@ def _steps(read: Read) -> tuple[str, ...]:
     said = f"The training took {steps} steps."
     if taken != steps:
         said = f"The training was planned as {steps} steps; {taken} of them were taken, and all are counted."
-    return (said, f"At each step {_draw(read.part('sampler'))}.")
+    return (said, f"At each step {_draw(read.part('sampler'), read.unit)}.")
 
 
-def _draw(sampler: Mapping[str, Any]) -> str:
+def _draw(sampler: Mapping[str, Any], unit: str) -> str:
     match sampler.get("kind"):
         case "Poisson":
-            return f"a random selection was drawn, every example with a chance of {100 * sampler['rate']:.3g} in 100"
+            return f"a random selection was drawn, every {unit} with a chance of {100 * sampler['rate']:.3g} in 100"
         case "FixedSize":
-            return f"a random selection of {sampler['batch_size']} examples was drawn"
+            return f"a random selection of {sampler['batch_size']} {unit}s was drawn"
         case "Shuffled":
-            return f"{sampler['batch_size']} examples were taken, in an order that was shuffled anew for every pass"
+            return f"{sampler['batch_size']} {unit}s were taken, in an order that was shuffled anew for every pass"
         case "Partitioned":
-            return f"{sampler['batch_size']} examples were taken, in the same order in every pass"
+            return f"{sampler['batch_size']} {unit}s were taken, in the same order in every pass"
         case "Cyclic":
             return (
-                f"one of {sampler['groups']} fixed groups had its turn, and of its examples a random selection was "
+                f"one of {sampler['groups']} fixed groups had its turn, and of its {unit}s a random selection was "
                 f"drawn, each with a chance of {100 * sampler['rate']:.3g} in 100"
             )
         case _:
-            return "a part of the examples was taken"
+            return f"a part of the {unit}s was taken"
 
 
 def _influence(read: Read) -> tuple[str, ...]:
     if read.guarantee.status == "none":
         return ("How each of them would change the model was added up, without any limit on what one could add.",)
-    limited = "For each of them it was computed how it would change the model, and that change was cut down to a "
     kind = read.part("query").get("kind")
+    if kind in RELEASED:
+        return RELEASED[kind]
+    rows = "" if not read.whole_unit else ", averaged over its rows"
+    if rows and read.rows_per_unit is not None:
+        rows += f" (over {read.rows_per_unit} of them, chosen anew each time, where it has more)"
+    limited = (
+        f"For each of them it was computed how it would change the model{rows}, and that change was cut down to a "
+    )
     if kind == "Adaptive":
         limited += "largest size, which was adjusted from step to step by counts with noise of their own"
     else:
-        limited += "fixed largest size"
+        limited += "a fixed largest size"
     if kind == "ErrorFeedback":
         limited += "; what was cut off was kept and came back in later steps"
     return (f"{limited}. Then the changes were added up.",)
@@ -83,19 +110,24 @@ def _influence(read: Read) -> tuple[str, ...]:
 def _noise(read: Read) -> tuple[str, ...]:
     if read.guarantee.status == "none":
         return ("No random noise was added.",)
+    if read.part("query").get("kind") in RELEASED:
+        return (f"So what one {read.unit} is like is blurred; {_how_well(read)}",)
     noise = read.part("noise")
     plain = noise.get("kind") == "Independent" and noise.get("schedule") is None
     size = ""
     if plain and read.part("query").get("kind") == "ClippedSum":
-        size = f", typically {read.card['noise_std']:.3g} times as large as the most that one example could add,"
+        size = f", typically {read.card['noise_std']:.3g} times as large as the most that one {read.unit} could add,"
     related = ""
     if noise.get("kind") not in (None, "Independent"):
         related = " The noise of different steps is related, so that part of it cancels as steps add up."
     return (
         f"Random noise{size} was added to the sum before it changed the model.{related}",
-        "So what one example added is blurred; "
-        + ("section 3 says how well." if read.proven else "how much that hides is not proven."),
+        f"So what one {read.unit} added is blurred; {_how_well(read)}",
     )
+
+
+def _how_well(read: Read) -> str:
+    return "section 3 says how well." if read.proven else "how much that hides is not proven."
 
 
 def _beside(read: Read) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hush.errors import BadInput, HushError
 from hush.printable import dump_json
-from hush.privacy.guarantee import Guarantee
+from hush.privacy.guarantee import Guarantee, Protects
 from hush.privacy.tradeoff import Curve, curve_of_guarantee, curve_of_points
 
 NUMBERS = ("noise_multiplier", "sensitivity", "noise_std", "divisor", "steps", "steps_taken")
@@ -35,6 +35,28 @@ class Read:
     def unit(self) -> str:
         """What one unit of protection is called."""
         return self.guarantee.unit
+
+    @property
+    def protects(self) -> Protects:
+        """Which part of one unit is protected: all of it, or only its features or its labels."""
+        return self.guarantee.protects
+
+    @property
+    def asked(self) -> str:
+        """What an attacker does not know, as the page's phrases are called: by what neighbours differ in, or by the
+        part that is protected where it is a part."""
+        return self.guarantee.adjacency if self.protects == "example" else self.protects
+
+    @property
+    def whole_unit(self) -> bool:
+        """Whether a unit may have more rows than one."""
+        return self.unit != "example"
+
+    @property
+    def rows_per_unit(self) -> int | None:
+        """How many rows of a unit take part at a time at most, where the card says so."""
+        found = self.card.get("rows_per_unit")
+        return found if isinstance(found, int) else None
 
     @property
     def examples(self) -> int | None:

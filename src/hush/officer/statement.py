@@ -8,8 +8,15 @@ from typing import Any
 from hush.officer.blocks import Block, Paragraph, Points, Section, Signature, Statement, Table
 from hush.officer.limits import tell_assumptions, tell_not_covered
 from hush.officer.meaning import sum_up, tell_odds, tell_who
+from hush.officer.phrases import WHOSE
 from hush.officer.procedure import STATUS, tell_claims, tell_method
 from hush.officer.reading import Read, as_hush_writes_it, read_card
+
+MAY_BE_PUBLIC = {
+    "example": (),
+    "features": ("The labels, and who is in the data, are public, or may become so (section 1).",),
+    "labels": ("All entries but the labels, and who is in the data, are public, or may become so (section 1).",),
+}
 
 
 def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests: Mapping[str, str]) -> Statement:
@@ -38,7 +45,8 @@ def make_statement(card: Mapping[str, Any], *, dataset: str, date: str, digests:
 
 
 def _name_unit(read: Read) -> str:
-    return "one example (one row)" if read.unit == "example" else f"one {read.unit}"
+    named = f"one {read.unit} (all rows of it)" if read.whole_unit else "one example (one row)"
+    return f"{WHOSE[read.protects]}{named}"
 
 
 def _tell_files(read: Read, digests: Mapping[str, str]) -> Section:
@@ -56,6 +64,7 @@ def _tell_files(read: Read, digests: Mapping[str, str]) -> Section:
 
 def _ask_to_sign(read: Read) -> Section:
     proven = (
+        *MAY_BE_PUBLIC[read.protects],
         f"It is known whether one person can have more than one {read.unit}, and that is acceptable (section 2).",
         "The odds in section 3 are acceptable for these data.",
         "What section 4 does not cover is dealt with in another way.",

@@ -31,7 +31,7 @@ from hush.validate import one_of
 Status = Literal["proven", "claimed", "refuted", "none"]
 STATUSES: tuple[str, ...] = get_args(Status)
 Protects = Literal["example", "features", "labels"]
-PROTECTED: tuple[str, ...] = get_args(Protects)
+PROTECTED: tuple[Protects, ...] = get_args(Protects)
 MEANING = {
     "add-remove": "adding or removing one {unit}",
     "replace": "replacing one {unit} by another",

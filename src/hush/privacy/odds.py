@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
 from hush.privacy.accounting import ADJACENCIES, Adjacency
+from hush.privacy.guarantee import PROTECTED, Protects
 from hush.privacy.tradeoff import Curve
 from hush.validate import one_of, probability
 
@@ -87,14 +88,21 @@ def detection(curve: Curve, false_positives: float) -> float:
 
 
 def in_words(
-    curve: Curve, *, adjacency: Adjacency = "add-remove", unit: str = "person", priors: Sequence[float] = PRIORS
+    curve: Curve,
+    *,
+    adjacency: Adjacency = "add-remove",
+    unit: str = "person",
+    protects: Protects = "example",
+    priors: Sequence[float] = PRIORS,
 ) -> Words:
-    """What the curve means for one unit, in sentences that are true as they stand, and a table over priors.
+    """What the curve means for one unit, in sentences that are true as they stand, and a table over priors. Where only
+    its features or its labels are protected, the attacker knows the other half.
 
     The curve is taken for proven: of one that is only claimed, the caller says so beside them.
     """
     one_of(ADJACENCIES, adjacency=adjacency)
-    told = _phrases(adjacency, unit)
+    one_of(PROTECTED, protects=protects)
+    told = _phrases(adjacency, unit) if protects == "example" else _phrases_of_half(protects, unit)
     even = best_odds(curve, 0.5)
     few, some, many = (_hundredths(detection(curve, rate), 1) for rate in FALSE_POSITIVES)
     sentences = (
@@ -164,6 +172,17 @@ def _phrases(adjacency: Adjacency, unit: str) -> _Phrases:
         "replace": (f"which of two possible values one {unit} has", "it is the first", f"{unit}s with the first value"),
     }
     return _Phrases(f"every other {unit}", *it[adjacency])
+
+
+def _phrases_of_half(protects: Protects, unit: str) -> _Phrases:
+    """What is asked where the other half is public."""
+    hidden, public = ("sets of features", "labels") if protects == "features" else ("labels", "features")
+    first = "the first set of features" if protects == "features" else "the first label"
+    if unit == "person":
+        others, question = f"everybody else and your {public}", f"which of two possible {hidden} is yours"
+        return _Phrases(others, question, "it is the first", f"people with {first}")
+    others, question = f"every other {unit} and this one's {public}", f"which of two possible {hidden} one {unit} has"
+    return _Phrases(others, question, "it is the first", f"{unit}s with {first}")
 
 
 def _row(odds: Odds) -> tuple[str, ...]:

@@ -1,0 +1,389 @@
+"""Whose data a spend is about, and which part of them: a ledger adds up what can be added, and the rest is infinite."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.errors import BadInput
+from hush.ledger.account import Account, BudgetSpent, Ledger
+from hush.ledger.entries import Budget
+from hush.ledger.scope import Scope, count_changes, grow
+from hush.ledger.total import Cost, add_up, use_filter
+from hush.privacy.accounting import epsilon
+
+GAUSS = dp_event.GaussianDpEvent
+ROW, PATIENT, HOUSEHOLD = "example", "patient_id", "household"
+UNITS, PARTS = (ROW, PATIENT, HOUSEHOLD), ("example", "features", "labels")
+
+
+def stated(eps: float, delta: float = 1e-6, adjacency: Any = "add-remove", unit: str = ROW, part: Any = "example"):
+    return Cost(adjacency, "proven", delta, points=((delta, eps),), unit=unit, protects=part)
+
+
+def gaussian(sigma: float, adjacency: Any = "add-remove", unit: str = ROW, part: Any = "example") -> Cost:
+    return Cost(adjacency, "proven", 1e-5, GAUSS(sigma), unit=unit, protects=part)
+
+
+def total(costs: list[Cost], unit: str = ROW, part: Any = "example", delta: float | None = None, **caps: int):
+    return add_up(costs, delta, scope=Scope(unit, part), caps=caps)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spent.jsonl"
+
+
+class TestGroups:
+    def test_golden_three_rows(self):
+        # (3ε, δ(1 + e^ε + e^{2ε})) by hand at ε = 0.5, δ = 1e-6: 1 + 1.6487213 + 2.7182818 = 5.3670031
+        found = total([stated(0.5)], PATIENT, patient_id=3)
+        assert found.epsilon == 1.5
+        assert found.delta == pytest.approx(5.3670031e-6, rel=1e-7)
+        assert (found.adjacency, found.status) == ("add-remove", "proven")
+        assert found.assumptions == (
+            "no patient_id has more than 3 rows, which is public and was not counted in the data",
+        )
+
+    def test_replacing_a_person_is_twice_as_many_rows(self):
+        # with a spend under replace beside it: 2·3 removals and additions, Σ_{j<6} e^{j/2} = 29.4200… (by hand)
+        found = total([stated(0.5), stated(0.0, 1e-9, "replace", PATIENT)], PATIENT, patient_id=3)
+        assert (found.adjacency, found.epsilon) == ("replace", 3.0)
+        assert found.delta == pytest.approx(1e-6 * sum(math.exp(j / 2) for j in range(6)) + 1e-9, rel=1e-9)
+
+    @pytest.mark.parametrize(("eps", "count"), [(0.0, 5), (1e-12, 7), (0.3, 4), (2.0, 2), (1.0, 1), (3.0, 9)])
+    def test_the_sum_is_never_below_its_terms(self, eps, count):
+        grown, times = grow(1e-9, eps, count)
+        exact = math.fsum(math.exp(j * eps) for j in range(count)) * 1e-9
+        assert exact * (1 - 1e-15) <= grown <= exact * (1 + 1e-9)
+        assert times == count * eps
+
+    def test_what_is_too_large_for_a_number_is_infinite(self):
+        assert grow(1e-9, 100.0, 9) == (math.inf, 900.0)
+        assert grow(1e-9, math.inf, 9)[1] == math.inf
+        assert total([stated(100.0)], PATIENT, delta=1e-5, patient_id=9).epsilon == math.inf
+
+    def test_an_event_bears_as_many_changes_as_rows(self):
+        # never below the truth, which for a Gaussian is three times its μ; and by the formula at some smaller δ
+        found = total([gaussian(10.0)], PATIENT, delta=1e-5, patient_id=3).epsilon
+        assert found > epsilon(GAUSS(10.0 / 3), 1e-5, accountant="gdp")
+        inner = 1e-5 / sum(math.exp(j * found / 3) for j in range(3))
+        assert epsilon(GAUSS(10.0), inner, accountant="gdp") <= found / 3
+        assert found / 3 <= epsilon(GAUSS(10.0), inner / 8, accountant="gdp")
+
+    def test_lost_delta_is_lost_by_every_change(self):
+        lost = Cost("add-remove", "proven", 1e-5, GAUSS(10.0), lost=2e-6)
+        assert (
+            total([lost], PATIENT, delta=1e-5, patient_id=3).epsilon
+            > total([gaussian(10.0)], PATIENT, delta=1e-5, patient_id=3).epsilon
+        )
+        assert total([lost], PATIENT, delta=5e-6, patient_id=3).epsilon == math.inf  # three times 2e-6 is more
+
+    @pytest.mark.parametrize(
+        ("spent", "asked", "adjacency", "relation", "changes"),
+        [
+            (ROW, ROW, "add-remove", "add-remove", 1),
+            (ROW, ROW, "add-remove", "replace", 2),
+            (ROW, ROW, "replace", "replace", 1),
+            (ROW, PATIENT, "add-remove", "add-remove", 4),
+            (ROW, PATIENT, "zero-out", "zero-out", 4),
+            (ROW, PATIENT, "replace", "replace", 4),
+            (ROW, PATIENT, "zero-out", "replace", 8),
+            (PATIENT, ROW, "add-remove", "add-remove", 2),  # the person goes, and comes back with a row more
+            (PATIENT, ROW, "zero-out", "zero-out", 2),
+            (PATIENT, ROW, "add-remove", "replace", 2),
+            (PATIENT, ROW, "replace", "replace", 1),
+            (PATIENT, PATIENT, "zero-out", "replace", 2),
+        ],
+    )
+    def test_how_many_changes(self, spent, asked, adjacency, relation, changes):
+        assert count_changes(Scope(spent), Scope(asked), {PATIENT: 4}, adjacency, relation) == changes
+
+    def test_a_clipped_mean_turns_around_when_a_row_comes(self):
+        """Why a row of a person counts twice: the sum moves by 2c, where the person going moves it by c."""
+        clip = 1.0
+
+        def contribution(rows: list[float]) -> float:
+            mean = sum(rows) / len(rows)
+            return mean * min(1.0, clip / abs(mean))
+
+        before, after = contribution([1.0]), contribution([1.0, -3.0])
+        assert abs(before) == abs(after) == clip
+        assert abs(after - before) == 2 * clip
+
+
+class TestParts:
+    COSTS = (stated(1.0), stated(2.0, adjacency="replace", part="features"))
+
+    def test_golden_three_totals(self):
+        found = {part: total(list(self.COSTS), part=part) for part in PARTS}
+        assert found["features"].epsilon == 4.0  # 2·1 + 2
+        assert found["features"].delta == pytest.approx(1e-6 * (1 + math.e) + 1e-6, rel=1e-12)
+        assert (found["features"].adjacency, found["features"].status) == ("replace", "proven")
+        assert found["example"].epsilon == found["labels"].epsilon == math.inf
+        assert {found[part].status for part in ("example", "labels")} == {"none"}
+
+    def test_halves_do_not_make_a_whole(self):
+        """Each run may publish the half that it does not protect; together all is public."""
+        both = [stated(1.0, adjacency="replace", part="features"), stated(1.0, adjacency="replace", part="labels")]
+        assert {total(both, part=part).epsilon for part in PARTS} == {math.inf}
+
+    def test_labels_alone(self):
+        only = [stated(1.0, adjacency="replace", part="labels")]
+        assert [total(only, part=part).epsilon for part in PARTS] == [math.inf, math.inf, 1.0]
+
+    def test_a_whole_example_covers_each_of_its_parts(self):
+        assert [total([stated(1.0, adjacency="replace")], part=part).epsilon for part in PARTS] == [1.0] * 3
+
+    def test_the_sentence_says_why(self):
+        found = total(list(self.COSTS))
+        assert found.sentence().startswith("no finite ε is proven")
+        assert "one is about features only, and takes the labels, and who is in the data, to be public" in (
+            found.sentence()
+        )
+        assert "for the features of one example" in total(list(self.COSTS), part="features").sentence()
+
+
+class TestUnits:
+    def test_a_row_is_nothing_per_person_without_a_cap(self):
+        found = total([stated(0.1)], PATIENT)
+        assert (found.epsilon, found.status) == (math.inf, "none")
+        assert "hush ledger cap" in found.sentence()
+        assert total([stated(0.1)], PATIENT, household=2).epsilon == math.inf  # a cap of another unit
+
+    def test_a_person_bounds_a_row(self):
+        assert total([stated(0.5, unit=PATIENT)]).epsilon == 1.0
+        assert total([stated(0.5, unit=PATIENT)]).delta == pytest.approx(1e-6 * (1 + math.exp(0.5)), rel=1e-12)
+        under_replace = total([stated(0.5, adjacency="replace", unit=PATIENT)])
+        assert (under_replace.epsilon, under_replace.delta) == (0.5, 1e-6)
+        assert under_replace.assumptions == ("whose a row is (its patient_id) is public",)
+
+    def test_units_say_nothing_about_each_other(self):
+        assert total([stated(0.5, unit=PATIENT)], HOUSEHOLD).epsilon == math.inf
+        assert total([stated(0.5, unit=PATIENT)], HOUSEHOLD, household=9, patient_id=9).epsilon == math.inf
+
+    def test_ordinary_training_has_none_for_anybody(self):
+        plain = Cost("add-remove", "none", 1e-5, dp_event.NonPrivateDpEvent(), unit=PATIENT)
+        found = [total([plain, gaussian(4.0, unit=PATIENT)], unit, part) for unit in UNITS for part in PARTS]
+        assert {(t.epsilon, t.status) for t in found} == {(math.inf, "none")}
+
+    def test_a_claimed_spend_makes_the_total_claimed(self):
+        claimed = Cost("replace", "claimed", 1e-6, points=((1e-6, 1.0),), protects="features")
+        assert total([claimed], part="features").status == "claimed"
+        assert total([claimed]).status == "none"
+
+    def test_events_of_one_number_of_changes_are_one_event(self):
+        rows = [gaussian(20.0), gaussian(20.0)]
+        assert total(rows, PATIENT, delta=1e-5, patient_id=3).composition == "composed as one event"
+
+
+COSTS = st.builds(
+    lambda make, size, adjacency, unit, part: make(
+        size, "replace" if part != "example" and adjacency == "add-remove" else adjacency, unit, part
+    ),
+    st.sampled_from([gaussian, lambda size, *about: stated(1 / size, 1e-9, *about)]),
+    st.floats(3.0, 60.0),
+    st.sampled_from(["add-remove", "zero-out", "replace"]),
+    st.sampled_from(UNITS),
+    st.sampled_from(["example", "example", "example", "features", "labels"]),
+)
+SCOPES = [(unit, part) for unit in UNITS for part in PARTS]
+
+
+class TestForAnySpends:
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(COSTS, min_size=1, max_size=4), COSTS, st.sampled_from(SCOPES))
+    def test_one_more_never_lowers_a_total(self, costs, one_more, scope):
+        before, after = (total(some, *scope, delta=1e-5, patient_id=2) for some in (costs, [*costs, one_more]))
+        assert after.epsilon >= before.epsilon * (1 - 1e-9)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(COSTS, min_size=2, max_size=3), st.sampled_from(SCOPES))
+    def test_the_order_does_not_matter(self, costs, scope):
+        found = [total(list(some), *scope, delta=1e-5, patient_id=2).epsilon for some in permutations(costs)]
+        assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(COSTS, min_size=1, max_size=5))
+    def test_half_protected_is_never_whole(self, costs):
+        halves = {cost.protects for cost in costs} - {"example"}
+        for unit, part in SCOPES:
+            if halves - {part}:
+                assert total(costs, unit, part, patient_id=2, household=2).epsilon == math.inf
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(COSTS, min_size=1, max_size=3), st.sampled_from(SCOPES))
+    def test_a_looser_cap_never_lowers_a_total(self, costs, scope):
+        tight, loose = (total(costs, *scope, delta=1e-5, patient_id=m, household=m).epsilon for m in (2, 3))
+        assert loose >= tight * (1 - 1e-9)
+
+
+class TestLines:
+    def test_whole_rows_are_written_as_ever(self, path):
+        Ledger(path).add("d", 1.0, 1e-6, run="a")
+        Ledger(path).set_budget("d", 3.0, 1e-5)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["kind"] for line in lines] == ["ledger", "spend", "budget"]
+        assert not any({"unit", "protects"} & line.keys() for line in lines)
+
+    def test_others_are_of_a_kind_that_an_older_reader_refuses(self, path):
+        ledger = Ledger(path)
+        ledger.add("d", 1.0, 1e-6, run="a", scope=Scope(PATIENT))
+        ledger.add("d", 1.0, 1e-6, run="b", adjacency="replace", scope=Scope(ROW, "features"))
+        ledger.set_budget("d", 3.0, 1e-5, scope=Scope(PATIENT, "features"))
+        ledger.cap("d", PATIENT, 9)
+        kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+        assert kinds == ["ledger", "scoped spend", "scoped spend", "scoped budget", "cap"]
+        again = Ledger(path)
+        assert [s.cost.scope for s in again.spends("d").values()] == [Scope(PATIENT), Scope(ROW, "features")]
+        assert again.budget("d") == Budget(3.0, 1e-5, Scope(PATIENT, "features"))
+        assert again.caps("d") == {PATIENT: 9}
+
+    def test_the_last_cap_counts(self, path):
+        ledger = Ledger(path)
+        ledger.add("d", 0.5, 1e-6, run="a")
+        for rows in (9, 3):
+            ledger.cap("d", PATIENT, rows)
+        assert Ledger(path).total("d", scope=Scope(PATIENT)).epsilon == 1.5
+
+    SCOPED = {
+        "kind": "scoped spend",
+        "dataset": "d",
+        "run": "a",
+        "method": "m",
+        "steps": 1,
+        "planned": 1,
+        "at": "now",
+        "adjacency": "replace",
+        "status": "proven",
+        "delta": 1e-5,
+        "event": None,
+        "points": [[1e-5, 1.0]],
+        "unit": PATIENT,
+        "protects": "features",
+    }
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            *({"protects": p} for p in ("half", "nothing", "Example", "", None, [], 3)),
+            *({"unit": u} for u in ("", " ", None, 3, [], "a\nb", "x" * 201)),
+            {"unit": ROW, "protects": "example"},  # whole rows, hidden under the other kind
+            {"kind": "spend"},  # a unit where readers do not look for one
+            {"adjacency": "add-remove"},
+            {"kind": "scoped budget", "epsilon": 1.0, "protects": "half"},
+            {"kind": "budget", "epsilon": 1.0},
+            *({"kind": "cap", "rows": rows} for rows in (0, -1, 1.5, "x", None)),
+            {"kind": "cap", "rows": 3, "unit": ROW},
+            {"kind": "cap", "rows": 3, "dataset": 3},
+        ],
+        ids=str,
+    )
+    def test_crafted_ones_are_refused(self, path, wrong):
+        ledger = Ledger(path)
+        with ledger._chain.locked():
+            ledger._chain.append(**{**self.SCOPED, **wrong})
+        with pytest.raises(BadInput, match="line 2"):
+            Ledger(path)
+
+    def test_the_good_one_is_read(self, path):
+        ledger = Ledger(path)
+        with ledger._chain.locked():
+            ledger._chain.append(**self.SCOPED)
+        assert Ledger(path).total("d", scope=Scope(PATIENT, "features")).epsilon == 1.0
+        assert Ledger(path).total("d").epsilon == math.inf
+
+    def test_a_missing_part_is_no_default(self, path):
+        ledger = Ledger(path)
+        with ledger._chain.locked():
+            ledger._chain.append(**{key: value for key, value in self.SCOPED.items() if key != "protects"})
+        with pytest.raises(BadInput, match="line 2"):
+            Ledger(path)
+
+    def test_a_later_line_does_not_change_what_a_run_is_about(self, path):
+        ledger = Ledger(path)
+        with ledger._chain.locked():
+            ledger._chain.append(**self.SCOPED)
+            ledger._chain.append(**{**self.SCOPED, "steps": 2, "planned": 2, "protects": "labels"})
+        with pytest.raises(BadInput, match="run 'a' stands in the ledger"):
+            Ledger(path)
+
+
+def book(path: Path, run: str = "run", **about: Any) -> Account:
+    def cost(steps: int) -> Cost:
+        return gaussian(20.0 / math.sqrt(steps), **about)
+
+    return Account(Ledger(path), "d", run=run, method="m", planned=100, cost=cost, block=10)
+
+
+class TestBudgets:
+    """No run gets past a budget by being about something else."""
+
+    @pytest.mark.parametrize("part", ["features", "labels"])
+    def test_half_a_run_does_not_fit_a_budget_for_whole_rows(self, path, part):
+        Ledger(path).set_budget("d", 1e6, 1e-5)
+        with pytest.raises(BudgetSpent, match=f"without any finite ε for one example.*about {part} only.*--protects"):
+            book(path, adjacency="replace", part=part).cover(1)
+        assert Ledger(path).spends("d") == {}
+
+    def test_another_unit_spends_the_same_budget(self, path):
+        """Per person under add-remove is twice as much per row, whatever the unit is called."""
+        Ledger(path).set_budget("d", 1.0, 1e-5)
+        rows = book(path, "rows").room()
+        for unit in (PATIENT, "Example", "row"):
+            assert 0 < book(path, unit, unit=unit).room() < rows
+        book(path, PATIENT, unit=PATIENT).cover(1)
+        assert book(path, "rows").room() < rows
+
+    def test_rows_do_not_fit_a_budget_per_person(self, path):
+        Ledger(path).set_budget("d", 5.0, 1e-5, scope=Scope(PATIENT))
+        with pytest.raises(BudgetSpent, match="may have any number: train with --unit patient_id"):
+            book(path).cover(1)
+        with pytest.raises(BudgetSpent, match="per household"):
+            book(path, unit=HOUSEHOLD).cover(1)
+        waiting = book(path, "rows")
+        assert waiting.room() == 0
+        Ledger(path).cap("d", PATIENT, 3)
+        waiting.cover(1)
+        assert 0 < waiting.room() < book(path, PATIENT, unit=PATIENT).room()
+        assert Ledger(path).total("d").assumptions[0].startswith("no patient_id has more than 3 rows")
+
+    def test_what_is_charged_in_addition_is_looked_at_too(self, path):
+        Ledger(path).set_budget("d", 1e6, 1e-5)
+        run = book(path)
+        with pytest.raises(BudgetSpent, match="about labels only"):
+            run.add(gaussian(50.0, "replace", ROW, "labels"), "a second look")
+
+    def test_raising_a_budget_keeps_what_it_is_for(self, path):
+        ledger = Ledger(path)
+        ledger.set_budget("d", 1.0, 1e-5, scope=Scope(PATIENT, "features"))
+        ledger.set_budget("d", 2.0, 1e-5)
+        assert ledger.budget("d") == Budget(2.0, 1e-5, Scope(PATIENT, "features"))
+        ledger.set_budget("d", 2.0, 1e-5, scope=Scope())
+        assert ledger.budget("d") == Budget(2.0, 1e-5)
+
+    def test_a_filter_takes_spends_of_one_scope_only(self):
+        rows, people = gaussian(30.0), gaussian(30.0, unit=PATIENT)
+        assert use_filter(rows, [rows], 2.0, 1e-5) is not None
+        assert use_filter(rows, [rows, people], 2.0, 1e-5) is None
+        assert use_filter(people, [people], 2.0, 1e-5) is None  # the budget is for rows
+        found = use_filter(people, [people], 2.0, 1e-5, scope=Scope(PATIENT))
+        assert found is not None
+        assert found.holds
+
+    def test_a_ledger_of_one_unit_speaks_of_that(self, path):
+        ledger = Ledger(path)
+        ledger.add("d", 0.5, 1e-6, run="a", scope=Scope(PATIENT))
+        assert ledger.total("d").scope == Scope(PATIENT)
+        assert ledger.total("d").epsilon == 0.5
+        ledger.add("d", 0.5, 1e-6, run="b", adjacency="replace", scope=Scope(PATIENT, "labels"))
+        assert ledger.total("d").epsilon == math.inf  # the first total is never about a part unless a budget is
+        assert [s.protects for s in ledger.scopes("d")] == ["example", "example", "features", "labels", *PARTS[1:]]
