@@ -43,6 +43,7 @@ ORDER = [
     "attempts",
     "company",
     "beside",
+    "before",
     "mechanism",
     "claims",
     "card",
