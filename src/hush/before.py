@@ -1,4 +1,4 @@
-"""Releases before training: noisy ranges of columns, class counts, sanitised features, each made once and charged ahead.
+"""Releases before training (noisy ranges of columns, class counts, sanitised features): made once, charged ahead.
 
 A `Before` is a `Beside` (its name, its event, its adjacency) together with what computes the release. To use one:
 
@@ -11,9 +11,9 @@ A `Before` is a `Beside` (its name, its event, its adjacency) together with what
 covers the run's first step, and with it every release beside the plan, before any noise is drawn; so after a crash at
 any instant the ledger holds at least what was released. Noise derives from the run's first secret and the part's key.
 Before it is drawn, a digest (keyed with the secret) of all that the release is computed from is written into the
-folder, and the values after it. A run that goes on reads the values; where a crash came between the two, the same secret
-on the same content makes the same bits, which is the same release. On other content it is refused: the same noise on
-two sums would show their difference.
+folder, and the values after it. A run that goes on reads the values; where a crash came between the two, the same
+secret on the same content makes the same bits, which is the same release. On other content it is refused: the same
+noise on two sums would show their difference.
 
 Values are tensors by name, as safetensors keeps them: every bit.
 """
@@ -43,8 +43,8 @@ FORMAT = "hush released before training 1"
 class Before:
     """One release before training.
 
-    ``key`` names its noise and its file; a word that no other part of the plan has. ``release(secret)`` draws noise from
-    this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks at."""
+    ``key`` names its noise and its file; a word that no other part of the plan has. ``release(secret)`` draws noise
+    from this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks at."""
 
     key: str
     beside: Beside
@@ -107,13 +107,13 @@ def _make(run: Covered, part: Before, path: Path | None) -> Values:
         _check_same(kept.content, content, part)
         if kept.values is not None:
             return kept.values
-    elif run.next > 0 and path is not None:
+    elif run.next > 0:
         raise Refused(
-            f"the run is at step {run.next} and the file of {part.beside.name} is gone ('{path}'): put it back, or "
+            f"the run is at step {run.next} and nothing is kept of {part.beside.name}, which comes before training: "
             "start a new run"
         )
-    run.cover()
     _check_same(_met.setdefault(secret.name, content), content, part)
+    run.cover()
     if path is not None:
         _write(path, secret, content, None)
     values = part.release(secret)
@@ -157,7 +157,8 @@ def _read(path: Path) -> _Kept | None:
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
-            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+            names = list(file.keys())
+            values = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise BadInput(f"'{path}' is damaged, and what it holds is released once: start a new run") from error
     if told.get("format") != FORMAT or not {"noise", "content", "made"} <= told.keys():
