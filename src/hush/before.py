@@ -44,7 +44,8 @@ class Before:
     """One release before training.
 
     ``key`` names its noise and its file; a word that no other part of the plan has. ``release(secret)`` draws noise
-    from this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks at."""
+    from this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks
+    at."""
 
     key: str
     beside: Beside

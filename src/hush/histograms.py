@@ -2,8 +2,8 @@
 
 **Sensitivity.** A row adds to each of K columns one count in the cell that its value falls into, or nothing where the
 value is missing. Its vector v over all cells of all columns is zero or above, and has at most K entries of 1, so
-‖v‖ ≤ √K. Where a unit has m rows, each has the weight 1/m: the unit's vector is a mean of such v, so its norm is at most
-√K by convexity, and its entries are zero or above. The sum over units then moves, in the L2 norm,
+‖v‖ ≤ √K. Where a unit has m rows, each has the weight 1/m: the unit's vector is a mean of such v, so its norm is at
+most √K by convexity, and its entries are zero or above. The sum over units then moves, in the L2 norm,
 
 - by ‖v‖ ≤ √K when a unit comes, goes, or is zeroed (add-remove, zero-out);
 - by ‖v − v'‖ = √(‖v‖² + ‖v'‖² − 2⟨v, v'⟩) ≤ √(2K) when it is replaced, as ⟨v, v'⟩ ≥ 0; two rows that share no cell
@@ -14,12 +14,12 @@ events are written for the sensitivity of the adjacency that they are accounted 
 
 **Rounds.** Cells may be chosen by what was released before: any function from a value to one cell (or none) has this
 sensitivity. Rounds r with noise σ_r, fixed beforehand, compose adaptively to μ² = Σ 1/σ_r² (Dong, Roth and Su 2022,
-corollary 3.3), the trade-off of one Gaussian(σ) with 1/σ² = Σ 1/σ_r². Round r takes a public share s_r of 1/σ², Σ s_r = 1,
-and so has σ_r = σ/√s_r.
+corollary 3.3), the trade-off of one Gaussian(σ) with 1/σ² = Σ 1/σ_r². Round r takes a public share s_r of 1/σ²,
+Σ s_r = 1, and so has σ_r = σ/√s_r.
 
-**Arithmetic.** Weights are rounded down to multiples of 2⁻²⁴, so a unit's weights add up to at most 1, and sums of them
-over up to 2²⁸ units are exact in float64: no rounding depends on other rows, and no order does. Noisy counts are rounded
-to the public grid of their noise (`hush.release`). What the noise's end costs in δ is charged for all rounds
+**Arithmetic.** Weights are rounded down to multiples of 2⁻²⁴, so a unit's weights add up to at most 1, and sums of
+them over up to 2²⁸ units are exact in float64: no rounding depends on other rows, and no order does. Noisy counts are
+rounded to the public grid of their noise (`hush.release`). What the noise's end costs in δ is charged for all rounds
 (`hush.privacy.scale`), at any ε, so that the event may be composed.
 """
 
@@ -116,8 +116,8 @@ def count_cells(cells: Cells, size: int, weights: Numbers | None = None) -> Numb
 
 
 def add_cell_noise(counts: Numbers, noise: HistogramNoise, secret: Secret, step: int, share: float = 1.0) -> Numbers:
-    """Counts (columns, cells) plus noise on the grid: round ``step``, which takes this share of 1/σ². A secret's step is
-    for one release and no more."""
+    """Counts (columns, cells) plus noise on the grid: round ``step``, which takes this share of 1/σ². A secret's step
+    is for one release and no more."""
     if len(counts) != noise.columns:
         raise BadInput(f"the noise is for {noise.columns} columns, and {len(counts)} are counted")
     total, std = torch.tensor(counts, dtype=torch.float64), noise.std(share)

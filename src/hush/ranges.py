@@ -3,9 +3,9 @@
 Round 1 counts every column on one public grid: a cell for each octave [2^k, 2^(k+1)) of either sign, k from −30 to 41,
 and one for what is smaller; what is larger goes into the last. The span of a column is from the first to the last cell
 whose noisy count is beyond what noise alone reaches in any cell of any column (with probability 0.99), and from there
-outwards as long as the next cell is probably not empty. Round 2 cuts every span into equal cells, what lies beyond it in
-the outermost, and trims from both ends what holds at most a small share of the units. All of this after the counts is
-post-processing: what it costs is the Gaussian of the counts, and a bad range costs accuracy alone.
+outwards as long as the next cell is probably not empty. Round 2 cuts every span into equal cells, what lies beyond it
+in the outermost, and trims from both ends what holds at most a small share of the units. All of this after the counts
+is post-processing: what it costs is the Gaussian of the counts, and a bad range costs accuracy alone.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ FALSE_ALARM = 0.01  # that a cell that is empty counts as the end of some column
 NEXT = 1.5  # standard deviations that a cell beside the span must have to belong to it
 SURE = 2.5  # standard deviations of noise that a sum from an end of a span must have, or nothing is in it
 TAIL = 0.01  # of the units, at either end of a range
+LEAST_COVERED = 0.2  # by a range before it is widened
 WINDOW = 5  # cells, where none stands out
 
 
@@ -146,22 +147,30 @@ def find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
 
 
 def trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, float]) -> tuple[float, float]:
-    """The span without the cells at either end that hold at most the share ``TAIL`` together, as far as can be told."""
-    first, beyond = _skip(noisy, std, population), len(noisy) - _skip(noisy[::-1], std, population)
-    if first >= beyond:
+    """The span without the cells at either end that hold at most the share ``TAIL`` together, as far as can be told.
+
+    Where the noise lets shares below q not be told from none, the range is widened by 2q of what it covers on that
+    side: cells that are not empty were trimmed."""
+    skipped, share = _skip(noisy, std, population)
+    skipped_above, share_above = _skip(noisy[::-1], std, population)
+    if skipped + skipped_above >= len(noisy):
         return _without_zero(span)
-    first, last = _widen(noisy, std, first, beyond - 1)
-    low, high = span
-    width = (high - low) / len(noisy)
-    return _without_zero((low + first * width, high if last == len(noisy) - 1 else low + (last + 1) * width))
+    first, last = _widen(noisy, std, skipped, len(noisy) - 1 - skipped_above)
+    cell = (span[1] - span[0]) / len(noisy)
+    more = 2 * (last + 1 - first) / max(1 - share - share_above, LEAST_COVERED)
+    low = max(span[0], span[0] + (first - more * share) * cell)
+    high = span[1] if last == len(noisy) - 1 else min(span[1], span[0] + (last + 1 + more * share_above) * cell)
+    return _without_zero((low, high))
 
 
-def _skip(noisy: Numbers, std: float, population: int) -> int:
-    """How many cells from the start hold at most the tail: up to the first sum that is more, and than noise makes."""
+def _skip(noisy: Numbers, std: float, population: int) -> tuple[int, float]:
+    """How many cells from the start hold at most the tail, up to the first sum that is more than it and than noise
+    makes; and the share of the units that such a sum needs, beyond the tail's."""
     sums = np.cumsum(noisy)
     least = np.maximum(TAIL * population, SURE * std * np.sqrt(np.arange(1, len(noisy) + 1)))
     more = np.flatnonzero(sums > least)
-    return int(more[0]) if len(more) else 0
+    skipped = int(more[0]) if len(more) else 0
+    return skipped, min(float(least[skipped]) / population - TAIL, 0.5)
 
 
 def _widen(noisy: Numbers, std: float, first: int, last: int) -> tuple[int, int]:
