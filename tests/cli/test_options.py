@@ -147,6 +147,7 @@ ADDED = {
     "loss",
     "public_test",
     "private_metrics",
+    "private_ranges",
 }  # since then
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Inputs
+from hush.data.awaited import await_ranges
 from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
@@ -49,6 +50,7 @@ def from_files(
     task: str = TASKS[0],
     target_range: tuple[float, float] | None = None,
     loss: str | None = None,
+    private_ranges: bool = False,
 ) -> Problem:
     """A problem from a file or folder.
 
@@ -57,12 +59,16 @@ def from_files(
     public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off the
     rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
     ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
-    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber."""
+    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber.
+    ``private_ranges``: numeric columns without a range await one that is released with noise before training
+    (`hush.problems.released`)."""
     place, given = Path(path), read_schema(schema)
     _check_task(task, target_range, loss)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
     read = _read(place, target, given, public, task == "regression")
+    if private_ranges:
+        read = _await_ranges(read, place)
     split = _split(read, test, target, given)
     architecture = _choose_architecture(model, split.train[0], read.schema, len(read.classes) or 1)
     network = _choose_factory(architecture, read.schema)
@@ -121,6 +127,12 @@ def _read(
         limits = schema.target_range
         return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed, target_range=limits)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
+
+
+def _await_ranges(read: _Own, place: Path) -> _Own:
+    if read.schema is None:
+        raise BadInput(f"--private-ranges is for the numeric columns of a table, and '{place}' holds images")
+    return replace(read, schema=await_ranges(read.schema, f"'{place}'"))
 
 
 def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
