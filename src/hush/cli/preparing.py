@@ -46,7 +46,7 @@ def release_before(
     if not parts:
         return task, {}
     folder = None if keeper.checkpoints is None else keeper.checkpoints.directory
-    task, told = take_releases(task, run.model, make_releases(run, parts, folder))
+    task, told = take_releases(task, run, make_releases(run, parts, folder))
     for name, (low, high) in told.get("private_ranges", {}).items():
         say(f"column '{name}': range {low:.4g} … {high:.4g}, released with noise")
     for name, weight in told.get("private_class_weights", {}).items():

@@ -5,7 +5,7 @@
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
     plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
-    problem, told = take_releases(problem, run.model, make_releases(run, parts))
+    problem, told = take_releases(problem, run, make_releases(run, parts))
 
 A share s of ε means: the release alone costs s·ε at a tenth of δ. Together with training it costs what the composed
 event costs, which is less than the sum: σ is calibrated for that.
@@ -28,6 +28,7 @@ from hush.errors import BadInput, Refused
 from hush.plan import Plan
 from hush.problems.models import Encoder
 from hush.problems.problem import Problem
+from hush.run import Run
 
 OF_DELTA = 0.1  # at which the ε of a release is meant
 
@@ -78,17 +79,15 @@ def check_shares(*shares: float | None) -> None:
         raise BadInput(f"the releases before training take {sum(given):g} of ε and leave nothing for it: give less")
 
 
-def take_releases(
-    task: Problem, model: nn.Module, values: Mapping[str, Values]
-) -> tuple[Problem, dict[str, dict[str, Any]]]:
-    """The problem with what was released, which is also put into the model of a run, and into the weights that its
+def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tuple[Problem, dict[str, dict[str, Any]]]:
+    """The problem with what was released, which is also put into the run's model, and into the weights that its
     losses read; and the same as public plain data."""
     told: dict[str, dict[str, Any]] = {}
     if (found := values.get(ranges.KEY)) is not None and task.schema is not None:
         limits = [(float(low), float(high)) for low, high in found["limits"].tolist()]
         names = [task.schema.features[place].name for place in list_awaited(task.schema)]
         schema = with_limits(task.schema, limits)
-        set_ranges(model, schema)
+        run.prepare(lambda model: set_ranges(model, schema))
         task = replace(task, schema=schema)
         told["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
     if (found := values.get(class_counts.KEY)) is not None and task.awaited_weights is not None:
