@@ -11,7 +11,8 @@ is post-processing: what it costs is the Gaussian of the counts, and a bad range
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ SHARES = (0.6, 0.4)  # of 1/σ² for the two rounds
 FALSE_ALARM = 0.01  # that a cell that is empty counts as the end of some column's span
 NEXT = 1.5  # standard deviations that a cell beside the span must have to belong to it
 SURE = 2.5  # standard deviations of noise that a sum from an end of a span must have, or nothing is in it
+ALONE = 3.5  # standard deviations of noise that a few cells must have to stand out
+LENGTHS = (1, 2, 4)  # of such cells
 TAIL = 0.01  # of the units, at either end of a range
 LEAST_COVERED = 0.2  # by a range before it is widened
 WINDOW = 5  # cells, where none stands out
@@ -96,23 +99,35 @@ def find_ranges(
 ) -> list[tuple[float, float]]:
     """(low, high) of each column, with noise of this secret: one release, to be made once."""
     weights = None if units is None else weigh_units(units)
+    first, second = (noise.std(share) for share in SHARES)
+    coarse = add_cell_noise(count_octaves(rows, columns, weights), noise, secret, 0, SHARES[0])
+    spans = [find_span(noisy, first, len(columns)) for noisy in coarse]
+    fine = add_cell_noise(count_spans(rows, columns, spans, weights), noise, secret, 1, SHARES[1])
+    return [trim_span(noisy, second, population, span) for noisy, span in zip(fine, spans, strict=True)]
 
-    def count(column: int, size: int, span: tuple[float, float] | None) -> Numbers:
-        found, start = np.zeros(size), 0
-        for piece in _pieces(rows, column):
-            cells = find_octaves(piece) if span is None else cut_span(piece, span, size)
-            found += count_cells(cells, size, None if weights is None else weights[start : start + len(piece)])
-            start += len(piece)
-        return found
 
-    first, second = SHARES
-    coarse = np.stack([count(column, COARSE, None) for column in columns])
-    coarse = add_cell_noise(coarse, noise, secret, 0, first)
-    spans = [find_span(noisy, noise.std(first), len(columns)) for noisy in coarse]
-    fine = np.stack([count(column, FINE, span) for column, span in zip(columns, spans, strict=True)])
-    fine = add_cell_noise(fine, noise, secret, 1, second)
-    std = noise.std(second)
-    return [trim_span(noisy, std, population, span) for noisy, span in zip(fine, spans, strict=True)]
+def count_octaves(rows: Tensor, columns: Sequence[int], weights: Numbers | None = None) -> Numbers:
+    """Round 1: (columns, cells) on the grid of octaves."""
+    return np.stack([_count(rows, column, find_octaves, COARSE, weights) for column in columns])
+
+
+def count_spans(
+    rows: Tensor, columns: Sequence[int], spans: Sequence[tuple[float, float]], weights: Numbers | None = None
+) -> Numbers:
+    """Round 2: (columns, cells) on each column's own span."""
+    pairs = zip(columns, spans, strict=True)
+    return np.stack([_count(rows, column, partial(cut_span, span=span), FINE, weights) for column, span in pairs])
+
+
+def _count(
+    rows: Tensor, column: int, find_cells: Callable[[Numbers], Cells], size: int, weights: Numbers | None
+) -> Numbers:
+    found, start = np.zeros(size), 0
+    for piece in _pieces(rows, column):
+        own = None if weights is None else weights[start : start + len(piece)]
+        found += count_cells(find_cells(piece), size, own)
+        start += len(piece)
+    return found
 
 
 def find_octaves(values: Numbers) -> Cells:
@@ -125,7 +140,7 @@ def find_octaves(values: Numbers) -> Cells:
     return np.where(np.isnan(values), -1, cells).astype(np.int64)
 
 
-def cut_span(values: Numbers, span: tuple[float, float], size: int) -> Cells:
+def cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> Cells:
     """The cell of each value where a span is cut into ``size`` equal ones, the outermost reaching to infinity."""
     low, high = span
     place = np.clip(np.nan_to_num(values, nan=low), low, high)
@@ -164,13 +179,28 @@ def trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, fl
 
 
 def _skip(noisy: Numbers, std: float, population: int) -> tuple[int, float]:
-    """How many cells from the start hold at most the tail, up to the first sum that is more than it and than noise
-    makes; and the share of the units that such a sum needs, beyond the tail's."""
-    sums = np.cumsum(noisy)
-    least = np.maximum(TAIL * population, SURE * std * np.sqrt(np.arange(1, len(noisy) + 1)))
+    """How many cells from the start hold at most the tail, as far as noise lets it be told; and the share of the units
+    that it takes to be told, beyond the tail's.
+
+    They end where the sum of all cells from the start is more than the tail and than noise makes; or where that of a
+    few neighbours is, among which none counts for more than would stand out alone."""
+    noise = SURE * std * np.sqrt(np.arange(1, len(noisy) + 1))
+    found = [_find_above(np.cumsum(noisy), np.maximum(TAIL * population, noise))]
+    alone = max(TAIL * population, ALONE * std)
+    for length in LENGTHS:
+        sums = np.convolve(np.minimum(noisy, alone), np.ones(length), "valid")
+        start, least = _find_above(sums, np.full(len(sums), 0.999 * alone * math.sqrt(length)))
+        while start < len(sums) and noisy[start] < NEXT * std:  # a neighbour of what stands out
+            start += 1
+        found.append((start, least))
+    skipped, least = min(found, key=lambda each: each[0] if math.isfinite(each[1]) else len(noisy))
+    return skipped, min(max(0.0, least / population - TAIL), 0.5)
+
+
+def _find_above(sums: Numbers, least: Numbers) -> tuple[int, float]:
+    """The first sum that is more than it must be, and how much that is; infinity where none is."""
     more = np.flatnonzero(sums > least)
-    skipped = int(more[0]) if len(more) else 0
-    return skipped, min(float(least[skipped]) / population - TAIL, 0.5)
+    return (int(more[0]), float(least[more[0]])) if len(more) else (0, math.inf)
 
 
 def _widen(noisy: Numbers, std: float, first: int, last: int) -> tuple[int, int]:
