@@ -189,6 +189,20 @@ def test_a_run_that_goes_on_reads_the_values_and_does_not_draw_again(tmp_path: P
     checkpoints.close()
 
 
+def test_a_ledger_that_comes_later_covers_what_was_released(tmp_path: Path) -> None:
+    rows, part = data(), part_for(data()[0])
+    with_nothing = Checkpoints(tmp_path / "private")
+    run = start(rows, part, None)
+    with_nothing.begin(run)
+    first = make_releases(run, [part], tmp_path / "private")["ranges"]["limits"]
+    with_nothing.close()
+    run, checkpoints = begin(tmp_path / "private", rows, part)
+    assert spent(tmp_path / "ledger") == []
+    assert torch.equal(make_releases(run, [part], tmp_path / "private")["ranges"]["limits"], first)
+    assert part.beside.event in spent(tmp_path / "ledger")[0].cost.event.events
+    checkpoints.close()
+
+
 def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, other = data(), data(1)
     run = start(rows, part_for(rows[0]))

@@ -104,17 +104,17 @@ def _make(run: Covered, part: Before, path: Path | None) -> Values:
     secret = run.secret.first.child(f"before {part.key}")
     content = _digest(secret, part.content())
     kept = None if path is None else _read(path)
-    if kept is not None and kept.noise == secret.name:
-        _check_same(kept.content, content, part)
-        if kept.values is not None:
-            return kept.values
-    elif run.next > 0:
+    known = kept if kept is not None and kept.noise == secret.name else None
+    _check_same(_met.setdefault(secret.name, content) if known is None else known.content, content, part)
+    if run.next == 0:
+        run.cover()  # also where the values are kept: a run may go on with a ledger that it did not begin with
+    elif known is None:
         raise Refused(
             f"the run is at step {run.next} and nothing is kept of {part.beside.name}, which comes before training: "
             "start a new run"
         )
-    _check_same(_met.setdefault(secret.name, content), content, part)
-    run.cover()
+    if known is not None and known.values is not None:
+        return known.values
     if path is not None:
         _write(path, secret, content, None)
     values = part.release(secret)

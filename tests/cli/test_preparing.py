@@ -1,8 +1,9 @@
-"""`hush train --private-ranges` and `--class-weights private`: released with noise before training, within the one ε."""
+"""`hush train --private-ranges` and `--class-weights private`: released with noise before training, within one ε."""
 
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ import pytest
 from dp_accounting import dp_event
 from safetensors.torch import load_file
 
+from hush import make_plan
+from hush.before import make_releases
 from hush.cli import main
 from hush.ledger.account import Ledger
-from hush.loading import DataLoader
 from hush.privacy import event_json
 from hush.problems import released
 from hush.problems.own_data import from_files
 
 SHORT = ("--target", "y", "--batch-size", 64, "--steps", 30)
-assert DataLoader
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -79,7 +80,7 @@ def test_the_released_model_encodes_by_the_released_ranges(capsys, people: Path,
     options = ("--epsilon", 30, "--private-ranges", 0.3, "--lr", 1, "--model", "logistic", "--out", out)
     found = answer(capsys, "train", "--data", people, *SHORT, *options)
     assert found["test_auc"] > 0.9
-    code, _, err = call(capsys, "predict", out / "release", "--data", people, "--out", predicted)
+    code, _, err = call(capsys, "predict", out / "release", people, "--out", predicted)
     assert code == 0, err
     probabilities = [float(line.split(",")[-1]) for line in predicted.read_text().splitlines()[1:]]
     truth = [line.endswith("yes") for line in people.read_text().splitlines()[1:]]
@@ -148,9 +149,10 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
         raise KeyboardInterrupt
 
     broken = ("--out", tmp_path / "broken", "--ledger", tmp_path / "second")
-    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, SystemExit)):
+    with monkeypatch.context() as patched:
         patched.setattr(f"hush.cli.preparing.{where}", stop)
-        raise SystemExit(main([str(a) for a in (*given, *broken)]))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            raise SystemExit(main([str(a) for a in (*given, *broken)]))
     capsys.readouterr()
     entered = _spends(tmp_path / "second")
     assert len(entered) == 1
@@ -186,8 +188,6 @@ def test_a_run_that_goes_on_in_the_middle_keeps_its_ranges(capsys, people: Path,
 
 
 def _interrupt_after(steps: Any, count: int) -> Any:
-    from contextlib import contextmanager
-
     @contextmanager
     def note() -> Any:
         yield lambda: next(steps) >= count
@@ -209,7 +209,10 @@ REFUSED = [
     (("--private-ranges", 0.1, "--method", "dp-dice"), "cannot be composed with the noisy ranges of the columns"),
     (("--class-weights", "private", "--method", "sgd"), "adds no noise, so releases with noise before it would"),
     (("--class-weights", "private", "--clip-mode", "automatic"), "which undoes --class-weights: use plain"),
-    (("--private-ranges", 0.9999, "--epsilon", 1), "nothing is left of ε = 1 for training: the noisy ranges of the"),
+    (
+        ("--private-ranges", 0.99, "--private-metrics", 0.9, "--epsilon", 1),
+        "nothing is left of ε = 1 for training: the",
+    ),
 ]
 
 
@@ -232,9 +235,6 @@ def test_tables_without_numbers_and_other_data_are_refused(capsys, tmp_path: Pat
 
 
 def test_in_python(people: Path) -> None:
-    from hush import make_plan
-    from hush.before import make_releases
-
     problem = from_files(people, target="y", private_ranges=True).awaiting_weights()
     setting = {"examples": len(problem.train[0]), "batch_size": 64, "steps": 20, "epsilon": 6.0, "counted": True}
     alone = make_plan("dp-sgd", **setting)
