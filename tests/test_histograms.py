@@ -218,9 +218,9 @@ def test_class_weights_are_finite_and_floored_by_public_numbers(noisy: list[floa
 
 
 def test_class_counts_have_one_sensitivity_a_unit() -> None:
-    labels = torch.tensor([0] * 90 + [1] * 10)
+    rows = torch.zeros(100, 3), torch.tensor([0] * 90 + [1] * 10)
     noise = calibrate_class_counts(2.0, 1e-6, classes=2)
-    part = plan_class_weights(labels, 2, noise, population=20, units=np.arange(100) // 5)
+    part = plan_class_weights(rows, 2, noise, population=20, units=np.arange(100) // 5)
     found = part.release(Secret.from_seed(2, "classes"))
     expected = add_cell_noise(np.array([[18.0, 2.0]]), noise, Secret.from_seed(2, "classes"), 0)[0]
     assert found["counts"].tolist() == pytest.approx(expected.tolist(), abs=1e-3)

@@ -9,17 +9,27 @@ clipped, so they change no sensitivity (`hush.problems.problem.Weighted`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from hush.before import Before, Values
 from hush.beside import Beside
-from hush.histograms import HistogramNoise, Numbers, add_cell_noise, calibrate_histograms, count_cells, weigh_units
+from hush.histograms import (
+    PIECE,
+    Cells,
+    HistogramNoise,
+    Numbers,
+    add_cell_noise,
+    calibrate_histograms,
+    count_cells,
+    weigh_units,
+)
 from hush.privacy.accounting import Adjacency
 from hush.randomness import Secret
+from hush.source import as_source
 
 NAME = "the noisy counts of the classes"
 KEY = "class-counts"
@@ -35,25 +45,33 @@ def calibrate_class_counts(
 
 
 def plan_class_weights(
-    labels: Tensor, classes: int, noise: HistogramNoise, *, population: int, units: ArrayLike | None = None
+    rows: Any, classes: int, noise: HistogramNoise, *, population: int, units: ArrayLike | None = None
 ) -> Before:
-    """The release before training of the classes' noisy ``counts``, and of the ``weights`` that follow from them.
+    """The release before training of the classes' noisy ``counts``, and of the ``weights`` that follow from them. Rows
+    are data as a plan takes them, the labels last.
 
     ``population`` is the public number of units (rows, without ``units``, which says whose each row is)."""
 
     def release(secret: Secret) -> Values:
         weights = None if units is None else weigh_units(units)
-        counts = count_cells(labels.numpy().astype(np.int64), classes, weights)
+        counts = count_cells(_read_labels(rows), classes, weights)
         noisy = add_cell_noise(counts[None], noise, secret, 0)[0]
         return {"counts": torch.tensor(noisy), "weights": torch.tensor(weigh_classes(noisy, noise.std(), population))}
 
     def content() -> Iterator[bytes]:
         yield repr((classes, population)).encode()
-        yield labels.numpy().astype(np.int64).tobytes()
+        yield _read_labels(rows).tobytes()
         if units is not None:
             yield weigh_units(units).tobytes()
 
     return Before(KEY, Beside(NAME, noise.event, noise.adjacency, noise.lost), release, content)
+
+
+def _read_labels(rows: Any) -> Cells:
+    source = as_source(rows)
+    starts = range(0, len(source), PIECE)
+    found = [source.take(torch.arange(s, min(s + PIECE, len(source))))[-1].cpu().numpy() for s in starts]
+    return np.concatenate(found).astype(np.int64)
 
 
 def weigh_classes(noisy: Numbers, std: float, population: int) -> Numbers:

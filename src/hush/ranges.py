@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from hush.histograms import (
 )
 from hush.privacy.accounting import Adjacency
 from hush.randomness import Secret
+from hush.source import as_source
 
 NAME = "the noisy ranges of the columns"
 KEY = "ranges"
@@ -60,14 +62,15 @@ def calibrate_ranges(
 
 
 def plan_ranges(
-    rows: Tensor,
+    rows: Any,
     columns: Sequence[int],
     noise: HistogramNoise,
     *,
     population: int,
     units: ArrayLike | None = None,
 ) -> Before:
-    """The release before training of the ranges of these columns of ``rows``, as ``limits`` (columns, 2).
+    """The release before training of the ranges of these columns of ``rows``, as ``limits`` (columns, 2). Rows are a
+    tensor, or data as a plan takes them, the features first.
 
     ``population`` is the public number of units (rows, without ``units``, which says whose each row is)."""
     if not columns:
@@ -79,9 +82,8 @@ def plan_ranges(
 
     def content() -> Iterator[bytes]:
         yield repr((tuple(columns), population)).encode()
-        for column in columns:
-            for piece in _pieces(rows, column):
-                yield piece.tobytes()
+        for piece in _read_pieces(rows, columns):
+            yield piece.tobytes()
         if units is not None:
             yield weigh_units(units).tobytes()
 
@@ -89,7 +91,7 @@ def plan_ranges(
 
 
 def find_ranges(
-    rows: Tensor,
+    rows: Any,
     columns: Sequence[int],
     noise: HistogramNoise,
     secret: Secret,
@@ -106,26 +108,30 @@ def find_ranges(
     return [trim_span(noisy, second, population, span) for noisy, span in zip(fine, spans, strict=True)]
 
 
-def count_octaves(rows: Tensor, columns: Sequence[int], weights: Numbers | None = None) -> Numbers:
+def count_octaves(rows: Any, columns: Sequence[int], weights: Numbers | None = None) -> Numbers:
     """Round 1: (columns, cells) on the grid of octaves."""
-    return np.stack([_count(rows, column, find_octaves, COARSE, weights) for column in columns])
+    return _count(rows, columns, [find_octaves] * len(columns), COARSE, weights)
 
 
 def count_spans(
-    rows: Tensor, columns: Sequence[int], spans: Sequence[tuple[float, float]], weights: Numbers | None = None
+    rows: Any, columns: Sequence[int], spans: Sequence[tuple[float, float]], weights: Numbers | None = None
 ) -> Numbers:
     """Round 2: (columns, cells) on each column's own span."""
-    pairs = zip(columns, spans, strict=True)
-    return np.stack([_count(rows, column, partial(cut_span, span=span), FINE, weights) for column, span in pairs])
+    return _count(rows, columns, [partial(cut_span, span=span) for span in spans], FINE, weights)
 
 
 def _count(
-    rows: Tensor, column: int, find_cells: Callable[[Numbers], Cells], size: int, weights: Numbers | None
+    rows: Any,
+    columns: Sequence[int],
+    find_cells: Sequence[Callable[[Numbers], Cells]],
+    size: int,
+    weights: Numbers | None,
 ) -> Numbers:
-    found, start = np.zeros(size), 0
-    for piece in _pieces(rows, column):
+    found, start = np.zeros((len(columns), size)), 0
+    for piece in _read_pieces(rows, columns):
         own = None if weights is None else weights[start : start + len(piece)]
-        found += count_cells(find_cells(piece), size, own)
+        for total, values, cells_of in zip(found, piece.T, find_cells, strict=True):
+            total += count_cells(cells_of(values), size, own)
         start += len(piece)
     return found
 
@@ -230,6 +236,10 @@ def _edges(cell: int) -> tuple[float, float]:
     return (near, far) if cell > OCTAVES else (-far, -near)
 
 
-def _pieces(rows: Tensor, column: int) -> Iterator[Numbers]:
-    for start in range(0, len(rows), PIECE):
-        yield rows[start : start + PIECE, column].double().numpy()
+def _read_pieces(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
+    """The columns of some rows at a time: of a tensor, or of the first part of what a source gives."""
+    source = as_source(rows)
+    for start in range(0, len(source), PIECE):
+        content = source.take(torch.arange(start, min(start + PIECE, len(source))))
+        features = content if isinstance(content, Tensor) else content[0]
+        yield features[:, list(columns)].double().cpu().numpy()

@@ -61,12 +61,12 @@ def plan_releases(
     if range_share is not None:
         places = [] if task.schema is None else list_awaited(task.schema)
         noise = ranges.calibrate_ranges(range_share * epsilon, delta, columns=max(1, len(places)), adjacency=near)
-        parts.append(ranges.plan_ranges(task.train[0], places, noise, **shared))
+        parts.append(ranges.plan_ranges(task.train, places, noise, **shared))
     if weight_share is not None:
         if task.classes is None:
             raise BadInput(f"class weights need classes, and '{task.name}' has none")
         noise = class_counts.calibrate_class_counts(weight_share * epsilon, delta, classes=task.classes, adjacency=near)
-        parts.append(class_counts.plan_class_weights(task.train[1], task.classes, noise, **shared))
+        parts.append(class_counts.plan_class_weights(task.train, task.classes, noise, **shared))
     return tuple(parts)
 
 
