@@ -201,6 +201,12 @@ def test_columns_in_pieces_are_counted_alike(monkeypatch: pytest.MonkeyPatch) ->
     assert whole[1].shape == (1, FINE)
 
 
+def test_units_that_are_not_as_many_as_the_rows_are_refused() -> None:
+    for ids in (np.arange(4), np.arange(9)):
+        with pytest.raises(BadInput, match="the units are not as many as the rows"):
+            count_octaves(people(5)[:, :1], [0], weigh_units(ids)[:4] if len(ids) < 5 else weigh_units(ids))
+
+
 def test_no_column_is_one_sentence() -> None:
     with pytest.raises(BadInput, match="there is no numeric column without a range: leave --private-ranges out"):
         plan_ranges(people(5), [], calibrate_ranges(1.0, 1e-6, columns=1), population=5)

@@ -31,6 +31,7 @@ ORDER = [
     "arithmetic",
     "loading",
     "source",
+    "units",
     "gradients",
     "release",
     "private_figures",

@@ -107,6 +107,8 @@ def weigh_units(units: ArrayLike) -> Numbers:
 
 def count_cells(cells: Cells, size: int, weights: Numbers | None = None) -> Numbers:
     """How often each of ``size`` cells is met, by weight; a cell of −1 is none."""
+    if weights is not None and len(weights) != len(cells):
+        raise BadInput("the units are not as many as the rows: say of each row whose it is, in their order")
     met = cells >= 0
     if not met.all():
         cells, weights = cells[met], None if weights is None else weights[met]

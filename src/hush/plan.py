@@ -18,6 +18,7 @@ from hush import validate
 from hush.beside import name_all
 from hush.claims import account_steps, check_claims, claim_steps, find_event, pick_accountant
 from hush.errors import BadInput, Refused
+from hush.gradients import average_rows
 from hush.identity import NoIdentity
 from hush.loading import collates_by_itself, describe_replaced
 from hush.mechanism import Mechanism
@@ -29,6 +30,7 @@ from hush.randomness import Secret
 from hush.run import Run
 from hush.source import as_source, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
+from hush.units import Units
 
 LEAST = 0.9  # of the declared number of examples: with fewer, batches are much smaller than the plan divides by
 COLLATED = (
@@ -101,6 +103,8 @@ class Plan(Mechanism):
         data: Any,
         *,
         secret: Secret | int | None = None,
+        unit: Any = None,
+        rows_per_unit: int | None = None,
         microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
     ) -> Run:
@@ -108,20 +112,28 @@ class Plan(Mechanism):
 
         ``data`` is a tensor or numpy array, a tuple of them, a map-style Dataset, or a DataLoader: of that, dataset,
         collate function, workers and pinning are used, and its batches replaced by those that the plan draws.
+
+        ``unit`` is for a plan that was made with a unit (``make_plan(unit="patient_id")``): whose each row is, as one
+        hashable for each. All rows of one value are one example, and at most ``rows_per_unit`` of them (8 by default)
+        are averaged before clipping (:mod:`hush.units`). ``microbatch`` counts rows.
         """
         validate.whole(microbatch=microbatch)
+        self._check_unit(unit, rows_per_unit)
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
-        source = as_source(data)
+        rows = as_source(data)
+        source = rows if unit is None else Units.of(rows, unit, rows_per_unit)
         self._check_examples(len(source))
         if isinstance(data, DataLoader):
-            check_rows(source)
+            check_rows(rows)
         with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
             with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")
-        elif is_drawn_again(source):
+        elif is_drawn_again(rows):
             with_tails = with_tails.assuming(DRAWN)
+        if isinstance(source, Units):
+            losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
 
     def with_tails(self, coordinates: int) -> Plan:
@@ -143,9 +155,24 @@ class Plan(Mechanism):
         if population == planned or (hidden and LEAST * planned <= population <= planned + 1):
             return
         found = ("more" if population > planned else "far fewer") if hidden else population
+        whose = "examples" if self.unit == "example" else f"units ({self.unit})"
         raise BadInput(
-            f"the plan was made for {planned} examples and the data has {found}: make the plan for the number there is"
+            f"the plan was made for {planned} {whose} and the data has {found}: make the plan for the number there is"
         )
+
+    def _check_unit(self, unit: Any, rows_per_unit: int | None) -> None:
+        if unit is None and self.unit != "example":
+            raise BadInput(
+                f"the plan is for the unit '{self.unit}', and whose each row is was not said: start it with unit=…, "
+                "one value for each row"
+            )
+        if unit is not None and self.unit == "example":
+            raise BadInput(
+                "the plan protects single rows, and units were given: make it for their number and with the unit's "
+                "name, as make_plan(examples=…, unit='patient_id', …)"
+            )
+        if unit is None and rows_per_unit is not None:
+            raise BadInput("rows_per_unit is for data whose rows have a unit: give unit=… too")
 
     def _known_for_a_seed(self, model: nn.Module) -> str:
         try:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from hush.artefact import Description, Inputs
+from hush.data.parts import holds_table, is_pattern
 from hush.data.pictures import iterate_images, list_images, read_arrays
-from hush.data.tables import Cells, encode_piece, no_column, numbers, pieces, texts
+from hush.data.reading import Cells, pieces
+from hush.data.tables import encode_piece, no_column, numbers, texts
 from hush.errors import BadInput
 from hush.figures import Figures, ValueFigures, judge_classes, judge_values
 from hush.handover import Loaded
 from hush.handover.rows import iterate_encoded, map_range
 from hush.prediction_file import Written, write_rows
-from hush.problems.own_data import TABLES
 
 Tell = Callable[[str], None]
 DEFAULT_LABELS = "y"  # of an .npz: then any of the usual names will do
@@ -75,11 +76,11 @@ def iterate_parts(path: Path, description: Description, *, labelled: bool = Fals
     inputs = description.inputs
     if inputs is None:
         raise BadInput("this release does not say what its inputs are: use hush.load(…).predict on a tensor in Python")
-    if not path.exists():
+    if not path.exists() and not is_pattern(path):
         raise BadInput(f"there is no file or folder '{path}'")
     if path.suffix == ".npz":
         parts = _iterate_arrays(path, description, inputs, labelled)
-    elif path.suffix in TABLES and inputs.kind == "table":
+    elif inputs.kind == "table" and holds_table(path):
         parts = _iterate_table(path, description, labelled)
     elif path.is_dir() and inputs.kind == "images":
         parts = _iterate_folder(path, description, inputs, labelled)

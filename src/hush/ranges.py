@@ -51,6 +51,7 @@ ALONE = 3.5  # standard deviations of noise that a few cells must have to stand 
 LENGTHS = (1, 2, 4)  # of such cells
 TAIL = 0.01  # of the units, at either end of a range
 LEAST_COVERED = 0.2  # by a range before it is widened
+GAP = -0.9e38  # tables mark a missing value by a number below this one
 WINDOW = 5  # cells, where none stands out
 
 
@@ -133,6 +134,8 @@ def _count(
         for total, values, cells_of in zip(found, piece.T, find_cells, strict=True):
             total += count_cells(cells_of(values), size, own)
         start += len(piece)
+    if weights is not None and len(weights) != start:
+        raise BadInput("the units are not as many as the rows: say of each row whose it is, in their order")
     return found
 
 
@@ -238,8 +241,12 @@ def _edges(cell: int) -> tuple[float, float]:
 
 def _read_pieces(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
     """The columns of some rows at a time: of a tensor, or of the first part of what a source gives."""
-    source = as_source(rows)
-    for start in range(0, len(source), PIECE):
-        content = source.take(torch.arange(start, min(start + PIECE, len(source))))
-        features = content if isinstance(content, Tensor) else content[0]
-        yield features[:, list(columns)].double().cpu().numpy()
+    if isinstance(rows, Tensor):  # as they are: a source has no place for what is missing
+        parts: Iterator[Any] = (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
+    else:
+        source = as_source(rows)
+        parts = (source.take(torch.arange(s, min(s + PIECE, len(source)))) for s in range(0, len(source), PIECE))
+    for part in parts:
+        features = part if isinstance(part, Tensor) else part[0]
+        values = features[:, list(columns)].double().cpu().numpy()
+        yield np.where(values <= GAP, np.nan, values)

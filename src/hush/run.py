@@ -31,6 +31,7 @@ from hush.randomness import Secret
 from hush.source import Collated, Source
 from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard
 from hush.summing import Summing
+from hush.units import Units
 
 
 class Run:
@@ -66,8 +67,9 @@ class Run:
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = Noising(plan, self._params)
         self._summing = Summing(plan, model, self._params, losses, source, microbatch=microbatch, ranks=self.ranks)
-        if isinstance(source, Collated):
-            source.follow(self._ahead)
+        rows = source.rows if isinstance(source, Units) else source
+        if isinstance(rows, Collated):
+            rows.follow(self._ahead)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -87,7 +89,7 @@ class Run:
         return self.plan.sampler.indices(secret, step, len(self.source))
 
     def _ahead(self) -> Iterator[Tensor]:
-        """The examples of every piece from the next step on, as they will be taken unless the secret changes."""
+        """The rows of every piece from the next step on, as they will be taken unless the secret changes."""
         for step in range(self.next, self.plan.steps):
             yield from self._summing.list_pieces(self._secret, step, self._draw(step))
 

@@ -23,6 +23,7 @@ from hush.privacy.guarantee import rounded_up
 from hush.randomness import Secret
 from hush.source import Source, tensors_of, to_each
 from hush.stepping import Ranks
+from hush.units import Units
 
 COMPANY = ROUNDING + " ({}; rigorous arithmetic rules it out)"
 
@@ -117,8 +118,11 @@ class Summing:
         return Seats.of(self._mechanism.room, self.microbatch, self._ranks.world, mode)
 
     def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
-        """The examples of each piece of a step that this process takes."""
-        return [indices[piece.chosen] for piece in self._seat(secret, step, indices)]
+        """The rows of the data in each piece of a step that this process takes."""
+        pieces = [indices[piece.chosen] for piece in self._seat(secret, step, indices)]
+        if not isinstance(self._source, Units):
+            return pieces
+        return [self._source.at(secret, step).list_rows(units) for units in pieces]
 
     def _watch_model(self) -> Untouched | None:
         return Untouched(self._model, self._params) if self._mechanism.private else None
@@ -128,7 +132,8 @@ class Summing:
         pieces = list(self._seat(secret, step, indices))
         for number, piece in enumerate(pieces):
             losses = self._watch_losses(secret, step, number, len(pieces))
-            sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, indices), public)
+            rows = self._look_at(secret, step).take(indices[piece.chosen])
+            sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
         return self._ranks.total(total if self._ranks.world == 1 else widen_sums(total))
@@ -138,9 +143,12 @@ class Summing:
         seats = self.seats()
         return seats.cut(seats.assign(secret, step, len(indices)), self._ranks.rank, self._ranks.world)
 
-    def _fill(self, piece: Piece, indices: Tensor) -> Any:
+    def _look_at(self, secret: Secret, step: int) -> Source:
+        """The data as a step sees them: of a unit, the rows that the secret chooses for it."""
+        return self._source.at(secret, step) if isinstance(self._source, Units) else self._source
+
+    def _fill(self, piece: Piece, rows: Any) -> Any:
         """A piece's rows; empty places are rows of zeros."""
-        rows = self._source.take(indices[piece.chosen])
         if piece.empty is not None:
             self._check_shape(rows)
         return to_each(lambda t: piece.fill_empty(t.to(self._device)), rows)
@@ -157,7 +165,9 @@ class Summing:
 
     def _sum_piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
         query = self._mechanism.query
-        with model_randomness(secret, step, piece.places, self._device), torch.enable_grad(), placing(piece) as seen:
+        m = self._source.most if isinstance(self._source, Units) else 1
+        randomness = model_randomness(secret, step, piece.places, self._device, m)
+        with randomness, torch.enable_grad(), placing(piece) as seen:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
             raise Refused(

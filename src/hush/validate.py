@@ -7,6 +7,8 @@ from collections.abc import Collection
 
 from hush.errors import BadInput, nearest
 
+LONGEST = 100  # letters of a name
+
 
 def _check_finite(name: str, value: float) -> None:
     if not is_finite(value):
@@ -72,6 +74,13 @@ def whole(**values: float) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadInput(f"{name} must be a whole number of at least 1, got {_shorten(value)}")
+
+
+def name(**values: str) -> None:
+    """Every value is a word or a few that can stand in a sentence."""
+    for key, value in values.items():
+        if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > LONGEST:
+            raise BadInput(f"{key} must be a name of at most {LONGEST} printable letters, got {_shorten(value)}")
 
 
 def one_of(known: Collection[str], **values: str) -> None:

@@ -148,6 +148,8 @@ ADDED = {
     "public_test",
     "private_metrics",
     "private_ranges",
+    "unit",
+    "rows_per_unit",
 }  # since then
 
 

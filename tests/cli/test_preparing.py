@@ -234,6 +234,24 @@ def test_tables_without_numbers_and_other_data_are_refused(capsys, tmp_path: Pat
     assert "describe your own data: give it with --data" in err
 
 
+def test_a_unit_counts_once_however_many_rows_it_has(capsys, tmp_path: Path) -> None:
+    """One person in ten has 60 rows of 'yes', the others one row of 'no': by rows 'yes' is common, by people rare."""
+    generator = np.random.default_rng(1)
+    lines = [
+        f"p{person},{generator.normal(50 if person % 10 else 5000, 1):.3f},{'no' if person % 10 else 'yes'}"
+        for person in range(600)
+        for _ in range(1 if person % 10 else 60)
+    ]
+    (tmp_path / "visits.csv").write_text("\n".join(["who,x,y", *lines]) + "\n")
+    given = ("train", "--data", tmp_path / "visits.csv", *SHORT, "--epsilon", 8, "--unit", "who", "--delta", 1e-4)
+    options = ("--private-ranges", 0.3, "--class-weights", "private:0.3")
+    found = answer(capsys, *given, *options)
+    weights = found["private_class_weights"]
+    assert weights["yes"] > 3 * weights["no"]  # by rows it would be less than a fifth of it
+    assert "per who" in found["sentence"]
+    assert 7.9 < found["epsilon"] <= 8
+
+
 def test_in_python(people: Path) -> None:
     problem = from_files(people, target="y", private_ranges=True).awaiting_weights()
     setting = {"examples": len(problem.train[0]), "batch_size": 64, "steps": 20, "epsilon": 6.0, "counted": True}

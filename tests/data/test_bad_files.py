@@ -12,8 +12,9 @@ from hush.bench.lines import Lines
 from hush.bench.spec import read_spec
 from hush.data import pictures
 from hush.data.pictures import read_arrays
+from hush.data.reading import pieces
 from hush.data.schema import Column, read_schema
-from hush.data.tables import LONGEST_NUMBER, numbers, pieces
+from hush.data.tables import LONGEST_NUMBER, numbers
 from hush.errors import BadInput
 from hush.problems.own_data import from_files
 from hush.validate import positive, whole

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data import tables
+from hush.data import reading
 from hush.data.infer import infer_schema
 from hush.data.schema import Column, public_columns, read_schema
 from hush.data.tables import read_table
@@ -134,7 +134,7 @@ def test_a_million_rows(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_length_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "ROWS", 500)
+    monkeypatch.setattr(reading, "ROWS", 500)
     peaks = []
     for repeats in (2, 20):
         path = write(tmp_path, "x,g,y\n" + "".join(f"{i}.5,group{i % 3},{i % 2}\n" for i in range(500)) * repeats)

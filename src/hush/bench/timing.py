@@ -149,7 +149,9 @@ def time_steps(plan: Plan, problem: Problem, *, seed: int = 0) -> Timing:
     """Seconds of the processor that the first few steps of a plan take on a problem; nothing of them is kept."""
     with seeded(seed):
         model = problem.model()
-    run = plan.start(model, problem.losses, problem.train)
+    run = plan.start(
+        model, problem.losses, problem.train, unit=None if problem.owners is None else problem.owners.train
+    )
     model.train()
     batches = run.batches()
     taken = [_clock(lambda: run.step(next(batches))) for _ in range(min(WARM + STEPS, plan.steps))]

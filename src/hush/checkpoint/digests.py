@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hush.randomness import Secret, generator, seeded
 from hush.randomness.cipher import Octets, compute_tag
 from hush.source import Source, Tensors
+from hush.units import Units
 
 Tell = Callable[[str], None]
 LOOKED_AT = 256  # examples that are read twice, to see whether they are the same
@@ -30,6 +31,9 @@ VARYING = "changes from one reading to the next"
 
 def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
     """The digest of all data under the run's secret, or `VARYING` with its length where there is no such thing."""
+    if isinstance(source, Units):
+        grouping = _tag(secret, "units", _bytes((source.order, source.starts, source.most)))
+        return f"{digest_data(source.rows, secret, tell)}, in units: {grouping}"
     if isinstance(source, Tensors):
         return _tag(secret, "data", (part for tensor in source.tensors for part in _bytes(tensor)))
     if is_varying(source, secret):

@@ -40,6 +40,7 @@ from hush.randomness import Secret
 from hush.run import Run
 from hush.source import Tensors
 from hush.stepping import Record
+from hush.units import Units
 from hush.version import read_versions
 
 KEEP = 2
@@ -227,7 +228,8 @@ def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell)
 
 def _is_unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
     """Whether the data would not even be the same in two readings now; then a digest says nothing about them."""
-    if isinstance(run.source, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
+    rows = run.source.rows if isinstance(run.source, Units) else run.source
+    if isinstance(rows, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
         return False
     return digest_data(run.source, secret, tell) != now
 

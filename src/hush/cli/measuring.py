@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import save
 from torch import nn
 
@@ -136,8 +137,10 @@ def _draw(task: Problem, evaluation: Evaluation, release: Beside) -> dict[str, A
     if evaluation.probabilities is None or evaluation.labels is None:
         raise BadInput(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
     noise = CountNoise(release.event.noise_multiplier, release.lost, release.adjacency)
-    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise)
-    known = None if release.adjacency == "add-remove" else evaluation.examples  # else who is there is not hidden
+    units = None if task.owners is None else task.owners.test
+    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units)
+    there = evaluation.examples if units is None else len(np.unique(units))
+    known = None if release.adjacency == "add-remove" else there  # else who is there is not hidden
     return describe_counts(counts, noise, _name_classes(task), known)
 
 

@@ -21,7 +21,6 @@ from hush.problems import Problem
 from hush.report.prospects import Prospect, choose, count_weights, look_ahead, look_around, with_minutes
 from hush.report.prospects_words import explain_outlook, explain_row, name_columns
 from hush.settings import LENGTH, METHOD, PRIVACY, PlanSettings, option, same_option
-from hush.source import as_source
 
 SIZES, LARGEST = 5, 4096  # of the batches that are compared by default: so many powers of two, up to this one
 LIST = "A,B,…"
@@ -99,12 +98,13 @@ def _read(given: Planning) -> tuple[Problem | None, Setting, int | None]:
         if examples is not None or weights is not None:
             raise BadInput("--data and --problem say how many examples and weights there are: leave the numbers out")
         task = t.load_task(given)
-        examples, weights = len(as_source(task.train)), count_weights(task)
+        examples, weights = task.examples, count_weights(task)
     if examples is None:
         raise BadInput("say how many examples there are: --examples 60000, or the data themselves with --data")
     if weights is not None:
         validate.whole(parameters=weights)
-    return task, Setting(examples, batch_size=1, delta=given.delta), weights
+    unit = "example" if task is None else task.unit
+    return task, Setting(examples, batch_size=1, delta=given.delta, unit=unit), weights
 
 
 def _grid(given: Planning, examples: int) -> list[tuple[float, int, float]]:

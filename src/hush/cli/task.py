@@ -11,6 +11,8 @@ import torch
 from hush import problems, validate
 from hush.cli.console import say
 from hush.cli.shell import MACHINE
+from hush.data.owners import find_repeated_id, warn_of_repeated_id
+from hush.data.parts import holds_table
 from hush.data.views import View, mirrored, shifted
 from hush.errors import BadInput, nearest
 from hush.gradients import Augmented
@@ -19,6 +21,7 @@ from hush.problems import Problem
 from hush.problems.own_data import HELD, TASKS, TEST, from_files
 from hush.settings import DATA, PRIVACY, option
 from hush.source import as_source
+from hush.units import ROWS_PER_UNIT
 
 PUBLIC_ROWS = "the rows that were tested on are public"
 EXACT = "figures of rows held out for testing that carry no noise stay private: those with noise are covered"
@@ -37,7 +40,10 @@ class TaskOptions:
     )
     data: Path | None = field(
         default=None,
-        metadata=option("Your own data: .csv, .parquet, .npz, or a folder of class folders of images.", DATA),
+        metadata=option(
+            "Your own data: a table (.csv, .parquet, a folder or 'pattern*' of such), .npz, or class folders of images.",
+            DATA,
+        ),
     )
     target: str | None = field(
         default=None, metadata=option("Your own data: the column or array that holds the labels.", DATA)
@@ -109,6 +115,24 @@ class TaskOptions:
             metavar="EPS_SHARE",
         ),
     )
+    unit: str | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: the column or array that says whose each row is. All rows of one are one example, and the "
+            "guarantee is for it.",
+            PRIVACY,
+            metavar="COLUMN",
+        ),
+    )
+    rows_per_unit: int | None = field(
+        default=None,
+        metadata=option(
+            f"At most so many rows of a unit, chosen anew each time, are averaged before clipping; {ROWS_PER_UNIT} by "
+            "default. It changes time and accuracy, not ε.",
+            PRIVACY,
+            metavar="M",
+        ),
+    )
     augment: str | None = field(
         default=None,
         metadata=option("Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.", DATA),
@@ -126,6 +150,10 @@ class TaskOptions:
 
 def load_task(given: TaskOptions) -> Problem:
     """The problem of that name, or one made from files, with class weights and with what is said of its test rows."""
+    if given.unit is None and given.rows_per_unit is not None:
+        raise BadInput("--rows-per-unit counts the rows of a unit: say with --unit which column it is")
+    if given.rows_per_unit is not None:
+        validate.whole(rows_per_unit=given.rows_per_unit)
     found = _load(given)
     if read_weight_share(given.class_weights) is not None:
         found = found.awaiting_weights()
@@ -175,10 +203,10 @@ def _load(given: TaskOptions) -> Problem:
     """The problem of that name, or one made from files; what was inferred about the files is said on stderr."""
     if given.data is None:
         described = (given.target, given.model, given.schema, given.test_data, given.public)
-        numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task)
+        numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
         if any(value is not None for value in (*described, *numbers, given.private_ranges)):
-            own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range"
-            raise BadInput(f"{own} and --loss describe your own data: give it with --data")
+            own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
+            raise BadInput(f"{own} and --unit describe your own data: give it with --data")
         return problems.load(given.problem or problems.DEFAULT, seed=given.seed, validation=given.validation)
     if given.problem is not None:
         raise BadInput("give --problem or --data, not both")
@@ -195,12 +223,26 @@ def _load(given: TaskOptions) -> Problem:
         target_range=given.target_range,
         loss=given.loss,
         private_ranges=given.private_ranges is not None,
+        unit=given.unit,
+        tell=say,
     )
     say(found.summary)
+    _say_whose(given, found)
     if found.schema is not None:
         for line in found.schema.lines():
             say(f"  {line}")
     return found
+
+
+def _say_whose(given: TaskOptions, found: Problem) -> None:
+    """What one example is; and where nobody said, the column that looks as if there were more to say."""
+    if given.unit is not None:
+        most = given.rows_per_unit or ROWS_PER_UNIT
+        say(f"one example is all rows of one {given.unit}, at most {most} of them at a time (--rows-per-unit)")
+    elif given.data is not None and holds_table(given.data):
+        declared = () if found.schema is None else (found.schema.target,)
+        if (name := find_repeated_id(given.data, declared)) is not None:
+            say(warn_of_repeated_id(name))
 
 
 def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:

@@ -43,7 +43,6 @@ from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.run import Run
 from hush.settings import METHOD, PRIVACY, option
-from hush.source import as_source
 from hush.stepping import MICROBATCH
 
 MOST_SEED = 2**63  # what torch takes
@@ -125,13 +124,22 @@ def train(given: Training) -> None:
             return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
-        given = fit_batch(given, len(as_source(task.train)))
+        given = fit_batch(given, task.examples)
         plan, parts, candidates = _plan(given, task, keeper)
         if plan.private:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model().to(find_device(given.device))
-        run = plan.start(network, losses, task.train, secret=given.secret_seed, microbatch=given.microbatch)
+        whose = None if task.owners is None else task.owners.train
+        run = plan.start(
+            network,
+            losses,
+            task.train,
+            secret=given.secret_seed,
+            unit=whose,
+            rows_per_unit=given.rows_per_unit,
+            microbatch=given.microbatch,
+        )
         try:
             keeper.attach(run, given)
             task, told = release_before(run, task, parts, keeper)
@@ -166,8 +174,7 @@ def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[B
     """The plan for the task, the releases before training that it holds, and the candidates that `--method auto` took
     it from."""
     chosen = read_method_options(given.method, given.settings, lr=given.lr, clip=given.clip, clip_mode=given.clip_mode)
-    examples = len(as_source(task.train))
-    setting = default_to_three(given).setting(examples, counted=True, assumptions=task.assumptions)
+    setting = default_to_three(given).setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     candidates = compare_candidates(given.method, setting, chosen)
     if candidates:
         say(explain_choice(candidates))
@@ -202,6 +209,7 @@ def _train_and_measure(
         "method": run.plan.method,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
+        "unit": guarantee.unit,
         "status": guarantee.status,
         "noise_multiplier": run.plan.sigma if run.plan.private else 0.0,
         "steps": run.plan.steps,

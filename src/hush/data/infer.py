@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hush.data.reading import Cells, Count, pieces
 from hush.data.schema import MOST_CLASSES, Column, Range, Schema, is_range, public_columns
-from hush.data.tables import MISSING, Cells, no_column, numbers, pieces, texts
+from hush.data.tables import MISSING, list_different, no_column, numbers
 from hush.errors import BadInput
 from hush.validate import one_of
 
@@ -39,21 +40,27 @@ class _Seen:
             finite = found[np.isfinite(found)]
             self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
         if self.listed and len(self.values) <= MOST_CLASSES:
-            self.values.update(texts(cells))
+            self.values.update(list_different(cells))
 
 
 def infer_schema(
-    path: Path, target: str | None, given: Mapping[str, Any], public: Collection[str] = (), *, regression: bool = False
+    path: Path,
+    target: str | None,
+    given: Mapping[str, Any],
+    public: Collection[str] = (),
+    *,
+    regression: bool = False,
+    count: Count = lambda rows: None,
 ) -> Schema:
-    """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
+    """The schema of a .csv or .parquet table. ``given`` holds what a person wrote down; ``public`` names the facts that
     may be read off the rows because they are public anyway: "ranges", "categories". In a ``regression`` the target is a
-    number with a public range."""
+    number with a public range. ``count`` is told how many rows were looked at."""
     for fact in public:
         one_of(FACTS, public_fact=fact)
     target = target or given.get("target")
     if target is None:
         raise BadInput(f"name the column to predict in '{path}': target=… (on the command line --target)")
-    seen = _look(path, target, public)
+    seen = _look(path, target, public, count)
     columns = public_columns(given.get("columns", {}))
     for name in columns:
         if name not in seen:
@@ -96,9 +103,9 @@ def with_range(column: Column, given: Mapping[str, Any]) -> Column:
     return replace(column, low=float(limits[0]), high=float(limits[1]))
 
 
-def _look(path: Path, target: str, public: Collection[str]) -> dict[str, _Seen]:
+def _look(path: Path, target: str, public: Collection[str], count: Count) -> dict[str, _Seen]:
     seen: dict[str, _Seen] = {}
-    for piece in pieces(path):
+    for piece in pieces(path, count):
         if not seen:
             seen = {name: _Seen(listed=name == target or "categories" in public) for name in piece}
             if target not in seen:

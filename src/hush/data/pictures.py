@@ -53,17 +53,27 @@ def read_images(root: Path) -> tuple[Arrays, tuple[str, ...]]:
     return (torch.from_numpy(np.stack(images)), torch.tensor(labels)), names
 
 
-def read_arrays(path: Path, target: str | None, *, regression: bool = False) -> tuple[dict[str, Arrays], int]:
+def read_array(path: Path, name: str) -> np.ndarray[Any, Any]:
+    """One array of a .npz file."""
+    content = _npz(path)
+    if name not in content:
+        raise BadInput(f"'{path}' has no array '{name}'; it has {', '.join(content) or 'none'}")
+    return content[name]
+
+
+def read_arrays(
+    path: Path, target: str | None, *, regression: bool = False, unit: str | None = None
+) -> tuple[dict[str, Arrays], int]:
     """({"train": …, and "test": … if the file has one}, number of classes) of a .npz file; nothing is unpickled. In a
     ``regression`` the labels are numbers, and there are no classes.
 
     The labels are the array named ``target``, or y, labels, target; the features x, features, data or images, or the
-    only other one. x_train, y_train, x_test, y_test are understood."""
+    only other one. x_train, y_train, x_test, y_test are understood. The array ``unit`` is not among them."""
     content = _npz(path)
     label = target or next((name for name in _LABELS if name in content), None)
     if label is None or label not in content:
         raise BadInput(f"'{path}' has no array of labels '{target or 'y'}'; it has {', '.join(content) or 'none'}")
-    others = [name for name in content if name != label and not name.endswith("_test")]
+    others = [name for name in content if name not in (label, unit) and not name.endswith("_test")]
     feature = next((name for name in _FEATURES if name in others), others[0] if len(others) == 1 else None)
     if feature is None:
         raise BadInput(f"'{path}' has no array of features 'x'; besides '{label}' it has {', '.join(others) or 'none'}")

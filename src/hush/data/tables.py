@@ -1,20 +1,13 @@
-"""Tables of one's own, read in pieces: .csv and .parquet of any length in the memory of their numbers alone.
+"""Tables of one's own as numbers: what a cell is, and rows encoded by a schema, a piece of them in memory at a time.
 
-A first pass finds what each column is, a second turns rows into numbers; a piece of rows is in memory at a time.
-
-Errors go to terminals, logs and public records, so they quote no cell. They name a column and the number of a row: that
-tells whoever has the file where to look, and whoever has not nothing of what is there. A first line without names is a
-row like any other, and is not quoted either.
+A first pass finds what each column is, a second turns rows into numbers. Errors quote no cell: they name a column and
+the number of a row.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gc
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.data.mapped import Encoded
+from hush.data.reading import Cells, Count, Piece, count_rows, pieces, pieces_by_part
 from hush.data.schema import Schema
+from hush.data.streaming import Words
 from hush.errors import BadInput
-from hush.files import explain
 
-Cells = Sequence[str] | np.ndarray[Any, np.dtype[np.float64]]
-Piece = dict[str, Cells]
-"""Some rows, by column: text, or numbers where the file has types of its own."""
-
-ROWS = 20_000
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
-MOST_COLUMNS = 10_000
 LONGEST_NUMBER = 400  # characters
-_DELIMITERS = ",;\t|"
-
-
-def pieces(path: Path) -> Iterator[Piece]:
-    """The rows of a .csv or .parquet file, some thousands at a time."""
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-    else:
-        yield from _csv(path)
 
 
 def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
     """The cells as numbers, missing ones as NaN; None if some cell is neither a number nor missing."""
     if isinstance(cells, np.ndarray):
         return cells
+    if isinstance(cells, Words):
+        return _long_numbers(cells)
     if max(map(len, cells), default=0) > LONGEST_NUMBER:  # numpy gives every cell the room of the longest
         return None
     try:
@@ -68,26 +50,56 @@ def texts(cells: Cells) -> list[str]:
     return [cell.strip() for cell in cells]
 
 
-def read_table(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
-    """(columns as numbers and category codes (n, columns), labels (n,)) of a whole file, by its schema; in place of
+def _long_numbers(cells: Words) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """The same of a column of a long file: what is no plain decimal is looked at as in a short one."""
+    found, places = cells.read_plain()
+    if len(places):
+        others = numbers([cells[place] for place in places.tolist()])
+        if others is None:
+            return None
+        found[places] = others
+    return found
+
+
+def map_texts(cells: Cells, function: Callable[[str], float]) -> np.ndarray[Any, Any]:
+    """``function`` of every cell's text; of a long file's column, once for every different text of a piece."""
+    if isinstance(cells, Words):
+        return cells.map(lambda words: np.array([function(word.strip()) for word in words]))
+    return np.array([function(text) for text in texts(cells)])
+
+
+def list_different(cells: Cells) -> Collection[str]:
+    """The different texts among the cells."""
+    return {word.strip() for word in cells.different} if isinstance(cells, Words) else texts(cells)
+
+
+def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> tuple[Tensor, Tensor]:
+    """(columns as numbers and category codes (n, columns), labels (n,)) of a whole table, by its schema; in place of
     labels the numbers to predict, where the schema has a range of them."""
-    rows: list[np.ndarray[Any, Any]] = []
-    labels: list[np.ndarray[Any, Any]] = []
-    done = 0
-    places = {name: place for place, name in enumerate(schema.classes)}
-    for piece in pieces(path):
+    rows, labels = zip(*encode_table(path, schema, count), strict=True)
+    return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
+
+
+def encode_table(place: Path, schema: Schema, count: Count = lambda rows: None) -> Iterator[Encoded]:
+    """The same, piece by piece; ``count`` is told how many rows each has. Errors name the file and its row."""
+    part, done, total = place, 0, 0
+    classes = {name: at for at, name in enumerate(schema.classes)}
+    for path, piece in pieces_by_part(place):
+        part, done = path, done if path == part else 0
         if schema.target not in piece:
             raise no_column(schema.target, piece, path)
-        rows.append(encode_piece(piece, schema, done, path))
-        labels.append(
-            _labels(piece[schema.target], places, done, path)
+        rows = encode_piece(piece, schema, done, path)
+        labels = (
+            _labels(piece[schema.target], classes, done, path)
             if schema.target_range is None
             else _targets(piece[schema.target], schema.target, done, path)
         )
-        done += len(labels[-1])
-    if not done:
-        raise BadInput(f"'{path}' holds no rows")
-    return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
+        yield rows, labels
+        done += len(rows)
+        total += len(rows)
+        count(len(rows))
+    if not total:
+        raise BadInput(f"'{place}' holds no rows")
 
 
 def read_features(path: Path, schema: Schema) -> Tensor:
@@ -105,11 +117,11 @@ def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> n
     for column in schema.features:
         if column.name not in piece:
             raise no_column(column.name, piece, path)
-    out = np.empty((_length(piece), len(schema.features)), dtype=np.float32)
+    out = np.empty((count_rows(piece), len(schema.features)), dtype=np.float32)
     for place, column in enumerate(schema.features):
         cells = piece[column.name]
         if column.kind == "category":
-            out[:, place] = [column.code(text) for text in texts(cells)]
+            out[:, place] = map_texts(cells, column.code)
             continue
         values = numbers(cells)
         if values is None:
@@ -130,11 +142,11 @@ def _filled(values: np.ndarray[Any, Any], fill: float | None) -> np.ndarray[Any,
 
 
 def _labels(cells: Cells, places: Mapping[str, int], done: int, path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    found = [places.get(text, -1) for text in texts(cells)]
-    if -1 in found:
-        row = found.index(-1)
+    found = map_texts(cells, lambda text: places.get(text, -1)).astype(np.int64)
+    if (found < 0).any():
+        row = int(np.argmin(found))
         raise BadInput(f"row {done + row + 1} of '{path}' has a label that is none of the {len(places)} classes")
-    return np.array(found, dtype=np.int64)
+    return found
 
 
 def _targets(cells: Cells, name: str, done: int, path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -152,94 +164,3 @@ def no_column(name: str, there: Collection[str], path: Path | str) -> BadInput:
     close = difflib.get_close_matches(name, there, n=1, cutoff=0.7)
     hint = f"did you mean '{close[0]}'?" if close else f"its first line must name its {len(there)} columns"
     return BadInput(f"'{path}' has no column '{name}': {hint}")
-
-
-def _length(piece: Piece) -> int:
-    return len(next(iter(piece.values())))
-
-
-def _csv(path: Path) -> Iterator[Piece]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            delimiter = max(_DELIMITERS, key=first.count)
-            names = _header(next(csv.reader([first], delimiter=delimiter), []), path)
-            reader, done = csv.reader(file, delimiter=delimiter), 0
-            while rows := _next(reader):
-                done += len(rows)
-                rows = _same_width(rows, len(names), done - len(rows), path)
-                if rows:
-                    yield dict(zip(names, zip(*rows, strict=True), strict=True))
-    except OSError as error:
-        raise BadInput(f"'{path}' cannot be read: {explain(error)}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"'{path}' is not a text table in UTF-8") from error
-    except csv.Error as error:
-        raise BadInput(f"'{path}' is not a text table: a cell is too long, or a quote is not closed") from error
-
-
-def _next(reader: Iterator[list[str]]) -> list[list[str]]:
-    """The next rows. Python's cycle collector would look at every new row again and again, for four times the price
-    of reading it, and rows of text hold no cycles: it is switched off while they are read."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        return list(islice(reader, ROWS))
-    finally:
-        if running:
-            gc.enable()
-
-
-def _same_width(rows: list[list[str]], width: int, done: int, path: Path) -> list[list[str]]:
-    """The rows that are not blank, after checking that each has as many cells as the header."""
-    if set(map(len, rows)) == {width}:
-        return rows
-    for number, row in enumerate(rows, start=done + 1):
-        if len(row) not in (0, width):
-            raise BadInput(f"row {number} of '{path}' has {len(row)} cells where the header has {width}")
-    return [row for row in rows if row]
-
-
-def _header(names: list[str], path: Path) -> list[str]:
-    names = [name.strip() for name in names]
-    if not names or not all(names):
-        raise BadInput(f"the first line of '{path}' must name every column")
-    _check_count(len(names), path)
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        first = names.index(name)
-        second = names.index(name, first + 1)
-        raise BadInput(f"columns {first + 1} and {second + 1} of '{path}' have the same name in its first line")
-    return names
-
-
-def _check_count(columns: int, path: Path) -> None:
-    if columns > MOST_COLUMNS:
-        raise BadInput(f"'{path}' has {columns} columns, and a table may have {MOST_COLUMNS}: use an .npz of arrays")
-
-
-def _parquet(path: Path) -> Iterator[Piece]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise BadInput("reading .parquet needs pyarrow: pip install 'hush-dp[files]'") from error
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_count(len(file.schema_arrow.names), path)
-            for batch in file.iter_batches(batch_size=ROWS):
-                yield {name: _arrow(name, batch.column(name), pa, path) for name in batch.schema.names}
-    except pa.ArrowException as error:
-        raise BadInput(f"'{path}' is not a whole parquet file of numbers and text") from error
-    except OSError as error:
-        raise BadInput(f"'{path}' cannot be read: {explain(error)}") from error
-
-
-def _arrow(name: str, column: Any, pa: Any, path: Path) -> Cells:
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        values: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return values
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        raise BadInput(f"column '{name}' of '{path}' has the type {kind}, where numbers or text were expected")
-    return ["" if value is None else str(value) for value in column.to_pylist()]

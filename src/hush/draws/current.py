@@ -24,7 +24,8 @@ from hush.randomness import Counter, Secret
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of one piece of one step; ``kinds`` is None until the model was tried."""
+    """The draws of one piece of one step; ``kinds`` is None until the model was tried. Where an example is several
+    ``rows``, each of them has numbers of its own among those of the example's place."""
 
     secret: Secret
     step: int
@@ -34,16 +35,18 @@ class Draws:
     seen: DrawLog | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
     proven: bool = True  # by shape alone where nothing is proven
     again: bool = False  # the backward pass is under computing_again()
+    rows: int = 1  # of an example, side by side in the batch
 
     def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
         """The numbers of the next draw."""
-        number, n = self.counter.take(), 1 if mapped else len(self.places)
+        number, single = self.counter.take(), mapped and self.rows > 1 and shape[0] == len(self.places) * self.rows
+        n = 1 if single else self.rows * (1 if mapped else len(self.places))
         logical = tuple(shape[1:]) if mapped else tuple(shape)
         if self.seen is not None:
             self.seen.append((number, logical))
         self._mind_checkpoints()
         kind = self._decide_kind(number, logical, n)
-        if isinstance(kind, Folded) and not mapped and n > 1:
+        if isinstance(kind, Folded) and (single or (not mapped and len(self.places) > 1)):
             raise Unplaced("a random draw has no dimension that holds the examples alone")
         places, stream = (ONE, "shared") if isinstance(kind, Shared) else (self.places, "place")
         key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
@@ -52,12 +55,12 @@ class Draws:
             total // max(1, len(places)),
             device,
             lambda width, dtype: draw_rows(key, places, width, dtype),
-            lambda rows: _arrange(rows, kind, tuple(shape), mapped),
+            lambda rows: _arrange(rows, kind, tuple(shape), mapped, self.rows, single),
         )
 
     def shares(self, shape: Sequence[int]) -> bool:
         """Whether the next draw is one that all examples share."""
-        return isinstance(self._decide_kind(self.counter.number, tuple(shape), 1), Shared)
+        return isinstance(self._decide_kind(self.counter.number, tuple(shape), self.rows), Shared)
 
     def check(self) -> None:
         """Refuse where something was drawn from torch's own generators."""
@@ -78,14 +81,15 @@ class Draws:
         return self.kinds.find(number, shape, n)
 
 
-def _arrange(rows: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool) -> Tensor:
-    """Rows of numbers in the shape that was asked for."""
+def _arrange(numbers: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool, rows: int, single: bool) -> Tensor:
+    """Rows of numbers in the shape that was asked for; ``single`` where it is the rows of examples that are mapped."""
     if isinstance(kind, Shared):
-        return rows.reshape(shape[1:]).expand(shape) if mapped else rows.reshape(shape)
-    if mapped or not isinstance(kind, PerExample) or kind.dim == 0:
-        return rows.reshape(shape)
-    rest = shape[: kind.dim] + shape[kind.dim + 1 :]
-    return rows.reshape(-1, *rest).movedim(0, kind.dim)
+        return numbers.reshape(shape[1:]).expand(shape) if mapped else numbers.reshape(shape)
+    if (mapped and not single) or not isinstance(kind, PerExample) or kind.dim == 0:
+        return numbers.reshape(shape)
+    logical = shape[1:] if mapped else shape
+    own = numbers.reshape(-1, *logical[: kind.dim], rows, *logical[kind.dim + 1 :])  # as one example alone has them
+    return own.movedim(kind.dim + 1, 1).reshape(shape) if single else own.movedim(0, kind.dim).reshape(shape)
 
 
 _CURRENT: ContextVar[Draws | None] = ContextVar("the draws of the piece", default=None)
@@ -101,14 +105,16 @@ def _setting_current(draws: Draws) -> Iterator[None]:
 
 
 @contextmanager
-def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.device) -> Iterator[None]:
-    """Give the model the random numbers of this step; row r of the piece has those of place ``places[r]``.
+def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.device, rows: int = 1) -> Iterator[None]:
+    """Give the model the random numbers of this step; example r of the piece has those of place ``places[r]``, where it
+    is several ``rows`` a share of them for each.
 
     They are the same for every gradient engine, for both points of a two-point query, however the batch is cut, and
     after a resume. torch's own generators come back as they were; a model that drew from them is refused.
     """
-    with Counter.counting(device) as counter, _setting_current(Draws(secret, step, Places.of(places), counter)):
-        yield
+    with Counter.counting(device) as counter:
+        with _setting_current(Draws(secret, step, Places.of(places), counter, rows=rows)):
+            yield
         counter.check()
 
 
@@ -202,7 +208,8 @@ def _try_model(draws: Draws, forward: Callable[[Any], Any], content: Any) -> Kin
             )
         if not found[0]:
             return Kinds()
-    return Kinds.of(*found)
+    two, three = found
+    return Kinds.of(two, three, rows=draws.rows)
 
 
 def _read_other_generators() -> tuple[Any, ...]:

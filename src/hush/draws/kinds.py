@@ -52,8 +52,8 @@ class Kinds:
     by_number: dict[int, Kind] = field(default_factory=dict)
 
     @staticmethod
-    def of(two: DrawLog, three: DrawLog) -> Kinds:
-        """From the draws on two and on three copies of one example."""
+    def of(two: DrawLog, three: DrawLog, *, rows: int = 1) -> Kinds:
+        """From the draws on two and on three copies of one example, of so many rows each."""
         if [number for number, _ in two] != [number for number, _ in three]:
             raise Refused(
                 "the number of random draws in a forward depends on the size of the batch, so one example more would "
@@ -61,7 +61,7 @@ class Kinds:
             )
         found: dict[int, Kind] = {}
         for (number, a), (_, b) in zip(two, three, strict=True):
-            kind = _decide_kind(a, b)
+            kind = _decide_kind(a, b, rows)
             if found.setdefault(number, kind) != kind:
                 raise Refused("the model sets torch's generator and draws different shapes from it: remove that")
         return Kinds(found)
@@ -72,7 +72,7 @@ class Kinds:
         return all(kind in (PerExample(0), Shared(())) for kind in self.by_number.values())
 
     def find(self, number: int, shape: Shape, n: int) -> Kind:
-        """The kind of a draw of this shape where n examples are computed together; refuses what was not seen."""
+        """The kind of a draw of this shape where n rows are computed together; refuses what was not seen."""
         if shape == () and not isinstance(self.by_number.get(number), Folded):
             return Shared(())
         kind = PerExample(0) if self.is_simple else self.by_number.get(number)
@@ -92,11 +92,11 @@ def guess_kind(shape: Shape, n: int) -> Kind:
     return PerExample(0) if shape and shape[0] == n else Shared(shape)
 
 
-def _decide_kind(two: Shape, three: Shape) -> Kind:
+def _decide_kind(two: Shape, three: Shape, rows: int) -> Kind:
     if two == three:
         return Shared(two)
     if len(two) != len(three):
         return Folded()
     grown = [dim for dim, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
     (dim, *more) = grown
-    return PerExample(dim) if not more and (two[dim], three[dim]) == SIZES else Folded()
+    return PerExample(dim) if not more and (two[dim], three[dim]) == tuple(rows * size for size in SIZES) else Folded()

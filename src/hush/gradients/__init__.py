@@ -20,7 +20,7 @@ from hush.gradients.book_keeping import record_book_keeping
 from hush.gradients.comparison import Case
 from hush.gradients.functional import record_functional
 from hush.gradients.model_checks import Untouched, check_model, to_group_norm
-from hush.gradients.points import Augmented, Point, read_batch_size
+from hush.gradients.points import Augmented, Point, average_rows, read_batch_size
 from hush.gradients.rounding import exact_products
 from hush.gradients.spot_checks import Inspected, Watch
 from hush.gradients.substitutes import substituting
@@ -36,6 +36,7 @@ __all__ = [
     "Tape",
     "Untouched",
     "Watch",
+    "average_rows",
     "check_model",
     "placing",
     "record",

@@ -23,6 +23,7 @@ import hush.gradients.layers
 import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.draws import Unplaced, drawing
+from hush.gradients.gathering import gather_rows
 from hush.gradients.points import Point, check_losses, make_rewinder
 from hush.gradients.rounding import exact_products
 from hush.gradients.substitutes import replacing_forwards
@@ -31,6 +32,7 @@ from hush.gradients.tape import Suspects, Tape, Weights, weights_of
 from hush.gradients.terms import HeldRows, Term, bound_in_chunks, merge_terms
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
 from hush.named import Losses, Named, trainable
+from hush.units import count_rows
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def record_book_keeping(
         values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
         first = values if first is None else first
         for entry in entries:
-            terms[entry.name] += entry.terms
+            terms[entry.name] += [gather_rows(term, count_rows(losses), entry.value) for term in entry.terms]
     assert first is not None
     return BookTape(
         first, {name: p.detach() for name, p in params.items()}, {name: merge_terms(t) for name, t in terms.items()}
@@ -120,7 +122,7 @@ def _record_point(
     known: Known,
 ) -> tuple[Tensor, list[Entry]]:
     like = next(iter(params.values()))
-    session = Session(n, torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
+    session = Session(n * count_rows(losses), torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): Watched.of(entry) for p, entry in zip(params.values(), entries, strict=True)}

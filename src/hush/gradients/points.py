@@ -19,6 +19,7 @@ from hush import validate
 from hush.errors import BadInput
 from hush.named import Losses, Named
 from hush.source import tensors_of
+from hush.units import UnitLosses, UnitRows, flatten, unflatten
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,24 @@ class Augmented:
         """Every point at every view; each view is drawn once, so that all points see the same ones."""
         contents = [self.augment(content) for _ in range(self.views)]
         return [Point(p.coefficient / self.views, p.params, view) for p in points for view in contents]
+
+
+def average_rows(losses: Losses, most: int) -> Losses:
+    """The losses of rows as those of units of at most so many (:mod:`hush.units`); views are made of each row."""
+    if not isinstance(losses, Augmented):
+        return UnitLosses(losses, most)
+    return Augmented(UnitLosses(losses.losses, most), _OfRows(losses.augment, most), losses.views)
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    """An augmentation of rows, for the rows of units."""
+
+    augment: Callable[[Any], Any]
+    most: int
+
+    def __call__(self, content: UnitRows) -> UnitRows:
+        return UnitRows(unflatten(self.augment(flatten(content.rows)), self.most), content.weights)
 
 
 def make_rewinder(device: torch.device) -> Callable[[], None]:

@@ -15,7 +15,8 @@ A rule is a function with the arguments of the torch function that it stands for
 4. Where the examples are not in the first dimension of its input, or a setting is not covered, it raises ``Unhandled``
    and leaves nothing.
 
-It may rely on this: the session's ``n`` is the number of examples; its anchor requires a gradient, so that the backward
+It may rely on this: the session's ``n`` is the number of examples (of rows, where an example is several:
+:mod:`hush.gradients.gathering` puts their terms together); its anchor requires a gradient, so that the backward
 is reached even where the input needs none; it runs once for every forward, and its backward once at most.
 
 A new rule touches two files: the module of rules that it belongs to (:mod:`layers`, :mod:`lookup`,

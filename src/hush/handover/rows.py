@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hush.artefact.description import Inputs
 from hush.data.pictures import read_image_files, read_unlabelled
-from hush.data.tables import Cells, Piece, encode_piece, pieces
+from hush.data.reading import Cells, Piece, pieces
+from hush.data.tables import encode_piece
 from hush.errors import BadInput
 
 ROWS = "the rows"  # what errors call rows that come from no file

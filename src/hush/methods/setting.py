@@ -32,6 +32,13 @@ class Setting(PlanSettings):
         kw_only=True,
         metadata=option("Whether N was counted in the data, and so is no constant but taken to be public.", LENGTH),
     )
+    unit: str = field(
+        default="example",
+        kw_only=True,
+        metadata=option(
+            "What one example is: 'patient_id' where all rows of a patient are one (then N counts patients).", PRIVACY
+        ),
+    )
     assumptions: tuple[str, ...] = field(
         default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
     )
@@ -44,6 +51,7 @@ class Setting(PlanSettings):
     def __post_init__(self) -> None:
         validate.probability(delta=self.delta)
         validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+        validate.name(unit=self.unit)
         validate.whole(examples=self.examples, batch_size=self.batch_size)
         if self.examples > MOST_EXAMPLES:
             raise BadInput(f"more than {MOST_EXAMPLES} examples are not accounted for")
@@ -135,5 +143,5 @@ class Setting(PlanSettings):
             "accountant": self.accountant,
             "accept_claimed": self.accept_claimed,
         }
-        own = {"assumptions": self.assumptions, "arithmetic": self.arithmetic, "beside": self.beside}
+        own = {"unit": self.unit, "assumptions": self.assumptions, "arithmetic": self.arithmetic, "beside": self.beside}
         return Plan(method=method, sigma=1.0, **own, **public, **shared, **parts)  # type: ignore[arg-type]

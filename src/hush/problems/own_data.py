@@ -1,4 +1,4 @@
-"""Your own data as a problem: a .csv or .parquet table, an .npz of arrays, or a folder of class folders of images.
+"""Your own data as a problem: a table (.csv, .parquet, parts of one), an .npz of arrays, or class folders of images.
 
 Nothing is scaled by a statistic of the rows; what the result takes to be public is in ``Problem.assumptions``.
 """
@@ -17,10 +17,23 @@ from torch import Tensor, nn
 from hush.artefact.description import Architecture, Inputs
 from hush.data.awaited import await_ranges
 from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
+from hush.data.long_tables import load_rows
+from hush.data.owners import check_apart, read_owner_array, read_owners
+from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
-from hush.data.splits import Arrays, Split, hold_out
-from hush.data.tables import read_table
+from hush.data.splits import (
+    Arrays,
+    Identities,
+    Owners,
+    Rows,
+    Split,
+    count_examples,
+    find_shape,
+    hold_out,
+    hold_out_units,
+)
+from hush.data.watching import Tell, Watch, keep_silent
 from hush.errors import BadInput, nearest
 from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped, shipped
@@ -32,8 +45,10 @@ from hush.validate import one_of
 TASKS = ("classification", "regression")
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 TEST = 0.2
-TABLES = (".csv", ".tsv", ".txt", ".parquet")
 COUNT = "the number of rows and the order in which they are split are public"
+COUNT_UNITS = (
+    "the number of units ({unit}) is public, and whom a model is tested on is decided by each one's identity alone"
+)
 HELD = "rows held out for testing are not covered: figures measured on them are exact, and say something about them"
 
 
@@ -51,29 +66,34 @@ def from_files(
     target_range: tuple[float, float] | None = None,
     loss: str | None = None,
     private_ranges: bool = False,
+    unit: str | None = None,
+    tell: Tell = keep_silent,
 ) -> Problem:
-    """A problem from a file or folder.
+    """A problem from a file or folder; a table may be in several files, as a folder or a pattern of names.
 
     ``target``: the column (or array) of labels. ``model``: mlp, logistic, lenet, cnn or ``package.module:factory``,
     called with those of (shape, features, classes) that it takes; by default cnn for images, else mlp. ``schema``: the
     public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off the
     rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
     ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
-    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber.
-    ``private_ranges``: numeric columns without a range await one that is released with noise before training
-    (`hush.problems.released`)."""
+    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
+    column (or array) that says whose each row is, where all rows of one are one example; it is no feature, and nobody
+    is trained and tested on. ``tell`` is told how far the reading of a long table is. ``private_ranges``: numeric
+    columns without a range await one that is released with noise before training (`hush.problems.released`)."""
     place, given = Path(path), read_schema(schema)
     _check_task(task, target_range, loss)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
-    read = _read(place, target, given, public, task == "regression")
+    read = _read(place, target, given, public, task == "regression", tell, unit)
     if private_ranges:
         read = _await_ranges(read, place)
-    split = _split(read, test, target, given)
-    architecture = _choose_architecture(model, split.train[0], read.schema, len(read.classes) or 1)
+    split = _split(read, test, target, given, tell)
+    architecture = _choose_architecture(model, find_shape(split.train), read.schema, len(read.classes) or 1)
     network = _choose_factory(architecture, read.schema)
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
-    summary = f"{place.name}: {len(split.train[0])} rows to train on, {len(split.test[0])} to test on"
+    examples, tested = count_examples(split.train), count_examples(split.test)
+    whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
+    summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
     return replace(described, name=place.stem, summary=summary)
 
@@ -91,41 +111,52 @@ class _Own:
     """What a file gave: its rows, its own test rows if any, the columns of a table, the classes, or the range of a
     number in their place."""
 
-    rows: Arrays
+    rows: Rows
     test: Arrays | None
     schema: Schema | None
     classes: tuple[str, ...]
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
     target_range: tuple[float, float] | None = None
+    unit: str | None = None
+    whose: Identities | None = None  # of the rows, where they have a unit
+    test_whose: Identities | None = None
 
 
 def _make_problem(
     read: _Own, split: Split, network: Callable[[], nn.Module], seed: int, validation: float, loss: str
 ) -> Problem:
-    shared: dict[str, Any] = {"seed": seed, "validation": validation, "assumptions": (*read.assumptions, HELD)}
+    said = [COUNT_UNITS.format(unit=read.unit) if text == COUNT and read.unit else text for text in read.assumptions]
+    shared: dict[str, Any] = {"seed": seed, "validation": validation, "assumptions": (*said, HELD)}
     if read.target_range is not None:
         return make_regression(split, network, limits=read.target_range, losses=LOSSES[loss], **shared)
     return make_classification(split, network, classes=len(read.classes), class_names=read.classes, **shared)
 
 
 def _read(
-    place: Path, target: str | None, given: Mapping[str, Any], public: Collection[str], regression: bool = False
+    place: Path,
+    target: str | None,
+    given: Mapping[str, Any],
+    public: Collection[str],
+    regression: bool = False,
+    tell: Tell = keep_silent,
+    unit: str | None = None,
 ) -> _Own:
-    if not place.exists():
+    if not place.exists() and not is_pattern(place):
         raise BadInput(f"there is no file or folder '{place}'")
-    if public and place.suffix not in TABLES:
+    table = holds_table(place)
+    if public and not table:
         raise BadInput(f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table")
+    if table:
+        return _read_table(place, target, given, public, regression, tell, unit)
     if place.is_dir():
         if regression:
             raise BadInput(f"the folders in '{place}' are classes: leave out --task regression, or give an .npz")
+        if unit is not None:
+            raise BadInput(f"the images in '{place}' have no column that says whose they are: use an .npz of arrays")
         return _read_folder(place, given)
     if place.suffix == ".npz":
-        return _read_npz(place, target, given, regression)
-    if place.suffix in TABLES:
-        schema = infer_schema(place, target, given, public, regression=regression)
-        limits = schema.target_range
-        return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed, target_range=limits)
+        return _read_npz(place, target, given, regression, unit)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
@@ -133,6 +164,36 @@ def _await_ranges(read: _Own, place: Path) -> _Own:
     if read.schema is None:
         raise BadInput(f"--private-ranges is for the numeric columns of a table, and '{place}' holds images")
     return replace(read, schema=await_ranges(read.schema, f"'{place}'"))
+
+
+def _read_table(
+    place: Path,
+    target: str | None,
+    given: Mapping[str, Any],
+    public: Collection[str],
+    regression: bool,
+    tell: Tell,
+    unit: str | None,
+) -> _Own:
+    """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
+    watch = Watch(place.name, estimate_rows(find_parts(place)), tell)
+    watch.begin("looking at")
+    schema = infer_schema(place, target, given, public, regression=regression, count=watch.count)
+    whose = None if unit is None else read_owners(place, unit)
+    if unit is not None:
+        schema = _leave_out(schema, unit)
+    rows = load_rows(place, schema, watch)
+    watch.finish(count_examples(rows), len(schema.columns))
+    own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
+    return replace(own, unit=unit, whose=whose)
+
+
+def _leave_out(schema: Schema, unit: str) -> Schema:
+    """The schema with the column that says whose the rows are, which is no feature."""
+    if unit == schema.target:
+        raise BadInput(f"'{unit}' is to be predicted: it cannot be the unit whose rows are one example too")
+    left = tuple(Column(unit, "ignore") if column.name == unit else column for column in schema.columns)
+    return replace(schema, columns=left)
 
 
 def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
@@ -150,8 +211,22 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
     return _Own((_centre(images, given), labels), test, None, names, said, _describe_images(images, given))
 
 
-def _read_npz(path: Path, target: str | None, given: Mapping[str, Any], regression: bool) -> _Own:
-    found, classes = read_arrays(path, target, regression=regression)
+def _read_npz(
+    path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None = None
+) -> _Own:
+    own = _read_npz_rows(path, target, given, regression, unit)
+    if unit is None:
+        return own
+    whose = read_owner_array(path, unit, count_examples(own.rows))
+    if own.test is None:
+        return replace(own, unit=unit, whose=whose)
+    return replace(own, unit=unit, whose=whose, test_whose=read_owner_array(path, unit, len(own.test[0]), test=True))
+
+
+def _read_npz_rows(
+    path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None
+) -> _Own:
+    found, classes = read_arrays(path, target, regression=regression, unit=unit)
     limits: tuple[float, float] | None = None
     said: tuple[str, ...] = (COUNT, "the shape of an example and the number of classes are public")
     names: tuple[str, ...] = ()
@@ -193,42 +268,56 @@ def _describe_images(images: Tensor, given: Mapping[str, Any]) -> Inputs:
     return Inputs("images", tuple(images.shape[1:]), float(low), float(high))
 
 
-def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapping[str, Any]) -> Split:
+def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapping[str, Any], tell: Tell) -> Split:
     if read.test is not None:
         if isinstance(test, (str, Path)):
             raise BadInput(f"the data brings its own test rows: leave '{test}' out")
-        return Split(read.rows, read.test)
+        return _with_owners(Split(read.rows, read.test), read, read.test_whose)
     if isinstance(test, (str, Path)):
-        if not Path(test).exists():
+        if not Path(test).exists() and not is_pattern(Path(test)):
             raise BadInput(f"there is no file or folder '{test}'")
-        if read.schema is not None and Path(test).suffix in TABLES:
-            return Split(read.rows, read_table(Path(test), read.schema))
-        other = _read(Path(test), target, given, (), read.target_range is not None)
+        if read.schema is not None and holds_table(Path(test)):
+            watch = Watch(Path(test).name, estimate_rows(find_parts(Path(test))), tell)
+            whose = None if read.unit is None else read_owners(Path(test), read.unit)
+            return _with_owners(Split(read.rows, load_rows(Path(test), read.schema, watch)), read, whose)
+        other = _read(Path(test), target, given, (), read.target_range is not None, unit=read.unit)
         if other.test is not None:
             raise BadInput(f"'{test}' has a training and a test part of its own: give a file with one part")
         known = (
             set(other.classes) <= set(read.classes) if Path(test).suffix == ".npz" else other.classes == read.classes
         )
-        if (
-            not known
-            or other.rows[0].shape[1:] != read.rows[0].shape[1:]
-            or _list_columns(other) != _list_columns(read)
-        ):
+        if not known or find_shape(other.rows) != find_shape(read.rows) or _list_columns(other) != _list_columns(read):
             raise BadInput(f"'{test}' differs from the training data in its classes or in the shape of an example")
-        return Split(read.rows, other.rows)
-    if not 0 < test < 1 or int(test * len(read.rows[0])) < 1:
-        raise BadInput(f"a test fraction of {test} of {len(read.rows[0])} rows leaves no test rows or no training rows")
-    return Split(*hold_out(read.rows, test, seed=0, stream="test"))
+        return _with_owners(Split(read.rows, other.rows), read, other.whose)
+    examples = count_examples(read.rows)
+    if not 0 < test < 1 or int(test * examples) < 1:
+        raise BadInput(f"a test fraction of {test} of {examples} rows leaves no test rows or no training rows")
+    if read.unit is None or read.whose is None:
+        return Split(*hold_out(read.rows, test, seed=0, stream="test"))
+    (rest, whose), (held, tested) = hold_out_units(read.rows, read.whose, test, seed=0, stream="test")
+    if not len(whose) or not len(tested):
+        raise BadInput(f"too few units ('{read.unit}') to hold some of them out for testing: give --test-data")
+    return Split(rest, held, owners=Owners(read.unit, whose, tested))
+
+
+def _with_owners(split: Split, read: _Own, tested: Identities | None) -> Split:
+    """The split with whose its rows are, after checking that nobody is on both sides."""
+    if read.unit is None or read.whose is None or tested is None:
+        return split
+    check_apart(read.whose, tested, read.unit)
+    return replace(split, owners=Owners(read.unit, read.whose, tested))
 
 
 def _list_columns(own: _Own) -> list[str]:
     return [] if own.schema is None else [column.name for column in own.schema.features]
 
 
-def _choose_architecture(model: str | None, features: Tensor, schema: Schema | None, classes: int) -> Architecture:
+def _choose_architecture(
+    model: str | None, shape: tuple[int, ...], schema: Schema | None, classes: int
+) -> Architecture:
     """The chosen model, behind an encoder if the data is a table."""
     if schema is None:
-        return _name_model(model or "cnn", tuple(features.shape[1:]), classes)
+        return _name_model(model or "cnn", shape, classes)
     width = Encoder(schema.features).width
     return replace(_name_model(model or "mlp", (width,), classes), encoder=True)
 

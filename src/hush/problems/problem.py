@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.artefact.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
+from hush.data.mapped import Picked
 from hush.data.schema import Schema
-from hush.data.splits import Arrays, Split, hold_out
+from hush.data.splits import Owners, Rows, Split, hold_out, hold_out_units
 from hush.errors import BadInput
 from hush.named import Losses
+from hush.source import as_source
 from hush.validate import is_finite
 
 Range = tuple[float, float]
@@ -33,7 +35,8 @@ class Problem:
 
     ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
     [−1, 1]. ``class_weights`` are for training alone; ``awaited_weights`` hold those that are released with noise
-    before it (`hush.problems.released`)."""
+    before it (`hush.problems.released`). ``owners`` says whose each row is, where all rows of one unit are one example
+    (:mod:`hush.units`)."""
 
     name: str
     summary: str
@@ -52,6 +55,17 @@ class Problem:
     target_range: Range | None = None
     class_weights: tuple[float, ...] | None = None
     awaited_weights: Tensor | None = None
+    owners: Owners | None = None
+
+    @property
+    def unit(self) -> str:
+        """What one example is: a row, unless rows have owners."""
+        return "example" if self.owners is None else self.owners.unit
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are to train on: units where rows have owners."""
+        return len(as_source(self.train)) if self.owners is None else self.owners.count
 
     @property
     def training_losses(self) -> Losses:
@@ -169,11 +183,12 @@ def make_classification(
 ) -> Problem:
     """A classification problem from a split, with a validation part of its training rows when asked for. The
     caller gives it a name."""
-    train, held = hold_out_validation(split.train, validation, seed)
+    train, held, owners = _hold_out(split.train, split.owners, validation, seed)
     return Problem(
         name="",
         summary="",
         train=train,
+        owners=owners,
         test=split.test,
         validation=held,
         model=model,
@@ -184,11 +199,28 @@ def make_classification(
     )
 
 
-def hold_out_validation(train: Arrays, fraction: float, seed: int) -> tuple[Arrays, Arrays | None]:
+def hold_out_validation(train: Rows, fraction: float, seed: int) -> tuple[Rows, Rows | None]:
     """(training part, validation part or None), deterministic by seed."""
     if fraction == 0:
         return train, None
     return hold_out(train, fraction, seed=seed)
+
+
+def _hold_out(
+    train: Rows, owners: Owners | None, fraction: float, seed: int
+) -> tuple[Rows, Rows | None, Owners | None]:
+    """The same, by units where rows have owners; and whose the rest is."""
+    if owners is None or fraction == 0:
+        return *hold_out_validation(train, fraction, seed), owners
+    (rest, whose), (held, _) = hold_out_units(train, owners.train, fraction, seed=seed)
+    if not len(whose):
+        raise BadInput(f"a validation part of {fraction:g} leaves no units to train on: hold out less")
+    return rest, held, replace(owners, train=whose)
+
+
+def change_labels(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    """The same examples with other labels; ``change`` must look at each label alone."""
+    return rows.change_last(change) if isinstance(rows, Picked) else (*rows[:-1], change(rows[-1]))
 
 
 def make_regression(
@@ -203,14 +235,14 @@ def make_regression(
 ) -> Problem:
     """A problem whose target is a number with a public range. Targets to train on are clamped to it; those to test on
     are left as they are, so that figures say how far predictions lie from what was true."""
-    (features, targets), (test, truth) = split.train, split.test
-    clamped = from_units(targets.double().clamp(*limits), limits).float()
-    train, held = hold_out_validation((features, clamped), validation, seed)
+    scaled = change_labels(split.train, lambda targets: from_units(targets.double().clamp(*limits), limits).float())
+    train, held, owners = _hold_out(scaled, split.owners, validation, seed)
     return Problem(
         name="",
         summary="",
         train=train,
-        test=(test, from_units(truth.double(), limits).float()),
+        owners=owners,
+        test=change_labels(split.test, lambda truth: from_units(truth.double(), limits).float()),
         validation=held,
         model=model,
         losses=losses,

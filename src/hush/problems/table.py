@@ -21,7 +21,7 @@ from hush.artefact.description import Architecture, Inputs
 from hush.data import adult, cifar, embedded, mnist
 from hush.data.dataset import Dataset
 from hush.data.scattering import scatter
-from hush.data.splits import Split
+from hush.data.splits import Split, as_arrays, find_shape
 from hush.named import Losses
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder, vae_losses
@@ -99,7 +99,7 @@ class Row:
 
     def _describe_inputs(self, split: Split) -> Inputs | None:
         """Images in the range that they are published in, else numbers as the model takes them."""
-        shape, pixels = tuple(split.train[0].shape[1:]), self.data.pixels
+        shape, pixels = find_shape(split.train), self.data.pixels
         if split.schema is not None:
             return None  # the columns say it
         return Inputs("arrays", shape) if pixels is None else Inputs("images", shape, 0.0, pixels.most, pixels.onto)
@@ -130,7 +130,7 @@ def _mapped(mean: float, deviation: float) -> Pixels:
 def _load_full_mnist5k(data_dir: Path | None) -> Split:
     """All 5 000 images to train on, which come from MNIST's training set, and MNIST's own test set."""
     own = embedded.load_mnist5k()
-    images, labels = (torch.cat(parts) for parts in zip(own.train, own.test, strict=True))
+    images, labels = (torch.cat(parts) for parts in zip(as_arrays(own.train), as_arrays(own.test), strict=True))
     return Split((images, labels), mnist.load(mnist.MNIST, data_dir).test)
 
 

@@ -1,0 +1,198 @@
+"""Encoded rows of a long table in files that are mapped into memory, and the rows of them that a part of the data is.
+
+The files are private: they hold everybody's rows. They lie in the folder ``tables`` of hush's cache (`find_cache`),
+which only its owner may open (0700, the files 0600), under a digest of the table's bytes, of its schema and of the code
+that encodes, so that a second run on the same table finds them. A folder gets its name when all of it is on the disk:
+whatever was interrupted is never trusted. One that was not used for a week is removed by the next long table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hush.errors import BadInput
+from hush.files import PRIVATE, clear_beside, explain, find_cache, lock_file, move_atomic, sync_directory
+
+FOLDER = "tables"
+FILES = ("rows.npy", "labels.npy")
+WEEK = 7 * 24 * 3600.0  # seconds
+CHUNK = 1 << 24  # bytes that are digested at a time
+Encoded = tuple[NDArray[np.float32], NDArray[Any]]
+"""Some rows: (n, columns), and their labels (n,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """Some rows of tensors that stay where they are, in this order: a `hush.source.Source` whose parts may be larger
+    than memory, as only the rows that are asked for are copied."""
+
+    tensors: tuple[Tensor, ...]
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The content of these examples."""
+        rows = self.rows[indices]
+        return tuple(tensor[rows] for tensor in self.tensors)
+
+    def pick(self, places: Tensor) -> Picked:
+        """Those of the rows at these places."""
+        return Picked(self.tensors, self.rows[places])
+
+    def change_last(self, change: Callable[[Tensor], Tensor]) -> Picked:
+        """The same rows with other labels; ``change`` must look at each label alone."""
+        return Picked((*self.tensors[:-1], change(self.tensors[-1])), self.rows)
+
+
+def pick_all(tensors: tuple[Tensor, ...]) -> Picked:
+    """Every row, in the order of the file."""
+    return Picked(tensors, torch.arange(len(tensors[0])))
+
+
+def digest_table(parts: Sequence[Path], facts: Any) -> str:
+    """What the encoded rows depend on: the bytes of the parts, the facts (plain data), and the code of this package."""
+    total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+    for path in (*parts, *sorted(Path(__file__).parent.glob("*.py"))):
+        each = hashlib.blake2b(digest_size=32)
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                each.update(chunk)
+        total.update(each.digest())
+    return total.hexdigest()
+
+
+def map_rows(name: str, encode: Callable[[], Iterator[Encoded]]) -> tuple[Tensor, Tensor]:
+    """The rows and labels that are kept under ``name``, or those that ``encode`` gives, which are kept from now on."""
+    place = _open_folder()
+    _forget_old(place, name)
+    target = place / name
+    found = _load(target)
+    if found is None:
+        try:
+            _write(target, encode())
+        except OSError as error:
+            why = "there is no room" if error.errno == errno.ENOSPC else explain(error)
+            raise BadInput(
+                f"a long table's encoded rows cannot be kept in '{place}': {why}; name another folder in HUSH_CACHE"
+            ) from error
+        found = _load(target)
+    if found is None:
+        raise BadInput(f"the encoded rows in '{target}' cannot be read back: name another folder in HUSH_CACHE")
+    with contextlib.suppress(OSError):
+        os.utime(target)
+    return found
+
+
+def _open_folder() -> Path:
+    place = find_cache() / FOLDER
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place.chmod(0o700)
+    except OSError as error:
+        raise BadInput(f"a long table needs a folder to write to, and '{place}' is none: {explain(error)}") from error
+    return place
+
+
+def _forget_old(place: Path, name: str) -> None:
+    """Remove what was not used for a week; a run that still has it mapped keeps its rows."""
+    for folder in place.iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name != name and time.time() - folder.stat().st_mtime > WEEK:
+                shutil.rmtree(folder)
+
+
+def _load(folder: Path) -> tuple[Tensor, Tensor] | None:
+    """The mapped files; None where there are none or they do not fit. They are mapped copy-on-write: whatever a program
+    does to the tensors, the files stay as they are."""
+    try:
+        rows, labels = (np.load(folder / name, mmap_mode="c", allow_pickle=False) for name in FILES)
+    except (OSError, ValueError):
+        return None
+    if rows.ndim != 2 or labels.ndim != 1 or len(rows) != len(labels) or rows.dtype != np.float32:
+        return None
+    return torch.from_numpy(rows), torch.from_numpy(labels)
+
+
+def _write(target: Path, pieces: Iterator[Encoded]) -> None:
+    """All pieces into a folder beside the target, which then gets its name."""
+    clear_beside(target)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    beside.mkdir(mode=0o700)
+    held = os.open(beside, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # says to others that this one is being written; a courtesy
+            lock_file(held)
+        _write_files(beside, pieces)
+        sync_directory(beside)
+        if target.exists():  # not whole, or another process was quicker
+            shutil.rmtree(target)
+        move_atomic(beside, target)
+    finally:
+        os.close(held)
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_files(folder: Path, pieces: Iterator[Encoded]) -> None:
+    files = [_Growing(folder / name) for name in FILES]
+    try:
+        for piece in pieces:
+            for file, array in zip(files, piece, strict=True):
+                file.add(array)
+        for file in files:
+            file.finish()
+    finally:
+        for file in files:
+            file.close()
+
+
+class _Growing:
+    """An .npy file of which rows are written before their number is known: its header is written twice, and numpy
+    leaves room in it for a length of any number of digits."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE), "wb")
+        self._like: NDArray[Any] | None = None
+        self._rows = 0
+
+    def add(self, array: NDArray[Any]) -> None:
+        if self._like is None:
+            self._like = array[:0]
+            self._write_header()
+        self._file.write(np.ascontiguousarray(array).data)
+        self._rows += len(array)
+
+    def finish(self) -> None:
+        start = self._file.tell()
+        self._file.seek(0)
+        self._write_header()
+        self._file.seek(start)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_header(self) -> None:
+        if self._like is None:
+            raise ValueError("a table without rows has no file")
+        shape = (self._rows, *self._like.shape[1:])
+        described = {"descr": self._like.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, described)

@@ -1,0 +1,441 @@
+"""A unit of several rows is one example: its rows are chosen by the secret, averaged, clipped once and counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from hush import make_plan
+from hush.checkpoint import Checkpoints
+from hush.errors import BadInput, Refused
+from hush.gradients import Augmented
+from hush.loop import train
+from hush.named import Losses, State, Sums
+from hush.plan import Plan
+from hush.queries import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
+from hush.queries.clipped import clipped_sums
+from hush.randomness import Secret
+from hush.source import Tensors
+from hush.units import ROWS_PER_UNIT, UnitRows, Units, number_units, spread_rows
+from replay import distance, recorded
+
+CLIP, MOST, UNITS = 0.5, 3, 24
+
+
+def losses(model: nn.Module, content: Any) -> Tensor:
+    return F.cross_entropy(model(content[0]), content[1], reduction="none")
+
+
+def make_model(dropout: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 2))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and whose they are; the last unit comes last, with many rows."""
+
+    x: Tensor
+    y: Tensor
+    ids: list[str]
+
+    @property
+    def content(self) -> tuple[Tensor, Tensor]:
+        return self.x, self.y
+
+    def without_last(self) -> Table:
+        kept = torch.tensor([name != self.ids[-1] for name in self.ids])
+        return Table(self.x[kept], self.y[kept], [name for name in self.ids if name != self.ids[-1]])
+
+
+def make_table(units: int = UNITS, scale: float = 30.0) -> Table:
+    """Units of 1 to 7 rows; the last has 20, which all pull into one direction."""
+    counts = [1 + 3 * i % 7 for i in range(units - 1)] + [20]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(counts), 4, generator=generator)
+    x[-20:] = scale * torch.ones(4)
+    y = torch.randint(2, (len(x),), generator=generator)
+    y[-20:] = 1
+    return Table(x, y, [f"p{i}" for i, count in enumerate(counts) for _ in range(count)])
+
+
+def make(**given: Any) -> Plan:
+    chosen = {"examples": UNITS, "batch_size": 12, "steps": 4, "noise_multiplier": 1.0, "clip": CLIP, "lr": 0.1}
+    return make_plan("dp-sgd", **(chosen | {"unit": "patient_id"} | given))
+
+
+def start(plan: Plan, table: Table, *, secret: int = 1, **how: Any):
+    chosen = {"unit": table.ids, "rows_per_unit": MOST}
+    return plan.start(make_model(), losses, table.content, secret=secret, **(chosen | how))
+
+
+# how the rows of a unit are chosen
+
+
+def test_units_are_numbered_as_they_appear_whatever_names_them() -> None:
+    right = [0, 1, 0, 2, 1]
+    for ids in (
+        ["b", "a", "b", "c", "a"],
+        np.array([7, 3, 7, 9, 3]),
+        torch.tensor([7, 3, 7, 9, 3]),
+        (1, 2.5, 1, "x", 2.5),
+    ):
+        assert number_units(ids).tolist() == right
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (["a", None], "some rows have no unit"),
+        ([1.0, float("nan")], "some rows have no unit"),
+        ([["a"], ["b"]], "hashable"),
+        (np.zeros((2, 2)), "one dimension"),
+        ("ab", "one value for each row"),
+        (5, "one value for each row"),
+        (["a"], "not as many as the rows"),
+    ],
+)
+def test_units_that_are_none_are_refused(ids: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Units.of(Tensors((torch.zeros(2, 1),)), ids)
+
+
+def test_a_unit_gives_at_most_so_many_of_its_own_rows() -> None:
+    table = make_table()
+    units = Units.of(Tensors((torch.arange(len(table.x)),), single=True), table.ids, MOST)
+    assert len(units) == UNITS
+    whose = np.array(number_units(table.ids))
+    secret = Secret.from_seed(1, "rows")
+    for step in range(5):
+        content = units.at(secret, step).take(torch.arange(UNITS))
+        assert content.rows.shape == content.weights.shape == (UNITS, MOST)
+        for unit, (rows, weights) in enumerate(zip(content.rows, content.weights, strict=True)):
+            own = rows[weights > 0].tolist()
+            count = int((whose == unit).sum())
+            assert len(set(own)) == len(own) == min(MOST, count)
+            assert (whose[rows.tolist()] == unit).all()  # what fills the rest is the unit's own too
+            assert torch.allclose(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
+
+
+def test_the_choice_is_by_secret_step_and_position_and_looks_at_nothing_else() -> None:
+    table = make_table()
+    units = Units.of(Tensors(table.content), table.ids, MOST)
+    other = Units.of(Tensors((torch.zeros_like(table.x), table.y)), [f"other {name}" for name in table.ids], MOST)
+    secret = Secret.from_seed(1, "rows")
+    every = torch.arange(UNITS)
+
+    def chosen(of: Units, by: Secret, step: int, which: Tensor) -> list[list[int]]:
+        return [own.tolist() for own in of.at(by, step).choose(which)]
+
+    first = chosen(units, secret, 0, every)
+    assert chosen(other, secret, 0, every) == first
+    assert chosen(units, secret, 0, every.flip(0)) == first[::-1]  # in any company
+    assert chosen(units, secret, 0, every[-1:]) == first[-1:]
+    assert chosen(units, secret, 1, every) != first
+    assert chosen(units, Secret.from_seed(2, "rows"), 0, every) != first
+    fewer = table.without_last()  # nobody else's choice moves
+    assert chosen(Units.of(Tensors(fewer.content), fewer.ids, MOST), secret, 0, every[:-1]) == first[:-1]
+
+
+def test_every_row_of_a_unit_is_chosen_as_often() -> None:
+    """20 rows, 3 at a time, 4 000 steps: each 600 times give or take 5 standard deviations."""
+    units = Units.of(Tensors((torch.zeros(40, 1),)), ["a"] * 20 + ["b"] * 20, MOST)
+    secret, times = Secret.from_seed(3, "rows"), [Counter[int](), Counter[int]()]
+    pairs = Counter[bool]()
+    for step in range(4000):
+        one, two = units.at(secret, step).choose(torch.arange(2))
+        times[0].update(one.tolist())
+        times[1].update(two.tolist())
+        pairs[one.tolist() == two.tolist()] += 1
+    for counts in times:
+        assert len(counts) == 20
+        assert max(abs(count - 600) for count in counts.values()) < 5 * (600 * 0.85) ** 0.5
+    assert pairs[True] < 20  # of 1 140 sets: units choose independently
+
+
+def test_the_weights_are_those_of_a_mean_and_an_empty_batch_has_the_shape() -> None:
+    content = spread_rows((torch.arange(3.0), torch.ones(3, 2)), [1, 2], 3)
+    assert content.weights.tolist() == [[1, 0, 0], [0.5, 0.5, 0]]
+    assert content.rows[0].tolist() == [[0, 0, 0], [1, 2, 1]]
+    empty = spread_rows((torch.zeros(0, 5),), [], 3)
+    assert empty.rows[0].shape == (0, 3, 5)
+    assert empty.weights.shape == (0, 3)
+
+
+# plans and runs
+
+
+def test_a_units_epsilon_is_that_of_as_many_examples() -> None:
+    by_unit, by_row = make(), make(unit="example")
+    assert by_unit.guarantee().epsilon == by_row.guarantee().epsilon
+    assert by_unit.guarantee().unit == "patient_id"
+    assert "per patient_id" in str(by_unit.guarantee())
+    run = start(by_unit, make_table())
+    assert run.guarantee.to_json()["unit"] == "patient_id"
+    assert run.guarantee.epsilon == pytest.approx(by_row.guarantee().epsilon, rel=1e-9)  # with the noise's tails
+    assert by_unit.fingerprint() != by_row.fingerprint()
+
+
+def test_a_plan_and_its_data_agree_about_the_unit() -> None:
+    table = make_table()
+    with pytest.raises(BadInput, match="protects single rows"):
+        start(make(unit="example"), table)
+    with pytest.raises(BadInput, match="start it with unit="):
+        make().start(make_model(), losses, table.content)
+    with pytest.raises(BadInput, match="rows_per_unit is for data whose rows have a unit"):
+        make(unit="example", examples=len(table.x)).start(make_model(), losses, table.content, rows_per_unit=2)
+    with pytest.raises(BadInput, match=r"made for 240 units \(patient_id\)"):
+        start(make(examples=240), table)
+    with pytest.raises(BadInput, match="rows_per_unit must be a whole number"):
+        start(make(), table, rows_per_unit=0)
+    for name in ("", " ", "a\nb", "x" * 101):
+        with pytest.raises(BadInput, match="unit must be a name"):
+            make(unit=name)
+    assert start(make(), table, rows_per_unit=None).source.most == ROWS_PER_UNIT
+
+
+def test_a_run_counts_units() -> None:
+    table = make_table()
+    for batch in (run := start(make(steps=8), table)).batches():
+        units = len(batch.indices)
+        assert run.step(batch).numbers()["examples"] == units
+        assert not units or int(batch.indices.max()) < UNITS
+
+
+def params(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def trained(run: Any) -> Tensor:
+    for batch in run.batches():
+        run.step(batch)
+    return params(run.model)
+
+
+def test_units_of_one_row_train_as_rows_do() -> None:
+    """With one row a unit and one row of room, the bits are those of a plan for rows with the same secret."""
+    table = make_table()
+    secret = Secret.from_seed(1, "same")
+    one = Table(table.x[:UNITS], table.y[:UNITS], [str(i) for i in range(UNITS)])
+    by_unit = make().start(make_model(), losses, one.content, secret=secret, unit=one.ids, rows_per_unit=1)
+    by_row = make(unit="example").start(make_model(), losses, one.content, secret=secret)
+    assert torch.equal(trained(by_unit), trained(by_row))
+
+
+class Listed(Dataset):
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.table.x[i], self.table.y[i]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_and_a_loader_give_the_same_as_tensors(workers: int) -> None:
+    table = make_table()
+    right = trained(start(make(), table))
+    data: Any = DataLoader(Listed(table), batch_size=4, num_workers=workers)
+    for source in (Listed(table), data):
+        run = make().start(make_model(), losses, source, secret=1, unit=table.ids, rows_per_unit=MOST)
+        torch.testing.assert_close(trained(run), right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, stop: int) -> None:
+    table, plan = make_table(), make(steps=6)
+
+    def begin(table: Table, most: int = MOST, secret: int | None = None):
+        return plan.start(make_model(0.3), losses, table.content, secret=secret, unit=table.ids, rows_per_unit=most)
+
+    right = trained(begin(table, secret=1))
+    run, kept = begin(table, secret=1), Checkpoints(tmp_path)
+    kept.begin(run)
+    for _ in train(run, checkpoints=kept, every=1):
+        if run.next == stop:
+            kept.save(run)
+            break
+    kept.close()
+    moved_row = replace(table, ids=[*table.ids[:-1], table.ids[0]])
+    for other in (begin(moved_row), begin(table, 2)):
+        kept = Checkpoints(tmp_path)
+        with pytest.raises(Refused, match="other data"):
+            kept.restore(other, kept.newest().saved)
+        kept.close()
+    again, kept = begin(table), Checkpoints(tmp_path)
+    kept.restore(again, kept.newest().saved)
+    assert again.next == stop
+    for _ in train(again, checkpoints=kept):
+        pass
+    kept.close()
+    assert torch.equal(params(again.model), right)
+
+
+# what one unit can change
+
+
+QUERIES = {
+    "plain": ClippedSum(CLIP),
+    "normalised": ClippedSum(CLIP, "normalised"),
+    "automatic": ClippedSum(CLIP, "automatic"),
+    "per layer": ClippedSum(CLIP, per_layer=True),
+    "functional": ClippedSum(CLIP, engine="functional"),
+    "adaptive": Adaptive(ClippedSum(CLIP), Quantile(CLIP), 10.0),
+    "two points": TwoPoint.of(ClippedSum(CLIP).clipping, 0.5, 0.7),
+    "error feedback": ErrorFeedback(CLIP, CLIP),
+}
+
+
+def moved(plan: Plan, table: Table, loss: Losses = losses, steps: int | None = None) -> float:
+    """By how much of a channel's bound the last unit, all of its rows, moves a sum at equal parameters; the most."""
+    fewer = table.without_last()
+
+    def sums(of: Table, given: Any) -> Any:
+        how = {"unit": of.ids, "rows_per_unit": MOST}
+        return recorded(plan, make_model(), loss, of.content, given=given, same="units", **how)
+
+    with_it, releases = sums(table, None)
+    without, _ = sums(fewer, releases)
+    pairs = list(zip(with_it, without, strict=True))[:steps]
+    return max(distance(a[name], b[name]) / plan.channels[name].bound for a, b in pairs for name in a)
+
+
+@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_whole_unit_moves_a_sum_by_no_more_than_its_bound(query: str, arithmetic: str) -> None:
+    """The error of error feedback differs from the second step on; what that costs is in its claims."""
+    plan = replace(make(steps=6, accept_claimed=True, arithmetic=arithmetic), query=QUERIES[query])
+    found = moved(plan, make_table(), steps=1 if query == "error feedback" else None)
+    assert 0.5 < found <= 1.0 + 1e-6  # the unit does count
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "shuffled", "same-order"])
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-adam-bc", "dp-disk"])
+def test_every_sampler_and_rule_takes_units(method: str, sampling: str) -> None:
+    table = make_table()
+    plan = make_plan(
+        method, examples=UNITS, batch_size=8, steps=3, noise_multiplier=1.0, sampling=sampling, unit="patient_id"
+    )
+    assert torch.isfinite(trained(start(plan, table))).all()
+
+
+@pytest.mark.parametrize("method", ["dp-matrix-se", "dp-matrix-me", "dp-bandmf", "dp-ftrl", "dp-blt"])
+def test_correlated_noise_takes_units(method: str) -> None:
+    from hush.methods import catalogue
+
+    if method not in catalogue():
+        pytest.skip("no such method")
+    epochs = 1 if method == "dp-matrix-se" else 2
+    plan = make_plan(method, examples=UNITS, batch_size=8, epochs=epochs, noise_multiplier=1.0, unit="patient_id")
+    assert plan.guarantee().unit == "patient_id"
+    assert torch.isfinite(trained(start(plan, make_table()))).all()
+
+
+@dataclass(frozen=True)
+class RowWise:
+    """A twin that clips each row, then puts a unit's rows together: added up, or averaged."""
+
+    add: bool
+
+    channels = ClippedSum(CLIP).channels
+    init, finish, observe, claims = (
+        staticmethod(getattr(ClippedSum(CLIP), name)) for name in ("init", "finish", "observe", "claims")
+    )
+
+    def piece(self, model: nn.Module, loss: Any, content: UnitRows, public: State) -> Sums:
+        total: dict[str, Tensor] = {}
+        for unit in range(len(content.weights)):
+            there = content.weights[unit] > 0
+            own = tuple(t[unit][there] for t in content.rows)
+            sums = clipped_sums(_tape(model, own), ClippedSum(CLIP).clipping)["gradient"]
+            share = 1.0 if self.add else 1.0 / int(there.sum())
+            total = {name: total.get(name, 0) + share * value for name, value in sums.items()}
+        zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        return {"gradient": zeros | total, "diagnostics": {}}
+
+
+def _tape(model: nn.Module, rows: Any) -> Any:
+    from hush.gradients.functional import record_functional
+    from hush.gradients.points import Point
+
+    return record_functional(model, losses, rows, len(rows[0]), [Point()])
+
+
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_clipping_rows_before_their_mean_is_not_needed_and_adding_them_up_fails() -> None:
+    """The mean of clipped rows obeys the bound that the clipped mean obeys; their sum has three times as much."""
+    plan, table = make(steps=6), make_table()
+    assert moved(plan, table) <= 1.0 + 1e-6
+    assert 0.5 < moved(replace(plan, query=RowWise(add=False)), table) <= 1.0 + 1e-6
+    assert moved(replace(plan, query=RowWise(add=True)), table) > 2.5
+
+
+def pull(model: nn.Module, content: Any) -> Tensor:
+    """A gradient that is the row itself."""
+    return model(content[0]).squeeze(1)
+
+
+def test_a_cap_that_looks_at_other_units_fails(monkeypatch) -> None:
+    """A twin that divides everybody's rows by the largest unit's number of them: one unit more makes all others
+    smaller, who are within the clip, and the sum moves by several clips."""
+    table = make_table()
+    alike = Table(torch.full_like(table.x, 0.45 * CLIP), table.y, table.ids)
+    plan = replace(make(steps=1), query=ClippedSum(CLIP))
+    monkeypatch.setattr("test_units.make_model", lambda: nn.Linear(4, 1, bias=False))
+    assert 0.5 < moved(plan, alike, pull) <= 1.0 + 1e-6
+    original = Units.of
+
+    def of_the_largest(rows: Any, ids: Any, most: int | None = None) -> Units:
+        return original(rows, ids, max(Counter(ids).values()))
+
+    def divided_alike(found: Any, counts: Any, most: int) -> UnitRows:
+        content = spread_rows(found, counts, most)
+        return UnitRows(content.rows, (content.weights > 0).double() / most)
+
+    monkeypatch.setattr(Units, "of", staticmethod(of_the_largest))
+    monkeypatch.setattr("hush.units.spread_rows", divided_alike)
+    assert moved(plan, alike, pull) > 2.0
+
+
+def test_a_run_that_forgets_the_units_exceeds_the_bound() -> None:
+    """Rows as examples of their own: the twenty rows of the last unit move a sum by far more than one clip."""
+    table = make_table()
+    fewer = table.without_last()
+    rows = len(table.x)
+    plan = make(unit="example", examples=rows, batch_size=rows // 2, steps=3, sample_rate=0.5)
+    sums, releases = recorded(plan, make_model(), losses, table.content, same="rows")
+    padded = (torch.cat([fewer.x, torch.full((20, 4), torch.nan)]), table.y)
+
+    @dataclass
+    class Unchecked:
+        tensors: Any
+        single: bool = False
+
+        def __len__(self) -> int:
+            return rows
+
+        def take(self, indices: Tensor) -> Any:
+            return Tensors.take(self, indices)  # type: ignore[arg-type]
+
+    others, _ = recorded(plan, make_model(), losses, Unchecked(padded), given=releases, same="rows")
+    assert max(distance(a["gradient"], b["gradient"]) for a, b in zip(sums, others, strict=True)) > 4 * CLIP
+
+
+def test_views_and_units_together() -> None:
+    def shifted(content: Any) -> Any:
+        return content[0] + torch.rand(len(content[0]), 1), content[1]
+
+    table = make_table()
+    plan = make(steps=3)
+    assert moved(plan, table, Augmented(losses, shifted, 2)) <= 1.0 + 1e-6
