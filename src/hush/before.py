@@ -36,6 +36,7 @@ from hush.files import PRIVATE, write_atomic
 from hush.randomness import Secret
 
 Values = Mapping[str, Tensor]
+NAMED = "before-{key}.safetensors"
 FORMAT = "hush released before training 1"
 
 
@@ -95,9 +96,13 @@ def make_releases(run: Covered, parts: Sequence[Before], folder: Path | None = N
                 f"the plan's event does not hold {part.beside.name}: make the plan with beside=(part.beside,)"
             )
     return {
-        part.key: _make(run, part, None if folder is None else folder / f"before-{part.key}.safetensors")
-        for part in parts
+        part.key: _make(run, part, None if folder is None else folder / NAMED.format(key=part.key)) for part in parts
     }
+
+
+def find_releases(folder: Path) -> list[Path]:
+    """The files of releases before training, made or begun, in a run's private directory."""
+    return sorted(folder.glob(NAMED.format(key="*")))
 
 
 def _make(run: Covered, part: Before, path: Path | None) -> Values:

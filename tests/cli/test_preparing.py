@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from hush import make_plan
 from hush.before import make_releases
 from hush.cli import main
+from hush.errors import BadInput
 from hush.ledger.account import Ledger
 from hush.privacy import event_json
 from hush.problems import released
@@ -164,6 +165,24 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
     weights = [load_file(tmp_path / name / "release" / "model.safetensors") for name in ("whole", "broken")]
     assert weights[0].keys() == weights[1].keys()
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+
+def test_a_first_step_that_is_refused_does_not_forget_the_secret_of_a_release(
+    capsys, monkeypatch, people: Path, tmp_path: Path
+) -> None:
+    given = ("train", "--data", people, *SHORT, "--epsilon", 8, "--private-ranges", 0.2, "--out", tmp_path / "run")
+
+    def refuse(*given: object) -> None:
+        raise BadInput("no step")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hush.run.Run.step", refuse)
+        code, _, err = call(capsys, *given)
+    assert code == 2
+    assert "no step" in err
+    kept = load_file(tmp_path / "run" / "private" / "before-ranges.safetensors")["limits"].tolist()
+    again = answer(capsys, "train", "--out", tmp_path / "run", "--resume")
+    assert list(again["private_ranges"].values()) == kept
 
 
 def _spends(path: Path) -> list[Any]:
