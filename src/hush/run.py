@@ -137,6 +137,13 @@ class Run:
         self._drawn = (-1, self._drawn[1])
         self._noising.start_anew()
 
+    def prepare(self, write: Callable[[nn.Module], None]) -> None:
+        """Have values that were released before training (`hush.before`) written into the model's buffers: before the
+        first step, or the same ones again when the run goes on."""
+        write(self.model)
+        if self.next == 0:
+            self._summing.restore(self.microbatch, self._summing.company)
+
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of the whole plan with what this run adds: to its assumptions, and by steps taken again."""

@@ -147,6 +147,7 @@ ADDED = {
     "loss",
     "public_test",
     "private_metrics",
+    "private_ranges",
     "unit",
     "rows_per_unit",
 }  # since then

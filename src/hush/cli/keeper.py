@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hush.artefact.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json
+from hush.before import find_releases
 from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
 from hush.cli.console import say
@@ -180,8 +181,11 @@ class Keeper:
             self.checkpoints.save(run)
 
     def forget_unless_begun(self, run: Run) -> None:
-        """Where the first step of a new run was refused, nothing was spent: its directory is free again."""
-        if self.checkpoints is not None and self.begun and run.next == 0 and self.account is None:
+        """Where the first step of a new run was refused, nothing was spent: its directory is free again, unless noise
+        was drawn before training, which must meet these data alone."""
+        if self.checkpoints is None or find_releases(self.checkpoints.directory):
+            return
+        if self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
 
     def how_to_go_on(self, run: Run) -> str:

@@ -27,6 +27,9 @@ PUBLIC_ROWS = "the rows that were tested on are public"
 EXACT = "figures of rows held out for testing that carry no noise stay private: those with noise are covered"
 
 
+WEIGHT_SHARE = 0.05
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What to train on, and what to make of it."""
@@ -83,7 +86,8 @@ class TaskOptions:
         default=None,
         metadata=option(
             "Public weights of the classes, a,b,c or name=weight,… (others 1). They multiply an example's loss before "
-            "its gradient is clipped, so ε stays; gradients that are cut to the clip lose them.",
+            "its gradient is clipped, so ε stays; gradients that are cut to the clip lose them. Or 'private': by noisy "
+            "counts of the classes, which alone cost a share of --epsilon, 0.05 or as in 'private:0.1'.",
             DATA,
             metavar="WEIGHTS",
         ),
@@ -100,6 +104,15 @@ class TaskOptions:
             "Release figures of the held-out rows with noise: so much of --epsilon is spent on them.",
             PRIVACY,
             metavar="EPS",
+        ),
+    )
+    private_ranges: float | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: release ranges of the numeric columns that have none with noise before training, which "
+            "alone costs this share of --epsilon.",
+            PRIVACY,
+            metavar="EPS_SHARE",
         ),
     )
     unit: str | None = field(
@@ -142,9 +155,22 @@ def load_task(given: TaskOptions) -> Problem:
     if given.rows_per_unit is not None:
         validate.whole(rows_per_unit=given.rows_per_unit)
     found = _load(given)
-    if given.class_weights is not None:
+    if read_weight_share(given.class_weights) is not None:
+        found = found.awaiting_weights()
+    elif given.class_weights is not None:
         found = found.with_class_weights(read_weights(given.class_weights, found))
     return replace(found, assumptions=_say_of_test_rows(given, found.assumptions))
+
+
+def read_weight_share(text: str | None) -> float | None:
+    """Which share of ε noisy counts of the classes get, where `--class-weights` asks for them."""
+    word, colon, share = (text or "").partition(":")
+    if word.strip() != "private":
+        return None
+    try:
+        return float(share) if colon else WEIGHT_SHARE
+    except ValueError as error:
+        raise BadInput(f"--class-weights private:SHARE takes a share of ε such as 0.05, got '{share}'") from error
 
 
 def read_weights(text: str, task: Problem) -> list[float]:
@@ -178,9 +204,9 @@ def _load(given: TaskOptions) -> Problem:
     if given.data is None:
         described = (given.target, given.model, given.schema, given.test_data, given.public)
         numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
-        if any(value is not None for value in (*described, *numbers)):
-            own = "--target, --model, --schema, --test-data, --public, --task, --target-range, --loss and --unit"
-            raise BadInput(f"{own} describe your own data: give it with --data")
+        if any(value is not None for value in (*described, *numbers, given.private_ranges)):
+            own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
+            raise BadInput(f"{own} and --unit describe your own data: give it with --data")
         return problems.load(given.problem or problems.DEFAULT, seed=given.seed, validation=given.validation)
     if given.problem is not None:
         raise BadInput("give --problem or --data, not both")
@@ -196,6 +222,7 @@ def _load(given: TaskOptions) -> Problem:
         task=given.task,
         target_range=given.target_range,
         loss=given.loss,
+        private_ranges=given.private_ranges is not None,
         unit=given.unit,
         tell=say,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from hush import validate
+from hush.before import Before
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
 from hush.cli.devices import find_device
@@ -27,6 +28,7 @@ from hush.cli.planning import (
     list_candidates,
     read_method_options,
 )
+from hush.cli.preparing import asks_for_releases, plan_before, release_before
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error, note_interrupts
 from hush.errors import BadInput, HushError
@@ -123,7 +125,7 @@ def train(given: Training) -> None:
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
         given = fit_batch(given, task.examples)
-        plan, candidates = _plan(given, task, keeper)
+        plan, parts, candidates = _plan(given, task, keeper)
         if plan.private:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
@@ -140,7 +142,8 @@ def train(given: Training) -> None:
         )
         try:
             keeper.attach(run, given)
-            result = _train_and_measure(task, run, keeper, given)
+            task, told = release_before(run, task, parts, keeper)
+            result = _train_and_measure(task, run, keeper, given, told)
             result |= {"candidates": list_candidates(candidates)} if candidates else {}
             keeper.finish(result, keep_secret=given.keep_secret)
         except HushError:
@@ -167,23 +170,28 @@ def _with_own_data(given: Training) -> Training:
     return given
 
 
-def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[Candidate, ...]]:
-    """The plan for the task, and the candidates that `--method auto` took it from."""
+def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[Before, ...], tuple[Candidate, ...]]:
+    """The plan for the task, the releases before training that it holds, and the candidates that `--method auto` took
+    it from."""
     chosen = read_method_options(given.method, given.settings, lr=given.lr, clip=given.clip, clip_mode=given.clip_mode)
     setting = default_to_three(given).setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     candidates = compare_candidates(given.method, setting, chosen)
     if candidates:
         say(explain_choice(candidates))
-    if task.class_weights is not None and chosen.get("clip_mode") == "automatic":
+    if task.training_losses is not task.losses and chosen.get("clip_mode") == "automatic":
         raise BadInput("automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain")
     with be_patient(f"computing the noise of {given.method}"), keeper.keep_matrices():
-        plan = make_plan(given.method, setting, calibrate=given.private_metrics is None, **chosen)
+        others = given.private_metrics is not None or asks_for_releases(given)
+        plan = make_plan(given.method, setting, calibrate=not others, **chosen)
+        plan, parts = plan_before(plan, task, given, setting.epsilon)
         if given.private_metrics is not None:
             plan = plan_metrics(plan, task, given.private_metrics, setting.epsilon)
-        return plan, candidates
+        return plan, parts, candidates
 
 
-def _train_and_measure(task: Problem, run: Run, keeper: Keeper, given: Training) -> dict[str, Any]:
+def _train_and_measure(
+    task: Problem, run: Run, keeper: Keeper, given: Training, before: dict[str, Any]
+) -> dict[str, Any]:
     started = time.perf_counter()
     _take_steps(task.name, run, keeper, given.checkpoint_every, given.as_json)
     seconds = time.perf_counter() - started
@@ -193,7 +201,7 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, given: Training)
     keep_figures(keeper, measured)
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
-        named, told = given.dataset or task.name, {**released, **keeper.total_for_card()}
+        named, told = given.dataset or task.name, {**before, **released, **keeper.total_for_card()}
         run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, dataset=named, figures=told)
     guarantee = run.guarantee
     return {
@@ -207,6 +215,7 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, given: Training)
         "steps": run.plan.steps,
         **measured,
         **{name: value for name, value in released.items() if name == "private_metrics"},
+        **before,
         "seconds": round(seconds, 3),
         "out": None if keeper.out is None else str(keeper.out),
         "release": None if keeper.release is None else str(keeper.release),

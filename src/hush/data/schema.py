@@ -49,6 +49,7 @@ class Column:
     values: tuple[str, ...] = ()
     buckets: int = BUCKETS
     fill: float | None = None
+    awaited: bool = False  # its range is a placeholder until it is released with noise (`hush.data.awaited`)
 
     def __post_init__(self) -> None:
         one_of(KINDS, kind=self.kind)
@@ -83,6 +84,8 @@ class Column:
         """How it is encoded, in words."""
         if self.kind == "ignore":
             return "not used"
+        if self.awaited:
+            return "range to be released with noise before training"
         if self.kind == "number" and self.low is not None:
             return f"range {self.low:g} … {self.high:g} mapped to [−1, 1]"
         if self.kind == "number":

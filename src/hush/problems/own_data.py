@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Inputs
+from hush.data.awaited import await_ranges
 from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
 from hush.data.long_tables import load_rows
 from hush.data.owners import check_apart, read_owner_array, read_owners
@@ -64,6 +65,7 @@ def from_files(
     task: str = TASKS[0],
     target_range: tuple[float, float] | None = None,
     loss: str | None = None,
+    private_ranges: bool = False,
     unit: str | None = None,
     tell: Tell = keep_silent,
 ) -> Problem:
@@ -76,12 +78,15 @@ def from_files(
     ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
     schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
     column (or array) that says whose each row is, where all rows of one are one example; it is no feature, and nobody
-    is trained and tested on. ``tell`` is told how far the reading of a long table is."""
+    is trained and tested on. ``tell`` is told how far the reading of a long table is. ``private_ranges``: numeric
+    columns without a range await one that is released with noise before training (`hush.problems.released`)."""
     place, given = Path(path), read_schema(schema)
     _check_task(task, target_range, loss)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
     read = _read(place, target, given, public, task == "regression", tell, unit)
+    if private_ranges:
+        read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
     architecture = _choose_architecture(model, find_shape(split.train), read.schema, len(read.classes) or 1)
     network = _choose_factory(architecture, read.schema)
@@ -153,6 +158,12 @@ def _read(
     if place.suffix == ".npz":
         return _read_npz(place, target, given, regression, unit)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
+
+
+def _await_ranges(read: _Own, place: Path) -> _Own:
+    if read.schema is None:
+        raise BadInput(f"--private-ranges is for the numeric columns of a table, and '{place}' holds images")
+    return replace(read, schema=await_ranges(read.schema, f"'{place}'"))
 
 
 def _read_table(

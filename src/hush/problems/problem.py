@@ -34,8 +34,9 @@ class Problem:
     model; without them the weights are released alone, and loaded into a module that their reader brings.
 
     ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
-    [−1, 1]. ``class_weights`` are for training alone. ``owners`` says whose each row is, where all rows of one unit are
-    one example (:mod:`hush.units`)."""
+    [−1, 1]. ``class_weights`` are for training alone; ``awaited_weights`` hold those that are released with noise
+    before it (`hush.problems.released`). ``owners`` says whose each row is, where all rows of one unit are one example
+    (:mod:`hush.units`)."""
 
     name: str
     summary: str
@@ -53,6 +54,7 @@ class Problem:
     inputs: Inputs | None = None
     target_range: Range | None = None
     class_weights: tuple[float, ...] | None = None
+    awaited_weights: Tensor | None = None
     owners: Owners | None = None
 
     @property
@@ -67,8 +69,17 @@ class Problem:
 
     @property
     def training_losses(self) -> Losses:
-        """The losses that are trained on: those of the problem, weighted by class where weights were given."""
+        """The losses that are trained on: those of the problem, weighted by class where weights were given or will
+        be."""
+        if self.awaited_weights is not None:
+            return LateWeighted(self.losses, self.awaited_weights)
         return self.losses if self.class_weights is None else Weighted(self.losses, self.class_weights)
+
+    def awaiting_weights(self) -> Problem:
+        """The same with weights of the classes that are released with noise before training."""
+        if self.classes is None:
+            raise BadInput(f"class weights need classes, and '{self.name}' has none")
+        return replace(self, awaited_weights=torch.ones(self.classes, dtype=torch.float64))
 
     def with_class_weights(self, weights: Sequence[float]) -> Problem:
         """The same with a public weight for each class."""
@@ -109,6 +120,20 @@ class Weighted:
         """One weighted loss per example."""
         values, labels = self.losses(model, content), content[-1]
         weighted: Tensor = values * torch.tensor(self.weights, dtype=values.dtype, device=values.device)[labels]
+        return weighted
+
+
+@dataclass(frozen=True, eq=False)
+class LateWeighted:
+    """The same with weights that are written into the tensor before the first step."""
+
+    losses: Losses
+    weights: Tensor
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """One weighted loss per example."""
+        values, labels = self.losses(model, content), content[-1]
+        weighted: Tensor = values * self.weights.to(values.device, values.dtype)[labels]
         return weighted
 
 

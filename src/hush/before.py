@@ -1,0 +1,172 @@
+"""Releases before training (noisy ranges of columns, class counts, sanitised features): made once, charged ahead.
+
+A `Before` is a `Beside` (its name, its event, its adjacency) together with what computes the release. To use one:
+
+1. make the plan with ``beside=(part.beside, …)``, so that the plan's event holds it and σ is calibrated for both;
+2. start the run, attach its checkpoints and enter it in its ledger (`hush.charging.charge`), in the usual order;
+3. ``values = make_releases(run, parts, folder)``, with the run's private directory as ``folder`` where it has one;
+4. put the values where training takes them from (they are public), and train.
+
+`make_releases` is the one place where this happens, in this order: **charge, write down, release, keep**. The ledger
+covers the run's first step, and with it every release beside the plan, before any noise is drawn; so after a crash at
+any instant the ledger holds at least what was released. Noise derives from the run's first secret and the part's key.
+Before it is drawn, a digest (keyed with the secret) of all that the release is computed from is written into the
+folder, and the values after it. A run that goes on reads the values; where a crash came between the two, the same
+secret on the same content makes the same bits, which is the same release. On other content it is refused: the same
+noise on two sums would show their difference.
+
+Values are tensors by name, as safetensors keeps them: every bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from hush.beside import Beside
+from hush.errors import BadInput, Refused
+from hush.files import PRIVATE, write_atomic
+from hush.randomness import Secret
+
+Values = Mapping[str, Tensor]
+NAMED = "before-{key}.safetensors"
+FORMAT = "hush released before training 1"
+
+
+@dataclass(frozen=True)
+class Before:
+    """One release before training.
+
+    ``key`` names its noise and its file; a word that no other part of the plan has. ``release(secret)`` draws noise
+    from this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks
+    at."""
+
+    key: str
+    beside: Beside
+    release: Callable[[Secret], Values] = field(repr=False)
+    content: Callable[[], Iterable[bytes]] = field(repr=False)
+
+
+class HasBeside(Protocol):
+    """A plan, as far as it is needed here."""
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        """The releases that its event holds."""
+        ...
+
+
+class Covered(Protocol):
+    """A run, as far as it is needed here."""
+
+    next: int
+
+    @property
+    def plan(self) -> HasBeside:
+        """What is accounted."""
+        ...
+
+    @property
+    def secret(self) -> Secret:
+        """What all noise derives from."""
+        ...
+
+    def cover(self) -> None:
+        """See to it that the ledger covers the next step, and all that is released beside it."""
+        ...
+
+
+_met: dict[str, str] = {}  # which content the noise of a secret has met in this process
+
+
+def make_releases(run: Covered, parts: Sequence[Before], folder: Path | None = None) -> dict[str, Values]:
+    """The values of every part by its key: charged, made and kept, or read where this run has made them before."""
+    if len({part.key for part in parts}) < len(parts):
+        raise BadInput("two releases before training have the same key and would share their noise: rename one")
+    for part in parts:
+        if part.beside not in run.plan.beside:
+            raise Refused(
+                f"the plan's event does not hold {part.beside.name}: make the plan with beside=(part.beside,)"
+            )
+    return {
+        part.key: _make(run, part, None if folder is None else folder / NAMED.format(key=part.key)) for part in parts
+    }
+
+
+def find_releases(folder: Path) -> list[Path]:
+    """The files of releases before training, made or begun, in a run's private directory."""
+    return sorted(folder.glob(NAMED.format(key="*")))
+
+
+def _make(run: Covered, part: Before, path: Path | None) -> Values:
+    secret = run.secret.first.child(f"before {part.key}")
+    content = _digest(secret, part.content())
+    kept = None if path is None else _read(path)
+    known = kept if kept is not None and kept.noise == secret.name else None
+    _check_same(_met.setdefault(secret.name, content) if known is None else known.content, content, part)
+    if run.next == 0:
+        run.cover()  # also where the values are kept: a run may go on with a ledger that it did not begin with
+    elif known is None:
+        raise Refused(
+            f"the run is at step {run.next} and nothing is kept of {part.beside.name}, which comes before training: "
+            "start a new run"
+        )
+    if known is not None and known.values is not None:
+        return known.values
+    if path is not None:
+        _write(path, secret, content, None)
+    values = part.release(secret)
+    if path is not None:
+        _write(path, secret, content, values)
+    return values
+
+
+def _check_same(before: str, now: str, part: Before) -> None:
+    if before != now:
+        raise Refused(
+            f"the noise of {part.beside.name} was drawn for other data, and on these it would show the difference: "
+            "give the data that it was drawn for, or start a new run with another secret"
+        )
+
+
+def _digest(secret: Secret, content: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(key=secret.derive("before content", 0, size=32), digest_size=32)
+    for piece in content:
+        found.update(len(piece).to_bytes(8, "little"))
+        found.update(piece)
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    noise: str
+    content: str
+    values: Values | None
+
+
+def _write(path: Path, secret: Secret, content: str, values: Values | None) -> None:
+    told = {"format": FORMAT, "noise": secret.name, "content": content, "made": "no" if values is None else "yes"}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in (values or {}).items()}
+    write_atomic(path, save(tensors, metadata=told), mode=PRIVATE)
+
+
+def _read(path: Path) -> _Kept | None:
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            names = list(file.keys())
+            values = {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"'{path}' is damaged, and what it holds is released once: start a new run") from error
+    if told.get("format") != FORMAT or not {"noise", "content", "made"} <= told.keys():
+        raise BadInput(f"'{path}' is damaged, and what it holds is released once: start a new run")
+    return _Kept(told["noise"], told["content"], values if told["made"] == "yes" else None)

@@ -1,0 +1,274 @@
+"""A release before training: in the plan's event, charged ahead, made once, and the same bits after a crash."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush import make_plan
+from hush.before import Before, Values, make_releases
+from hush.charging import charge
+from hush.checkpoint import Checkpoints
+from hush.errors import BadInput, Refused
+from hush.ledger.account import BudgetSpent, Ledger
+from hush.plan import Plan
+from hush.randomness import Secret
+from hush.ranges import calibrate_ranges, plan_ranges
+from hush.run import Run
+
+ROWS = 400
+SETTING = {"examples": ROWS, "batch_size": 40, "steps": 20, "delta": 1e-5, "counted": True}
+
+
+def data(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(ROWS, 2, generator=generator) * torch.tensor([3.0, 500.0])
+    return rows, (rows[:, 0] > 0).long()
+
+
+def losses(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(content[0] / 100), content[1], reduction="none")
+
+
+def part_for(rows: Tensor, near: str = "zero-out") -> Before:
+    return plan_ranges(rows, [0, 1], calibrate_ranges(1.0, 1e-6, columns=2, adjacency=near), population=ROWS)
+
+
+def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | None = 3, **given: object) -> Run:
+    torch.manual_seed(0)
+    plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,), **given)
+    return plan.start(nn.Linear(2, 2), losses, rows, secret=secret)
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is a process of its own, as far as noise that was drawn is concerned."""
+    monkeypatch.setattr("hush.before._met", {})
+
+
+def spent(path: Path) -> list[object]:
+    ledger = Ledger(path)
+    with ledger.turn():
+        return list(ledger.spends("default").values())
+
+
+@pytest.mark.parametrize("near", ["zero-out", "replace"])
+def test_the_event_is_composed_and_dp_accounting_agrees(near: str) -> None:
+    part = part_for(data()[0], near)
+    plan = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0, adjacency=near, beside=(part.beside,))
+    sigma = part.beside.event.noise_multiplier
+    scale = 1.0 if near == "replace" else 2.0
+    training = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(scale)), 20)
+    assert plan.event() == dp_event.ComposedDpEvent([training, dp_event.GaussianDpEvent(sigma)])
+    if near == "zero-out":  # dp-accounting's Poisson under replace doubles a sensitivity that is in the event already
+        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4)
+        expected = accountant.compose(plan.event()).get_epsilon(1e-5 - part.beside.lost)
+        assert plan.guarantee().epsilon == pytest.approx(expected, rel=2e-3)
+    alone = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0, adjacency=near)
+    assert plan.guarantee().epsilon > 1.01 * alone.guarantee().epsilon
+    assert "this covers the model and the noisy ranges of the columns together" in plan.guarantee().reason
+
+
+def test_sigma_is_calibrated_for_both() -> None:
+    part = part_for(data()[0])
+    plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,))
+    assert 2.97 < plan.guarantee().epsilon <= 3.0
+    assert plan.sigma > 1.01 * make_plan("dp-sgd", **SETTING, epsilon=3.0).sigma
+
+
+def test_the_ledger_is_written_before_the_release(tmp_path: Path) -> None:
+    rows, seen = data(), []
+    part = part_for(rows[0])
+
+    def release(secret: Secret) -> Values:
+        seen.extend(spent(tmp_path / "ledger"))
+        raise OSError("killed here")
+
+    run = start(rows, part)
+    charge(run, Ledger(tmp_path / "ledger"), "default")
+    assert spent(tmp_path / "ledger") == []
+    with pytest.raises(OSError, match="killed here"):
+        make_releases(run, [replace(part, release=release)])
+    assert len(seen) == 1
+    assert part.beside.event in seen[0].cost.event.events
+    assert spent(tmp_path / "ledger") == seen
+
+
+def test_no_room_in_the_budget_means_no_release(tmp_path: Path) -> None:
+    part = part_for(data()[0])
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.set_budget("default", 0.01, 1e-5)
+    run = start(data(), part)
+    charge(run, ledger, "default", new_dataset=True)
+    with pytest.raises(BudgetSpent):
+        make_releases(run, [replace(part, release=lambda secret: pytest.fail("released"))], tmp_path)
+    assert not list(tmp_path.glob("before-*"))
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """The exit code of a forked process that does this."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def begin(folder: Path, rows: tuple[Tensor, Tensor], part: Before) -> tuple[Run, Checkpoints]:
+    """A run in its private directory, new or resumed, entered in a ledger."""
+    checkpoints = Checkpoints(folder)
+    checkpoints.tell = lambda text: None
+    run, found = start(rows, part, None), checkpoints.newest()
+    if found.saved is not None:
+        checkpoints.restore(run, found.saved)
+    charge(run, Ledger(folder.parent / "ledger"), "default", checkpoints)
+    if found.saved is None:
+        checkpoints.begin(run)
+    return run, checkpoints
+
+
+@pytest.mark.parametrize("instant", ["before", "after"])
+def test_killed_around_the_release_it_is_the_same_release(tmp_path: Path, instant: str) -> None:
+    rows, private = data(), tmp_path / "private"
+    part = part_for(rows[0])
+
+    def killed(secret: Secret) -> Values:
+        if instant == "after":
+            torch.save(part.release(secret)["limits"], tmp_path / "seen")  # what somebody may have seen
+        os._exit(9)
+
+    def work() -> None:
+        run, _ = begin(private, rows, part)
+        make_releases(run, [replace(part, release=killed)], private)
+
+    assert in_a_child(work) == 9
+    covered = spent(tmp_path / "ledger")
+    assert len(covered) == 1
+    assert part.beside.event in covered[0].cost.event.events
+    run, checkpoints = begin(private, rows, part)
+    values = make_releases(run, [part], private)["ranges"]["limits"]
+    assert spent(tmp_path / "ledger") == covered  # and costs nothing more
+    expected = part.release(run.secret.first.child("before ranges"))["limits"]
+    assert torch.equal(values, expected)
+    if instant == "after":
+        assert torch.equal(values, torch.load(tmp_path / "seen", weights_only=True))
+    checkpoints.close()
+
+
+def test_a_run_that_goes_on_reads_the_values_and_does_not_draw_again(tmp_path: Path) -> None:
+    rows, private = data(), tmp_path / "private"
+    part = part_for(rows[0])
+    run, checkpoints = begin(private, rows, part)
+    first = make_releases(run, [part], private)["ranges"]["limits"]
+    for batch in run.batches():
+        run.step(batch)
+        if run.next == 5:
+            break
+    checkpoints.save(run)
+    checkpoints.close()
+    run, checkpoints = begin(private, rows, part)
+    assert run.next == 5
+    never = replace(part, release=lambda secret: pytest.fail("drawn again"))
+    assert torch.equal(make_releases(run, [never], private)["ranges"]["limits"], first)
+    (private / "before-ranges.safetensors").unlink()
+    with pytest.raises(Refused, match="at step 5 and nothing is kept of the noisy ranges of the columns"):
+        make_releases(run, [never], private)
+    checkpoints.close()
+
+
+def test_a_ledger_that_comes_later_covers_what_was_released(tmp_path: Path) -> None:
+    rows, part = data(), part_for(data()[0])
+    with_nothing = Checkpoints(tmp_path / "private")
+    run = start(rows, part, None)
+    with_nothing.begin(run)
+    first = make_releases(run, [part], tmp_path / "private")["ranges"]["limits"]
+    with_nothing.close()
+    run, checkpoints = begin(tmp_path / "private", rows, part)
+    assert spent(tmp_path / "ledger") == []
+    assert torch.equal(make_releases(run, [part], tmp_path / "private")["ranges"]["limits"], first)
+    assert part.beside.event in spent(tmp_path / "ledger")[0].cost.event.events
+    checkpoints.close()
+
+
+def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, other = data(), data(1)
+    run = start(rows, part_for(rows[0]))
+    make_releases(run, [part_for(rows[0])], tmp_path)
+    again = start(other, part_for(other[0]))
+    assert again.secret == run.secret
+    with pytest.raises(Refused, match="was drawn for other data"):
+        make_releases(again, [part_for(other[0])], tmp_path)
+    with pytest.raises(Refused, match="was drawn for other data"):
+        make_releases(again, [part_for(other[0])])  # in this process, with nothing kept
+    monkeypatch.setattr("hush.before._met", {})  # in another process the file knows
+    with pytest.raises(Refused, match="was drawn for other data"):
+        make_releases(again, [part_for(other[0])], tmp_path)
+    one = rows[0].clone()
+    one[7, 1] += 0.01
+    with pytest.raises(Refused, match="was drawn for other data"):
+        make_releases(again, [part_for(one)], tmp_path)
+    assert make_releases(start(rows, part_for(rows[0])), [part_for(rows[0])], tmp_path)
+
+
+def test_units_are_content_too(tmp_path: Path) -> None:
+    rows, noise = data()[0], calibrate_ranges(1.0, 1e-6, columns=2, adjacency="zero-out")
+    by_two = plan_ranges(rows, [0, 1], noise, population=200, units=np.arange(ROWS) // 2)
+    run = start(data(), by_two)
+    make_releases(run, [by_two], tmp_path)
+    uneven = plan_ranges(rows, [0, 1], noise, population=200, units=np.minimum(np.arange(ROWS), 199))
+    with pytest.raises(Refused, match="was drawn for other data"):
+        make_releases(run, [uneven], tmp_path)
+
+
+def test_what_the_event_does_not_hold_is_refused() -> None:
+    part = part_for(data()[0])
+    run = make_plan("dp-sgd", **SETTING, epsilon=3.0).start(nn.Linear(2, 2), losses, data())
+    with pytest.raises(Refused, match="the plan's event does not hold the noisy ranges of the columns"):
+        make_releases(run, [part])
+    less = replace(part, beside=replace(part.beside, event=dp_event.GaussianDpEvent(0.1)))
+    with pytest.raises(Refused, match="does not hold"):
+        make_releases(start(data(), part), [less])
+    with pytest.raises(BadInput, match="have the same key"):
+        make_releases(start(data(), part), [part, part])
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    part = part_for(data()[0])
+    (tmp_path / "before-ranges.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(BadInput, match="is damaged, and what it holds is released once: start a new run"):
+        make_releases(start(data(), part), [part], tmp_path)
+
+
+def test_a_proof_of_its_own_and_another_adjacency_are_refused() -> None:
+    part = part_for(data()[0], "add-remove")
+    with pytest.raises(Refused, match="cannot be composed with the noisy ranges of the columns"):
+        make_plan("dp-dice", **{**SETTING, "counted": False}, noise_multiplier=50.0, beside=(part.beside,))
+    with pytest.raises(Refused, match="is accounted under 'add-remove' adjacency"):
+        make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,))
+
+
+def test_every_secret_has_its_own_noise() -> None:
+    rows = data()
+    part = part_for(rows[0])
+    first, second = (make_releases(start(rows, part, seed), [part])["ranges"]["limits"] for seed in (1, 2))
+    assert not torch.equal(first, second)
+    assert math.isfinite(float(first.abs().max()))
+
+
+def test_plans_are_told_apart_by_their_releases() -> None:
+    part = part_for(data()[0])
+    plan: Plan = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0)
+    assert replace(plan, beside=(part.beside,)).fingerprint() != plan.fingerprint()
