@@ -13,6 +13,9 @@ from hush.draws import drawing, model_randomness, settling_draws
 from hush.errors import BadInput
 from hush.randomness import Secret, seeded
 from hush.sanitize import Sanitize, find_layer, insert
+from hush.sanitize.layer import Place
+
+PLACES: tuple[Place, ...] = ("after", "before")
 
 
 def _zeros(x: Tensor) -> Tensor:
@@ -62,7 +65,7 @@ def test_no_noise_in_evaluation_unless_asked() -> None:
 
 def test_dropout_acts_after_the_noise_or_before_it() -> None:
     x = torch.ones(200, 50)
-    after, before = (Sanitize(5.0, 1.0, dropout=0.5, place=place)(x) for place in ("after", "before"))  # type: ignore[arg-type]
+    after, before = (Sanitize(5.0, 1.0, dropout=0.5, place=place)(x) for place in PLACES)
     assert 0.4 < float((after == 0).double().mean()) < 0.6
     assert int((before == 0).sum()) == 0
 
@@ -152,8 +155,8 @@ def test_a_module_with_two_places_or_two_layers_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
     with pytest.raises(BadInput, match="used at several places"):
         insert(model, "1", Sanitize(1.0, 1.0))
-    model = insert(_small_model(), "0", Sanitize(1.0, 1.0))
+    again = insert(_small_model(), "0", Sanitize(1.0, 1.0))
     with pytest.raises(BadInput, match="a sanitisation layer at '0' already"):
-        insert(model, "0", Sanitize(1.0, 1.0))
+        insert(again, "0", Sanitize(1.0, 1.0))
     with pytest.raises(BadInput, match="has 0 sanitisation layers"):
         find_layer(_small_model())
