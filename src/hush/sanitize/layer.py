@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from hush import validate
 from hush.errors import BadInput, nearest
+from hush.privacy.scale import grid
 
 Place = Literal["after", "before"]
 Draw = Callable[[Tensor], Tensor]
@@ -115,11 +116,13 @@ class Sanitize(nn.Module):
         return torch.where(x.isnan(), torch.zeros_like(x), x).clamp(self.low, self.clip)
 
     def noised(self, x: Tensor) -> Tensor:
-        """With its noise. It is added in double precision and rounded after: the gaps between the noise's own float32
-        values would show what they were added to."""
+        """With its noise. It is added in double precision and rounded to the public grid of the noise (`hush.release`):
+        last bits would show what it was added to. The gradient is that of adding a constant."""
         precise = x.double()
         draw = torch.randn_like if self.draw is None else self.draw
-        return (precise + self.noise_std * draw(precise)).to(x.dtype)
+        spacing = grid(self.noise_std)
+        noisy = ((precise.detach() + self.noise_std * draw(precise.detach())) / spacing).round() * spacing
+        return (noisy + (precise - precise.detach())).to(x.dtype)
 
     def _meet_width(self, x: Tensor) -> None:
         found = math.prod(x.shape[1:])
