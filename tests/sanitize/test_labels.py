@@ -163,8 +163,9 @@ def _reveal(secret: Secret, label: int, sigma: float) -> bool:
     trained as. It says "label 1" where they moved towards class 1."""
     features, labels = torch.zeros(4, 2), torch.tensor([label, 0, 0, 0])
     features[0, 0] = features[1:, 1] = 1.0
-    model = nn.Sequential(nn.Linear(2, 2))
-    nn.init.zeros_(model[0].weight)
+    first = nn.Linear(2, 2)
+    nn.init.zeros_(first.weight)
+    model = nn.Sequential(first)
     plan = make_plan("label-rr", examples=4, batch_size=4, steps=1, noise_multiplier=sigma)
     run = plan.start(model, cross_entropy, (features, labels), secret=secret)
     list(train(run))
