@@ -23,7 +23,7 @@ from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.scale import check_std, tail_delta
 from hush.proofs import find_sensitivity, own_adjacency
-from hush.queries import ADDED, Channel, Query
+from hush.queries import ADDED, Channel, Preparing, Query
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.sampling import PoissonSampled, Room, Sampler
@@ -175,7 +175,8 @@ class Mechanism(ABC):
         part, least = self.sampler.participation, self.noise.structure.least_scale
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
-        return coordinates * len(self.query.channels), self.steps, mu, rate
+        steps = self.query.count_releases(part, self.steps) if isinstance(self.query, Preparing) else self.steps
+        return coordinates * len(self.query.channels), steps, mu, rate
 
     def with_secret(self, secret: Secret) -> Self:
         """The same with what its secret's origin adds to the assumptions."""
@@ -220,8 +221,8 @@ class Mechanism(ABC):
         """Rows are released one by one, so a guarantee about several of them is another one."""
         if self.releases_rows and self.unit != "example":
             raise Refused(
-                f"method '{self.method}' releases every row by itself, and its proof is for one row, not for all rows of "
-                f"one {self.unit}: leave the unit out, or use dp-sgd, which is proven for it"
+                f"method '{self.method}' releases every row by itself, and its proof is for one row, not for all "
+                f"rows of one {self.unit}: leave the unit out, or use dp-sgd, which is proven for it"
             )
 
     def _check_steps(self) -> None:

@@ -26,7 +26,7 @@ from hush.privacy import accounting, calibration
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
-from hush.run import Run
+from hush.run import Run, count_coordinates
 from hush.source import as_source, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
 
@@ -116,7 +116,7 @@ class Plan(Mechanism):
         self._check_examples(len(source))
         if isinstance(data, DataLoader):
             check_rows(source)
-        with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
+        with_tails = self.with_tails(count_coordinates(self, model, source))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
             with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")

@@ -62,6 +62,7 @@ class Run:
         if isinstance(plan.query, Preparing):
             stds = plan.channel_stds()
             self._query, taken = plan.query.prepare(model, losses, source, lambda: self._secret, stds)
+        self._coordinates = count_coordinates(plan, model, source)
         self._public, self._private = self._query.init(self._params)
         self._rule = plan.rule.init(self._params)
         self._whole = True
@@ -74,7 +75,7 @@ class Run:
             plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
         )
         if isinstance(taken, Collated):
-            source.follow(self._ahead)
+            taken.follow(self._ahead)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -159,8 +160,8 @@ class Run:
 
     @property
     def coordinates(self) -> int:
-        """How many numbers are trained."""
-        return max(1, sum(p.numel() for p in self._params.values()))
+        """How many numbers get noise at a time, at most."""
+        return self._coordinates
 
     def release(
         self,
@@ -262,6 +263,13 @@ class Run:
         if self.plan.private and not self.plan.as_accounted:
             raise Refused("the query's bounds are not those that were accounted: make a new plan for other bounds")
         self._summing.check_threads()
+
+
+def count_coordinates(plan: Mechanism, model: nn.Module, source: Source) -> int:
+    """How many numbers get noise at a time, at most: as many as are trained, or as a released row has."""
+    trained = max(1, sum(p.numel() for p in trainable(model).values()))
+    rows = plan.query.count_numbers(model, source) if isinstance(plan.query, Preparing) else 0
+    return max(trained, rows)
 
 
 def _copy_into(own: Named, saved: Named) -> None:

@@ -147,6 +147,9 @@ ADDED = {
     "loss",
     "public_test",
     "private_metrics",
+    "sanitize_at",
+    "sanitize_clip",
+    "sanitize_width",
 }  # since then
 
 

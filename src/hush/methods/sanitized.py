@@ -16,6 +16,8 @@ from hush.sanitize.published import Published
 from hush.sanitize.released import Released
 from hush.sanitize.threshold import AdaptiveThreshold
 
+FRONT = "the layers before the sanitisation layer were made without looking at the rows that are trained on"
+
 
 def sanitize(
     setting: Setting,
@@ -51,7 +53,7 @@ def sanitize_once(setting: Setting, *, lr: float = 1e-3, weight_decay: float = 0
 
     For public labels and as many epochs as one likes: the ε does not grow with them.
     """
-    return _plan(_replacing(setting), "sanitize-once", Released(1, 1, nonnegative), lr, weight_decay)
+    return _plan(_frozen(setting), "sanitize-once", Released(1, 1, nonnegative), lr, weight_decay)
 
 
 def sanitize_frozen(
@@ -71,7 +73,7 @@ def sanitize_frozen(
     if isinstance(count, bool) or not 1 <= count <= setting.total_steps:
         raise BadInput(f"releases must be a whole number from 1 to the {setting.total_steps} steps, got {count}")
     query = Released(count, setting.per_epoch, nonnegative)
-    return _plan(_replacing(setting), "sanitize-frozen", query, lr, weight_decay)
+    return _plan(_frozen(setting), "sanitize-frozen", query, lr, weight_decay)
 
 
 def sanitize_hybrid(
@@ -95,10 +97,14 @@ def _replacing(setting: Setting) -> Setting:
     """Under replace, the only relation in which labels and membership can be public and features private."""
     if setting.adjacency not in (None, "replace"):
         raise Refused(
-            f"released rows are compared under 'replace', not '{setting.adjacency}': every record has a row of its own, "
-            "so that it shows who is in the data, and only the features behind it are hidden; leave adjacency out"
+            f"released rows are compared under 'replace', not '{setting.adjacency}': every record has a row of its "
+            "own, so that it shows who is in the data, and only the features behind it are hidden; leave adjacency out"
         )
     return replace(setting, adjacency="replace")
+
+
+def _frozen(setting: Setting) -> Setting:
+    return replace(_replacing(setting), assumptions=(*setting.assumptions, FRONT))
 
 
 def _plan(setting: Setting, method: str, query: Query, lr: float, weight_decay: float) -> Plan:

@@ -29,6 +29,17 @@ def mlp(widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def projection(features: int, width: int, outputs: int) -> nn.Sequential:
+    """A record normalised by its own mean and deviation, projected onto ``width`` random directions, and a linear head.
+
+    The projection (module "3") has coordinates of variance 1 and nothing of any data in it: frozen, it is what
+    sanitised features are made by."""
+    random = nn.Linear(features, width, bias=False)
+    nn.init.normal_(random.weight, std=features**-0.5)
+    normalised = nn.LayerNorm(features, elementwise_affine=False)
+    return nn.Sequential(Single(), nn.Flatten(), normalised, random, nn.Linear(width, outputs))
+
+
 def logistic(features: int, classes: int) -> nn.Sequential:
     """Multinomial logistic regression: one linear layer, softmax in the loss."""
     return mlp([features, classes])

@@ -124,3 +124,11 @@ class Preparing(Protocol):
         """The query for this model, and the data that it gets in place of ``source``. Nothing is released before the
         first step asks for it, so that a ledger is charged first; ``secret()`` is the run's at that time."""
         ...
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """How many numbers of one record are released at a time."""
+        ...
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """How often a record meets noise in so many steps, at most."""
+        ...

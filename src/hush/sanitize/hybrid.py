@@ -10,20 +10,20 @@ Step t on a batch B_t, with weights θ before the layer and ω behind it, both f
 
 θ moves by g̃ and ω by h. Which records are in B_t is drawn by coins that do not look at features.
 
-Theorem. For the features of one record being replaced by any others, with labels, membership and all B_t known, a run in
-which that record takes part at most k times is μ-Gaussian private with μ² = k·(4/s_a² + 4/s_g²); 1/s_a² in place of
+Theorem. For the features of one record being replaced by any others, with labels, membership and all B_t known, a run
+in which that record takes part at most k times is μ-Gaussian private with μ² = k·(4/s_a² + 4/s_g²); 1/s_a² in place of
 4/s_a² where the layer clamps to [0, C].
 
 Proof. Let i be the record, and fix all B_t. Write a step as two releases, Y = (yⱼ) and then g̃; its output is a function
 of both, the labels and what was released before.
 
-1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both neighbours,
-   as φ_θ is one function applied to each record alone. yᵢ is a Gaussian with standard deviation C·s_a·√n around aᵢ or
+1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both
+   neighbours, as φ_θ is one function applied to each record alone. yᵢ is a Gaussian with standard deviation C·s_a·√n around aᵢ or
    aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations, if i is in B_t, and 0 otherwise.
 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and public coins (dropout): the head sees xⱼ in no other way, which is
    checked before the run starts (`hush.sanitize.cut.check_nothing_passes`). So h is post-processing of Y.
-3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and ∂aⱼ/∂θ is a
-   function of xⱼ and θ. It is clipped to norm c for each record alone. Fixing Y and what was before, the sums of the
+3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and ∂aⱼ/∂θ is
+   a function of xⱼ and θ. It is clipped to norm c for each record alone. Fixing Y and what was before, the sums of the
    neighbours differ in the one addend of i, by at most 2c; the noise is independent of Y's: 2/s_g standard deviations
    if i is in B_t, and 0 otherwise. A parameter that the layer's input depends on belongs to θ with all of its gradient,
    wherever else it is used.
@@ -32,8 +32,8 @@ of both, the labels and what was released before.
    participations give k·(4/s_a² + 4/s_g²). ∎
 
 Batches in a new order every epoch, or always the same: k is the number of epochs begun, for every order. Poisson or
-fixed-size batches: K ~ Binomial(T, q) participations, by coins that are independent of the features. For each outcome of
-the coins (4) holds with k = K, and the hockey-stick divergence is jointly convex, so that
+fixed-size batches: K ~ Binomial(T, q) participations, by coins that are independent of the features. For each outcome
+of the coins (4) holds with k = K, and the hockey-stick divergence is jointly convex, so that
 
     δ(ε) ≤ E_K δ_Gauss(ε; √K·√(4/s_a² + 4/s_g²))
 
@@ -67,7 +67,7 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, WithoutReplacement
-from hush.sanitize.cut import check_nothing_passes, find_cut
+from hush.sanitize.cut import check_nothing_passes, count_numbers, find_cut
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_noise
 from hush.source import Source
 
@@ -116,6 +116,17 @@ class Hybrid:
         check_nothing_passes(cut, losses)
         set_noise(cut.layer, noise_std["rows"])
         return replace(self, before=cut.before), source
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """n, the width of the layer."""
+        return count_numbers(find_cut(model, source))
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """Once an epoch, or in every step where coins decide."""
+        match participation:
+            case Reshuffled(per_epoch=b) | SameOrder(per_epoch=b):
+                return -(-steps // b)
+        return steps
 
     def init(self, params: Named) -> tuple[State, State]:
         """No state."""
@@ -177,8 +188,8 @@ def count_participations(participation: Participation, steps: int, each: float) 
         case WithoutReplacement(examples=examples, size=size):
             return Participating(steps, size / examples, each)
     raise Refused(
-        f"sanitize-hybrid counts in how many batches a record is, which has no proof for {type(participation).__name__}: "
-        "use sampling 'shuffled' or 'poisson'"
+        f"sanitize-hybrid counts in how many batches a record is, which has no proof for "
+        f"{type(participation).__name__}: use sampling 'shuffled' or 'poisson'"
     )
 
 

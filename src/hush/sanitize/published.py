@@ -21,14 +21,14 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
-from hush.sanitize.cut import find_cut
+from hush.sanitize.cut import count_numbers, find_cut
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range
 from hush.source import Source
 
 CLAIMED = (
-    "the weights before the layer learn from the raw features, and no noise covers them: whoever has the released model "
-    "can read from them what only one person's record contains; beside that, a clamp to [−C, C] lets a record move by 2C "
-    "where C was counted, every record is released by itself and not in a sum that would hide it, batches are fixed "
+    "the weights before the layer learn from the raw features, and no noise covers them: whoever has the released "
+    "model can read from them what only one person's record contains; beside that, a clamp to [−C, C] lets a record move "
+    "by 2C where C was counted, every record is released by itself and not in a sum that would hide it, batches are fixed "
     "parts of the data and were counted as coin flips, and noise that is less by the share of dropout holds on average "
     "only; labels are not protected at all"
 )
@@ -62,6 +62,14 @@ class Published:
         check_range(layer, self.nonnegative)
         layer.noise_multiplier = noise_std["rows"]
         return self, source
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """n, the width of the layer."""
+        return count_numbers(find_cut(model, source))
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """In every step, as far as anybody knows."""
+        return steps
 
     def init(self, params: Named) -> tuple[State, State]:
         """No state."""

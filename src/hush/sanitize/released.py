@@ -1,8 +1,8 @@
 """Training on rows that were released once, or k times: `sanitize-once` and `sanitize-frozen`.
 
 Theorem. Let φ not depend on the private features: random, frozen, or trained on public data. Let every record i give
-yᵢᵣ = clamp(φ(xᵢ)) + s·zᵢᵣ for r = 1 … k, with s = Cσ√n, n numbers each clamped to [−C, C] and all z independent standard
-normal. Then whatever is computed from all yᵢᵣ, all labels, and who is in the data at all, is μ-Gaussian private with
+yᵢᵣ = clamp(φ(xᵢ)) + s·zᵢᵣ for r = 1 … k, with s = Cσ√n, n numbers each clamped to [−C, C] and all z independent
+standard normal. Then whatever is computed from all yᵢᵣ, all labels, and who is in the data at all, is μ-Gaussian private with
 μ = 2√k/σ for the features of one record being replaced by any others (√k/σ where the layer clamps to [0, C]).
 
 Proof. Neighbours X, X′ have the same labels and the same number of records, and differ in xᵢ for one i. φ is the same
@@ -36,7 +36,7 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
-from hush.sanitize.cut import Cut, Head, check_frozen, find_cut
+from hush.sanitize.cut import Cut, Head, check_frozen, count_numbers, find_cut
 from hush.sanitize.layer import Sanitize
 from hush.sanitize.rows import ReleasedRows
 from hush.source import Source
@@ -85,6 +85,14 @@ class Released:
         set_noise(cut.layer, noise_std["rows"])
         rows = ReleasedRows(cut, source, secret, cut.layer.noise_std, self.releases, self.turn)
         return replace(self, cut=cut), rows
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """n, the width of the layer."""
+        return count_numbers(find_cut(model, source))
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """Once, or k times."""
+        return self.releases
 
     def init(self, params: Named) -> tuple[State, State]:
         """No state."""
