@@ -52,6 +52,19 @@ class Adapting:
         self.threshold.adapt(model)
         return replace(self, model=model), taken
 
+    @property
+    def nonnegative(self) -> bool:
+        """Whether the layer clamps to [0, C]."""
+        return self.inner.nonnegative
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """n, the width of the layer."""
+        return self.inner.count_numbers(model, source)
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """As without a threshold that changes."""
+        return self.inner.count_releases(participation, steps)
+
     def init(self, params: Named) -> tuple[State, State]:
         """Public, as far as the weights are: C."""
         clip = 0.0 if self.model is None else find_layer(self.model)[1].clip

@@ -95,6 +95,14 @@ class RandomisedLabels:
         answers = Answers(model, source, secret, 1 / noise_std["labels"], prior / prior.sum(), share)
         return replace(self, answers=answers), Numbered(source)
 
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """One label, by coins."""
+        return 1
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """Each label is answered for once, in one of the parts."""
+        return 1
+
     def init(self, params: Named) -> tuple[State, State]:
         """Public: the answers of the second part, none of which is there yet."""
         if self.answers is None or self.first is None:
