@@ -90,6 +90,7 @@ def torch_rule(optimizer, scheduler=None) -> TorchOptim:
     return TorchOptim(lambda params: optimizer(list(params.values())), scheduler)
 
 
+METHODS = [name for name in catalogue() if not name.startswith("sanitize")]  # these need a layer: tests/sanitize
 RULES = {
     "sgd-momentum": SGD(0.3, momentum=0.9),
     "adam": Adam(0.05),
@@ -115,7 +116,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, STEPS])
-@pytest.mark.parametrize("method", list(catalogue()))
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_to_the_same_bits(method, after, tmp_path) -> None:
     p = plan(method)
     stopped(p, tmp_path, after)
@@ -487,7 +488,7 @@ class TestLedger:
         self.go_on(tmp_path)
         assert [s.steps for s in Ledger(tmp_path / "l.jsonl").spends("d").values()] == [STEPS]
 
-    @pytest.mark.parametrize("method", list(catalogue()))
+    @pytest.mark.parametrize("method", METHODS)
     def test_every_method_can_be_entered(self, method, tmp_path):
         p = plan(method)
         run = start(p)

@@ -23,7 +23,7 @@ from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.scale import check_std, tail_delta
 from hush.proofs import find_sensitivity, own_adjacency
-from hush.queries import Channel, Query
+from hush.queries import ADDED, Channel, Preparing, Query
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.sampling import OnePass, PoissonSampled, Room, SameOrder, Sampler, Separated
@@ -63,6 +63,7 @@ class Mechanism(ABC):
             check_std(self.sigma, "the noise multiplier")
             validate.probability(delta=self.delta)
             self._check_steps()
+            self._check_unit()
             self.check_proof()
         elif self.beside:
             raise Refused(
@@ -78,6 +79,21 @@ class Mechanism(ABC):
     def private(self) -> bool:
         """Whether anything is claimed at all: False for ordinary training."""
         return all(channel.proof != "none" for channel in self.query.channels.values())
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise is added to sums over examples: not where all that is trained on was released before."""
+        return self.private and any(channel.proof in ADDED for channel in self.query.channels.values())
+
+    @property
+    def releases_rows(self) -> bool:
+        """Whether single records are released with noise of their own (`hush.sanitize`)."""
+        return any(channel.proof in ("rows", "coins") for channel in self.query.channels.values())
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether what protects is noise with tails that end: Gaussian noise, and not coins."""
+        return self.private and all(channel.proof != "coins" for channel in self.query.channels.values())
 
     @property
     def neighbours(self) -> Adjacency:
@@ -102,7 +118,7 @@ class Mechanism(ABC):
     @cached_property
     def charge(self) -> float:
         """What the rounding of sums adds to every bound, relative to it."""
-        return arithmetic.charge(self.room.places) if self.private else 0.0
+        return arithmetic.charge(self.room.places) if self.noisy else 0.0
 
     @cached_property
     def channels(self) -> Mapping[str, Channel]:
@@ -125,6 +141,8 @@ class Mechanism(ABC):
         channels = self.channels
         if not self.private:
             return dict.fromkeys(channels, 0.0)
+        free = {n: 0.0 for n, c in channels.items() if c.proof == "released"}
+        channels = {n: c for n, c in channels.items() if n not in free}
         fixed = {n: c.std for n, c in channels.items() if c.std is not None}
         total = (self.sigma if sigma is None else sigma) ** -2
         left = total - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
@@ -134,7 +152,7 @@ class Mechanism(ABC):
                 f"the channels {sorted(fixed)} use up the whole noise budget: give them more noise, or lower σ"
             )
         rest = math.sqrt(others / left) if others else 0.0
-        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
+        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()} | free
 
     def delta_left(self, steps: int | None = None) -> float:
         """δ without what batches with more examples than places cost, the end of the noise's tails, and what the
@@ -146,7 +164,7 @@ class Mechanism(ABC):
     def tails_beside(self, coordinates: int) -> float:
         """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
         times what lies beyond them is of use for one ε alone, and does not add up."""
-        if not self.private:
+        if not self.has_tails:
             return 0.0
         numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
         return max(0.0, tail_delta(numbers, steps, mu, rate=rate, shared=shared) - self.tails)
@@ -160,6 +178,8 @@ class Mechanism(ABC):
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
         plain = all(channel.proof == "sum" for channel in self.query.channels.values())
         shared = plain and isinstance(part, (OnePass, SameOrder, Separated))
+        if isinstance(self.query, Preparing):
+            return coordinates * len(self.query.channels), self.query.count_releases(part, self.steps), mu, rate, False
         return coordinates * len(self.query.channels), self.steps, mu, rate, shared
 
     def with_secret(self, secret: Secret) -> Self:
@@ -168,7 +188,7 @@ class Mechanism(ABC):
 
     def with_rounding(self) -> Self:
         """The same with what its arithmetic assumes, where the model is not known that would say by how much."""
-        return self.assuming(ROUNDING if self.private and self.arithmetic == "default" else "")
+        return self.assuming(ROUNDING if self.noisy and self.arithmetic == "default" else "")
 
     def assuming(self, text: str) -> Self:
         """The same with one more assumption; none where the text is empty."""
@@ -201,10 +221,19 @@ class Mechanism(ABC):
         """A digest of the plan's identity; a secret made from a seed is bound to it."""
         return digest(self.identity(params))
 
+    def _check_unit(self) -> None:
+        """Rows are released one by one, so a guarantee about several of them is another one."""
+        if self.releases_rows and self.unit != "example":
+            raise Refused(
+                f"method '{self.method}' releases every row by itself, and its proof is for one row, not for all "
+                f"rows of one {self.unit}: leave the unit out, or use dp-sgd, which is proven for it"
+            )
+
     def _check_steps(self) -> None:
         if self.steps > self.sampler.participation.steps:
             raise Refused(
                 f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
             )
-        for std in self.channel_stds().values():
-            check_std(std)
+        for name, std in self.channel_stds().items():
+            if self.query.channels[name].proof != "released":
+                check_std(std)

@@ -46,6 +46,9 @@ class Noising:
         """The channels with the noise of a step, divided by the public divisor; the sums are changed in place."""
         shape, divisor = self._mechanism.noise.std(step), self._mechanism.divisor
         values = {name: self._add(name, named, shape, secret, step) for name, named in channels.items()}
+        for name, channel in self._mechanism.query.channels.items():
+            if channel.proof == "released" and name != "gradient":  # a part of the gradient that needs no noise
+                values["gradient"] |= values.pop(name)
         return Release(step, values, {n: std * shape / divisor for n, std in self._stds.items()})
 
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:

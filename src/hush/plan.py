@@ -27,7 +27,7 @@ from hush.privacy import accounting, calibration
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
-from hush.run import Run
+from hush.run import Run, count_coordinates
 from hush.source import as_source, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
 from hush.units import Units
@@ -126,7 +126,7 @@ class Plan(Mechanism):
         self._check_examples(len(source))
         if isinstance(data, DataLoader):
             check_rows(rows)
-        with_tails = self.with_tails(max(1, sum(p.numel() for p in model.parameters() if p.requires_grad)))
+        with_tails = self.with_tails(count_coordinates(self, model, source))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
             with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")
@@ -139,7 +139,7 @@ class Plan(Mechanism):
     def with_tails(self, coordinates: int) -> Plan:
         """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the
         channels, of which none has more; refused where that is too much."""
-        if not self.private:
+        if not self.has_tails:
             return self
         numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
         taken = tail_delta(numbers, steps, mu, rate=rate, shared=shared)

@@ -27,6 +27,7 @@ from hush.mechanism import Mechanism
 from hush.named import Losses, Named, State, Sums, trainable
 from hush.noising import Noising
 from hush.privacy.guarantee import Guarantee
+from hush.queries import Preparing
 from hush.randomness import Secret
 from hush.source import Collated, Source
 from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard
@@ -58,7 +59,12 @@ class Run:
         if plan.private:
             check_model(model)
         self.device = next(iter(self._params.values())).device
-        self._public, self._private = plan.query.init(self._params)
+        self._query, taken = plan.query, source
+        if isinstance(plan.query, Preparing):
+            stds = plan.channel_stds()
+            self._query, taken = plan.query.prepare(model, losses, source, lambda: self._secret, stds)
+        self._coordinates = count_coordinates(plan, model, source)
+        self._public, self._private = self._query.init(self._params)
         self._rule = plan.rule.init(self._params)
         self._whole = True
         self._cover: Callable[[int], None] | None = None
@@ -66,8 +72,10 @@ class Run:
         self.history = History()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = Noising(plan, self._params)
-        self._summing = Summing(plan, model, self._params, losses, source, microbatch=microbatch, ranks=self.ranks)
-        rows = source.rows if isinstance(source, Units) else source
+        self._summing = Summing(
+            plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
+        )
+        rows = taken.rows if isinstance(taken, Units) else taken
         if isinstance(rows, Collated):
             rows.follow(self._ahead)
 
@@ -105,7 +113,7 @@ class Run:
         release = self._noising.release(channels, self._secret, self.next)
         update = self.plan.rule.step(self._params, release, self._rule)
         self._summing.settle()
-        self._public = self.plan.query.observe(release, update, self._public)
+        self._public = self._query.observe(release, update, self._public)
         self.next += 1
         self.history = self.history.reached(self.next)
         self._whole = True
@@ -132,6 +140,12 @@ class Run:
     def renew(self) -> None:
         """Take the steps from here on with a fresh secret: fresh coins, fresh noise that starts anew, the same fixed
         batches. What the attempts cost together is in `hush.claims`."""
+        if self.plan.releases_rows:
+            raise Refused(
+                f"method '{self.plan.method}' cannot go on with fresh noise, for every record would be released once "
+                "more: train with the data, the code and the machine that this run began with, or start a new run with "
+                "a secret of its own, which is charged in full"
+            )
         self._secret = self._secret.renewed()
         self.history = self.history.renewed(self.next)
         self._drawn = (-1, self._drawn[1])
@@ -155,8 +169,8 @@ class Run:
 
     @property
     def coordinates(self) -> int:
-        """How many numbers are trained."""
-        return max(1, sum(p.numel() for p in self._params.values()))
+        """How many numbers get noise at a time, at most."""
+        return self._coordinates
 
     def release(
         self,
@@ -238,7 +252,7 @@ class Run:
         if self._drawn[0] != batch.step:
             self.batch(batch.step)
         sums = self._summing.sum_batch(self._secret, batch.step, self._drawn[1], self._public)
-        return sums, *self.plan.query.finish(sums, self._public, self._private)
+        return sums, *self._query.finish(sums, self._public, self._private)
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
@@ -258,6 +272,13 @@ class Run:
         if self.plan.private and not self.plan.as_accounted:
             raise Refused("the query's bounds are not those that were accounted: make a new plan for other bounds")
         self._summing.check_threads()
+
+
+def count_coordinates(plan: Mechanism, model: nn.Module, source: Source) -> int:
+    """How many numbers get noise at a time, at most: as many as are trained, or as a released row has."""
+    trained = max(1, sum(p.numel() for p in trainable(model).values()))
+    rows = plan.query.count_numbers(model, source) if isinstance(plan.query, Preparing) else 0
+    return max(trained, rows)
 
 
 def _copy_into(own: Named, saved: Named) -> None:

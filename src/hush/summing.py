@@ -20,7 +20,9 @@ from hush.gradients import GradientWarning, Untouched, Watch, check_model, placi
 from hush.mechanism import ROUNDING, Mechanism
 from hush.named import Losses, Named, State, Sums, add_sums, widen_sums
 from hush.privacy.guarantee import rounded_up
+from hush.queries import ADDED, Query
 from hush.randomness import Secret
+from hush.sanitize.rows import ReleasedRows
 from hush.source import Source, tensors_of, to_each
 from hush.stepping import Ranks
 from hush.units import Units
@@ -34,6 +36,7 @@ class Summing:
     def __init__(
         self,
         mechanism: Mechanism,
+        query: Query,
         model: nn.Module,
         params: Named,
         losses: Losses,
@@ -43,7 +46,7 @@ class Summing:
         ranks: Ranks,
     ) -> None:
         self.losses, self.microbatch, self.company = losses, microbatch, ""
-        self._mechanism, self._model, self._params = mechanism, model, params
+        self._mechanism, self._query, self._model, self._params = mechanism, query, model, params
         self._source, self._ranks = source, ranks
         self._device = next(iter(params.values())).device
         self._threads = torch.get_num_threads()
@@ -76,11 +79,13 @@ class Summing:
 
     def sum_batch(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         """The sums of a batch by a model that neither mixes examples nor remembers them."""
+        if isinstance(self._source, ReleasedRows):
+            self._source.turn_to(step)
         if self._untouched is None:
             return self._sum_pieces(secret, step, indices, public)
         check_model(self._model)  # again: a layer may be in another mode by now
         with self._untouched.during_forward(complete=self._fresh):
-            if not self._met:
+            if not self._met and self._mechanism.noisy:
                 found = self.meet_company(public)  # after a resume too: it picks this process's engine
                 self.company, self._met = self.company or found, True
             sums = self._sum_pieces(secret, step, indices, public)
@@ -96,13 +101,13 @@ class Summing:
 
         def summed(piece: Piece, content: Any) -> Sums:
             sums = self._sum_piece(nobody, 0, piece, self.losses, content, public)
-            return {name: sums[name] for name in self._mechanism.query.channels}
+            return {name: sums[name] for name in bounds}
 
+        bounds = {name: c.bound for name, c in self._mechanism.channels.items() if c.proof in ADDED}
         rows = self.seats().rows()
         if self._mechanism.arithmetic == "rigorous":
             check_neighbours(summed, self._source, rows, self._device)
             return ""
-        bounds = {name: channel.bound for name, channel in self._mechanism.channels.items()}
         try:
             moved = shift_of_one_row_more(summed, self._source, -(-2 * rows[-1] // 3), bounds, self._device)
         except GradientWarning:
@@ -164,7 +169,7 @@ class Summing:
             )
 
     def _sum_piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
-        query = self._mechanism.query
+        query = self._query
         m = self._source.most if isinstance(self._source, Units) else 1
         randomness = model_randomness(secret, step, piece.places, self._device, m)
         with randomness, torch.enable_grad(), placing(piece) as seen:
@@ -178,4 +183,4 @@ class Summing:
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""
-        return Watch(secret).inspect(self.losses, step, piece, pieces) if self._mechanism.private else self.losses
+        return Watch(secret).inspect(self.losses, step, piece, pieces) if self._mechanism.noisy else self.losses

@@ -150,6 +150,9 @@ ADDED = {
     "private_ranges",
     "unit",
     "rows_per_unit",
+    "sanitize_at",
+    "sanitize_clip",
+    "sanitize_width",
 }  # since then
 
 

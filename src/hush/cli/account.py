@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hush.cli.console import be_patient, show, show_json, show_table
@@ -37,6 +37,8 @@ def account(given: AccountOptions) -> None:
     """
     chosen = read_method_options(given.method, given.settings)
     setting = given.setting(given.examples)
+    if given.epsilon is None:  # it only tells what is said about a plan, and marks what is claimed
+        setting = replace(setting, accept_claimed=True)
     candidates = compare_candidates(given.method, setting, chosen)
     with be_patient(f"computing the noise of {given.method}"):
         plan = make_plan(given.method, setting, **chosen).with_rounding()

@@ -29,6 +29,7 @@ from hush.cli.planning import (
     read_method_options,
 )
 from hush.cli.preparing import asks_for_releases, plan_before, release_before
+from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error, note_interrupts
 from hush.errors import BadInput, HushError
@@ -54,7 +55,7 @@ def read_recipes() -> dict[str, Given]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(t.TaskOptions, PlanOptions, KeepingOptions):
+class Training(t.TaskOptions, LayerOptions, PlanOptions, KeepingOptions):
     """What `hush train` takes."""
 
     recipe: str | None = field(
@@ -126,6 +127,7 @@ def train(given: Training) -> None:
         losses = t.with_views(task, given.augment, given.views)
         given = fit_batch(given, task.examples)
         plan, parts, candidates = _plan(given, task, keeper)
+        task = sanitise_task(task, plan, given)
         if plan.private:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):

@@ -10,7 +10,8 @@ from torch import nn
 
 from hush.artefact.description import Architecture
 from hush.errors import BadInput, nearest
-from hush.problems.models import VAE, Funnel, ResNet18, Single, lenet5, logistic, mlp, p1, p2, small_cnn
+from hush.problems.models import VAE, Funnel, ResNet18, Single, lenet5, logistic, mlp, p1, p2, projection, small_cnn
+from hush.sanitize.layer import Sanitize, insert
 
 
 def linear(features: int, classes: int) -> nn.Sequential:
@@ -18,10 +19,21 @@ def linear(features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(Single(), logistic(features, classes))
 
 
+def sanitized(
+    inner: str, arguments: Mapping[str, Any], at: str, clip: float, nonnegative: bool = False, dropout: float = 0.0
+) -> nn.Module:
+    """A shipped architecture with a sanitisation layer behind its module ``at``; a run gives the layer its noise, and
+    without one it only clamps."""
+    layer = Sanitize(clip, 1.0, floor=0.0 if nonnegative else None, dropout=dropout)
+    return insert(build_shipped(Architecture("shipped", inner, arguments)), at, layer)
+
+
 SHIPPED: Mapping[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "logistic": logistic,
     "linear": linear,
+    "projection": projection,
+    "sanitized": sanitized,
     "lenet": lenet5,
     "cnn": small_cnn,
     "p1": p1,

@@ -4,10 +4,11 @@ from hush.queries.adaptive import Adaptive, Quantile
 from hush.queries.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
 from hush.queries.error_feedback import ErrorFeedback
 from hush.queries.plain import PlainSum
-from hush.queries.query import BY_TABLE, ByTable, Channel, Claim, Proof, Query
+from hush.queries.query import ADDED, BY_TABLE, ByTable, Channel, Claim, Preparing, Proof, Query
 from hush.queries.two_point import TwoPoint
 
 __all__ = [
+    "ADDED",
     "BY_TABLE",
     "Adaptive",
     "ByTable",
@@ -18,6 +19,7 @@ __all__ = [
     "Clipping",
     "ErrorFeedback",
     "PlainSum",
+    "Preparing",
     "Proof",
     "Quantile",
     "Query",

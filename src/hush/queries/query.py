@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -11,10 +11,20 @@ from torch import nn
 from hush.named import Losses, Named, State, Sums
 from hush.privacy.accounting import Adjacency
 from hush.privacy.guarantee import Protects, Status
+from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
+from hush.source import Source
 
-Proof = Literal["sum", "hidden-state", "none"]
+Proof = Literal["sum", "hidden-state", "none", "rows", "coins", "released"]
+"""Of a channel: a plain sum; one that a hidden state reaches, whose query makes its claims itself; no proof at all.
+``rows`` are single records that the query itself releases with noise (`hush.sanitize`): no part of a step's sums, but
+of the budget. ``coins`` are single records released by coins of exact probabilities (randomised response), without
+any noise that has tails. ``released`` is made of released rows and of what is public alone: it needs no bound and gets
+no noise.
+"""
+
+ADDED: tuple[Proof, ...] = ("sum", "hidden-state")  # the kinds of channels to whose sums a run adds noise
 
 
 @dataclass(frozen=True)
@@ -96,4 +106,29 @@ class Query(Protocol):
     ) -> tuple[Claim, ...] | ByTable:
         """`BY_TABLE` of a query whose channels are plain sums; else every claim about the first ``steps`` steps with
         this noise on each channel's sum (error feedback, released rows). Nothing where nothing is claimed."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A query that has to see the model and the data before a run starts: one that releases rows (`hush.sanitize`)."""
+
+    def prepare(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        source: Source,
+        secret: Callable[[], Secret],
+        noise_std: Mapping[str, float],
+    ) -> tuple[Query, Source]:
+        """The query for this model, and the data that it gets in place of ``source``. Nothing is released before the
+        first step asks for it, so that a ledger is charged first; ``secret()`` is the run's at that time."""
+        ...
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """How many numbers of one record are released at a time."""
+        ...
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """How often a record meets noise in so many steps, at most."""
         ...

@@ -1,0 +1,206 @@
+"""Where a model is cut: what stands before its sanitisation layer, and what goes on from what the layer gives.
+
+The cut is made by running the model, so that the layer may stand at any place of any model. *Before* it is every
+parameter that its input depends on. *After* it is a function of the rows that it hands on, and of nothing else of the
+data: that is checked, by fixing those rows and changing the inputs (`check_nothing_passes`), and where all that holds
+the layer is `nn.Sequential` it is so by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.errors import BadInput, Refused
+from hush.named import Losses, trainable
+from hush.randomness import seeded
+from hush.sanitize.layer import Sanitize, find_layer
+from hush.source import Source, to_each
+
+PROBES = 3  # made-up rows that a model is tried with
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A model, its one sanitisation layer, and what is known of both sides of it."""
+
+    model: nn.Module
+    layer: Sanitize
+    name: str
+    like: Any  # content of no rows: shapes and types
+    shape: torch.Size  # of what one example is at the layer
+    before: frozenset[str]  # the trained parameters that the layer's input depends on
+    after: tuple[nn.Module, ...] | None  # the modules behind the layer, where that is all there is
+
+    def find_rows(self, inputs: Tensor) -> Tensor:
+        """What reaches the layer, within its range: without noise, so private."""
+        with torch.no_grad(), evaluating(self.model):
+            reached: Tensor = self.layer.bound(_reach(self.model, self.layer, inputs))
+        return reached
+
+    def run_head(self, rows: Tensor) -> Tensor:
+        """What the model gives where its layer hands on these rows. All else that it sees are inputs of zeros."""
+        rows = nn.functional.dropout(rows, self.layer.dropout, self.layer.training and self.layer.place == "after")
+        if self.after is None:
+            inputs = torch.zeros(len(rows), *first_of(self.like).shape[1:], dtype=first_of(self.like).dtype)
+            with _handing_on(self.layer, rows):
+                return _call(self.model, inputs.to(rows.device))
+        for module in self.after:
+            rows = module(rows)
+        return rows
+
+
+class Head(nn.Module):
+    """The model behind its layer, as a module that losses can be given in place of the model."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = cut
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """What the model makes of released rows."""
+        return self.cut.run_head(rows)
+
+
+def first_of(content: Any) -> Tensor:
+    """The inputs among a content: its first tensor, beside which labels stand."""
+    if not isinstance(content, tuple | list) or not isinstance(content[0], Tensor) or len(content) < 2:
+        raise BadInput("sanitising needs data that are pairs: a tensor of features first, then labels")
+    return content[0]
+
+
+def find_cut(model: nn.Module, source: Source) -> Cut:
+    """The cut of a model at its sanitisation layer, tried on made-up inputs; what mixes examples is refused."""
+    name, layer = find_layer(model)
+    for place, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise Refused(
+                f"layer '{place}' (BatchNorm) mixes the examples of a batch, so that a record would be in the released "
+                "activations of others too, which the noise on its own does not cover: convert it with "
+                "model = hush.to_group_norm(model)"
+            )
+    like = source.take(torch.empty(0, dtype=torch.int64))
+    device = next(model.parameters()).device
+    with seeded(0), evaluating(model), torch.enable_grad():
+        reached = _reach(model, layer, first_of(make_up(like, device)))
+        layer(reached)  # which checks the width
+        params = trainable(model)
+        found = torch.autograd.grad(reached.sum(), list(params.values()), allow_unused=True) if _needs(reached) else ()
+    before = frozenset(name for name, grad in zip(params, found, strict=False) if grad is not None)
+    return Cut(model, layer, name, like, reached.shape[1:], before, _list_after(model, name))
+
+
+def make_up(like: Any, device: torch.device, rows: int = PROBES) -> Any:
+    """Content of these shapes that shows nothing of the data: normal numbers, and zeros for integers."""
+
+    def invent(t: Tensor) -> Tensor:
+        shape = (rows, *t.shape[1:])
+        made = torch.randn(shape) if t.is_floating_point() else torch.zeros(shape)
+        return made.to(device, t.dtype)
+
+    return to_each(invent, like)
+
+
+def check_frozen(cut: Cut) -> None:
+    """Refuse a trained parameter before the layer: it would learn from the raw features."""
+    if cut.before:
+        names = ", ".join(sorted(cut.before)[:3])
+        raise Refused(
+            f"'{names}' is trained and stands before the sanitisation layer at '{cut.name}', so that it would take the "
+            "raw features past the noise: freeze all that is before the layer (requires_grad_(False)), or use method "
+            "sanitize-hybrid, which adds noise to its gradients too"
+        )
+
+
+def check_nothing_passes(cut: Cut, losses: Losses) -> None:
+    """Refuse a model or a loss that sees the inputs by another way than the layer: with the layer's rows held fixed,
+    other inputs must not change a single loss."""
+    device = next(cut.model.parameters()).device
+    with seeded(0), evaluating(cut.model), torch.no_grad():
+        content = make_up(cut.like, device)
+        other = (make_up(cut.like, device)[0], *content[1:])
+        rows = torch.randn(PROBES, *cut.shape, device=device)
+        with _handing_on(cut.layer, rows):
+            found = [losses(cut.model, tried) for tried in (content, other)]
+    if not torch.equal(*found):
+        raise Refused(
+            f"the model or its loss sees the inputs by another way than the sanitisation layer at '{cut.name}' (a "
+            "shortcut around it, or a loss that compares with the inputs), and what passes by the layer has no noise: "
+            "put the layer where everything passes"
+        )
+
+
+def _needs(reached: Tensor) -> bool:
+    return reached.requires_grad
+
+
+class _Reached(Exception):
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+
+def _reach(model: nn.Module, layer: Sanitize, inputs: Tensor) -> Tensor:
+    """The layer's input; what comes after is not computed."""
+
+    def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        raise _Reached(given[0])
+
+    handle = layer.register_forward_pre_hook(stop)
+    try:
+        model(inputs)
+    except _Reached as reached:
+        return reached.value
+    finally:
+        handle.remove()
+    raise BadInput("the model does not use its sanitisation layer: put it where the forward pass goes")
+
+
+@contextmanager
+def _handing_on(layer: Sanitize, rows: Tensor) -> Iterator[None]:
+    """Within it, the layer hands on these rows whatever it gets."""
+    handle = layer.register_forward_hook(lambda module, given, out: rows)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within it, the model is in evaluation; each module's own mode comes back after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _call(model: nn.Module, inputs: Tensor) -> Tensor:
+    out: Tensor = model(inputs)
+    return out
+
+
+def _list_after(model: nn.Module, name: str) -> tuple[nn.Module, ...] | None:
+    """The modules behind the layer where everything that holds it is a plain `nn.Sequential`; else None."""
+    parents, found = name.split("."), []
+    for depth in range(len(parents) - 1, -1, -1):
+        holder = model.get_submodule(".".join(parents[:depth]))
+        if type(holder) is not nn.Sequential or holder._forward_hooks or holder._forward_pre_hooks:
+            return None
+        children = dict(holder.named_children())
+        found += list(children.values())[list(children).index(parents[depth]) + 1 :]
+    return tuple(found)
+
+
+def count_numbers(cut: Cut) -> int:
+    """n: how many numbers of one example the layer hands on."""
+    return math.prod(cut.shape)

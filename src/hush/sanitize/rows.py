@@ -1,0 +1,94 @@
+"""Rows that are released with noise, in the place of the data that they are made of.
+
+Release r of record i is yᵢ = [clamp(φ(xᵢ)) + Cσ√n·zᵢᵣ], where φ is what stands before the layer and [·] rounds to the
+public grid of the noise (`hush.release`). The noise is that of (secret, "rows", r): the same whenever it is asked for,
+so a resumed run releases the same rows again and spends nothing. Nothing is computed before the first step asks for
+rows, when a ledger has been charged.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.errors import BadInput, Refused
+from hush.randomness import BLOCK, Secret, normal
+from hush.release import add_noise, grid
+from hush.sanitize.cut import Cut, first_of
+from hush.source import Source
+
+CHUNK = 500  # records through the front at a time
+PIECE = 32 * BLOCK  # numbers of noise at a time
+PATIENCE = 2.0  # seconds before anything is said
+
+
+@dataclass(eq=False)
+class ReleasedRows:
+    """A source of released rows with their labels; ``releases`` of each record, the next after ``turn`` steps."""
+
+    cut: Cut
+    source: Source
+    secret: Callable[[], Secret]
+    std: float
+    releases: int
+    turn: int
+    _bounded: Tensor | None = field(default=None, repr=False)
+    _released: tuple[int, bytes, Tensor] | None = field(default=None, repr=False)
+    _number: int = 0
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def turn_to(self, step: int) -> None:
+        """From now on rows are those of this step's release."""
+        self._number = step // self.turn % self.releases
+
+    def take(self, indices: Tensor) -> Any:
+        """Released rows and what stands beside them; no indices release nothing."""
+        content = self.source.take(indices)
+        beside = content[1:]
+        if not len(indices):
+            return (torch.empty(0, *self.cut.shape), *beside)
+        return (self.release()[indices], *beside)
+
+    def release(self) -> Tensor:
+        """All rows of the present release, on the CPU."""
+        secret = self.secret()
+        if self._released is None or self._released[:2] != (self._number, secret.key):
+            self._released = self._number, secret.key, self._add_noise(secret)
+        return self._released[2]
+
+    def _add_noise(self, secret: Secret) -> Tensor:
+        if self._bounded is None:
+            self._bounded = self._compute()
+        rows = self._bounded.double()
+        add_noise([rows], self._draw(secret, rows.numel()), self.std, grid(self.std), 1.0)
+        return rows.to(self._bounded.dtype)
+
+    def _draw(self, secret: Secret, size: int) -> Iterator[Tensor]:
+        for start in range(0, size, PIECE):
+            like = torch.empty(1, dtype=torch.float64).expand(min(PIECE, size - start))
+            yield normal(secret, "rows", self._number, like, start)
+
+    def _compute(self) -> Tensor:
+        """Every record's row within the range, some records at a time."""
+        if self.cut.layer.noise_std != self.std:
+            raise Refused("the layer's clip or noise was changed after the run had begun: make a new plan and run")
+        device = next(self.cut.model.parameters()).device
+        said, parts = time.monotonic(), []
+        for start in range(0, len(self), CHUNK):
+            if time.monotonic() - said > PATIENCE:
+                said = time.monotonic()
+                sys.stderr.write(f"releasing rows: {start} of {len(self)} records\n")
+            chosen = torch.arange(start, min(start + CHUNK, len(self)))
+            found = self.cut.find_rows(first_of(self.source.take(chosen)).to(device)).cpu()
+            if found.shape[1:] != self.cut.shape or len(found) != len(chosen):
+                raise BadInput("records of different shapes cannot be released as rows of one width: pad them")
+            parts.append(found)
+        return torch.cat(parts)

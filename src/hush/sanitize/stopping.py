@@ -1,0 +1,88 @@
+"""When to stop: two flags as pure functions of a series, and what ε may be said at such a stop.
+
+The series has one number an epoch, the mean standard deviation of the layer's noisy outputs. With a fixed C a flag is
+raised where the line through the two end points of a window of ``length`` epochs is flat, |slope| ≤ threshold. With an
+adaptive C the series keeps moving, and a flag is raised where it moves steadily: the least-squares slopes of two
+consecutive windows, which overlap but for one epoch at either end, lie within ``tolerance`` of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from hush import validate
+from hush.errors import BadInput
+from hush.privacy.guarantee import Guarantee
+
+STOPPED = (
+    "the run was stopped by what it had released, and how long it ran says something about the data too; what is "
+    "proven is the ε of all planned steps"
+)
+
+
+def measure_spread(outputs: Tensor) -> float:
+    """The standard deviation of each example's noisy outputs, over its n coordinates, averaged over the examples."""
+    return float(outputs.detach().flatten(1).double().std(dim=1, correction=0).mean())
+
+
+def find_chord_slope(window: Sequence[float]) -> float:
+    """The slope of the line through a window's first and last value."""
+    return (window[-1] - window[0]) / (len(window) - 1)
+
+
+def fit_slope(window: Sequence[float]) -> float:
+    """The slope of the least-squares line: Σ(x − x̄)y/Σ(x − x̄)², x = 0, 1, …."""
+    middle = (len(window) - 1) / 2
+    around = [x - middle for x in range(len(window))]
+    return math.fsum(a * y for a, y in zip(around, window, strict=True)) / math.fsum(a * a for a in around)
+
+
+def flag_flat(series: Sequence[float], length: int, threshold: float) -> list[bool]:
+    """For each epoch whether the window that ends there is flat; before there is a whole window, no."""
+    _check(series, length)
+    validate.not_negative(threshold=threshold)
+    slopes = _slide(series, length, find_chord_slope)
+    return [slope is not None and abs(slope) <= threshold for slope in slopes]
+
+
+def flag_steady(series: Sequence[float], length: int, tolerance: float) -> list[bool]:
+    """For each epoch whether the windows that end there and one epoch before have slopes within ``tolerance``."""
+    _check(series, length)
+    validate.not_negative(tolerance=tolerance)
+    slopes = _slide(series, length, fit_slope)
+    return [
+        now is not None and before is not None and abs(now - before) <= tolerance
+        for before, now in zip([None, *slopes], slopes, strict=False)
+    ]
+
+
+def find_stop(flags: Sequence[bool]) -> int | None:
+    """After how many epochs to stop: at the first flag; None where there is none."""
+    return flags.index(True) + 1 if True in flags else None
+
+
+def state_stop(planned: Guarantee, at_stop: Guarantee) -> tuple[Guarantee, ...]:
+    """What is said of a run that stopped by what it had released: the ε of the plan as it was, and the smaller one of
+    the steps taken as claimed, for the moment of the stop is itself made from the data."""
+    if at_stop.epsilon > planned.epsilon:
+        raise BadInput("a stop cannot cost more than the plan: give the plan's guarantee first")
+    reason = "; ".join(filter(None, (STOPPED, at_stop.reason)))
+    status = "claimed" if at_stop.status == "proven" else at_stop.status
+    return planned, replace(at_stop, status=status, reason=reason)
+
+
+def _slide(series: Sequence[float], length: int, find: Callable[[Sequence[float]], float]) -> list[float | None]:
+    """The slope of the window that ends at each epoch; None before there is a whole one."""
+    ends = range(1, len(series) + 1)
+    return [find(series[end - length : end]) if end >= length else None for end in ends]
+
+
+def _check(series: Sequence[float], length: int) -> None:
+    validate.whole(length=length)
+    if length < 2:
+        raise BadInput("a window needs at least 2 epochs to have a slope, got length 1")
+    validate.finite(**{f"value {epoch} of the series": value for epoch, value in enumerate(series)})

@@ -1,0 +1,162 @@
+"""The sanitisation layer: what it clips, how much noise it adds, where it is put."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from hush.draws import drawing, model_randomness, settling_draws
+from hush.errors import BadInput
+from hush.randomness import Secret, seeded
+from hush.sanitize import Sanitize, find_layer, insert
+from hush.sanitize.layer import Place
+
+PLACES: tuple[Place, ...] = ("after", "before")
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    ("floor", "expected"), [(None, [-1.0, -0.5, 0.0, 0.9, 1.0, 1.0, -1.0, 0.0]), (0, [0, 0, 0, 0.9, 1, 1, 0, 0])]
+)
+def test_every_element_is_clipped_by_itself(floor: float | None, expected: list[float]) -> None:
+    layer = Sanitize(1.0, 1.0, floor=floor, draw=_zeros)
+    x = torch.tensor([[-2.8, -0.5, 0.0, 0.9, 1.5, math.inf, -math.inf, math.nan]])
+    assert layer(x).tolist() == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("options", "std"),
+    [({}, 0.5 * 2 * 5), ({"dropout": 0.36}, 0.5 * 2 * 5 * 0.8), ({"dropout": 0.36, "place": "before"}, 0.5 * 2 * 5)],
+)
+def test_the_noise_has_the_published_scale(options: dict[str, object], std: float) -> None:
+    layer = Sanitize(0.5, 2.0, width=25, **options)  # type: ignore[arg-type]
+    assert layer.noise_std == pytest.approx(std)
+    with seeded(7):
+        drawn = layer.noised(torch.zeros(4000, 25)).numpy().ravel()
+    assert stats.kstest(drawn / std, "norm").pvalue > 1e-3
+    assert stats.kstest(drawn / (std * 1.02), "norm").pvalue < 1e-3  # a twin of another scale is told apart
+
+
+def test_what_one_release_costs() -> None:
+    """μ = range·√n/std, the same for every width and clip."""
+    for layer, mu in [
+        (Sanitize(0.5, 2.0, width=50), 1.0),
+        (Sanitize(0.5, 2.0, width=50, floor=0), 0.5),
+        (Sanitize(3.0, 2.0, width=7, dropout=0.75), 2.0),
+        (Sanitize(3.0, 2.0, width=7, dropout=0.75, place="before"), 1.0),
+    ]:
+        assert layer.mu == pytest.approx(mu)
+        assert layer.sensitivity / layer.noise_std == pytest.approx(mu)
+
+
+def test_no_noise_in_evaluation_unless_asked() -> None:
+    x = torch.full((3, 4), 9.0)
+    quiet, noisy = Sanitize(2.0, 1.0).eval(), Sanitize(2.0, 1.0, noisy_evaluation=True).eval()
+    assert torch.equal(quiet(x), torch.full((3, 4), 2.0))
+    assert not torch.equal(noisy(x), noisy(x))
+
+
+def test_dropout_acts_after_the_noise_or_before_it() -> None:
+    x = torch.ones(200, 50)
+    after, before = (Sanitize(5.0, 1.0, dropout=0.5, place=place)(x) for place in PLACES)
+    assert 0.4 < float((after == 0).double().mean()) < 0.6
+    assert int((before == 0).sum()) == 0
+
+
+def test_the_width_is_that_of_the_first_forward_and_stays() -> None:
+    layer = Sanitize(1.0, 1.0)
+    with pytest.raises(BadInput, match="not known before its first forward"):
+        _ = layer.noise_std
+    layer(torch.zeros(2, 3, 4))
+    assert layer.width == 12
+    with pytest.raises(BadInput, match="made for 12 numbers an example and meets 13"):
+        layer(torch.zeros(2, 13))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"clip": 0.0}, "clip must be above zero, got 0.0"),
+        ({"noise_multiplier": 0}, "noise_multiplier must be above zero, got 0"),
+        ({"floor": 0.5}, "the floor of a sanitisation layer is 0, or none for −clip, got 0.5"),
+        ({"dropout": 1.0}, "dropout must lie between 0 and 1"),
+        ({"place": "behind"}, "unknown place of dropout 'behind'"),
+    ],
+)
+def test_bad_settings_get_a_sentence(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        Sanitize(**({"clip": 1.0, "noise_multiplier": 1.0} | given))  # type: ignore[arg-type]
+
+
+def _draw_by_place(layer: Sanitize, secret: Secret, step: int, places: list[int]) -> Tensor:
+    x = torch.zeros(len(places), 3)
+    with (
+        model_randomness(secret, step, torch.tensor(places), torch.device("cpu")),
+        settling_draws(layer, None, layer, x, len(places)),
+        drawing(),
+    ):
+        found: Tensor = layer(x)
+    return found
+
+
+def test_in_a_run_the_noise_follows_the_examples_place() -> None:
+    """An example more, or another order, changes nobody else's noise; another step or secret changes all of it."""
+    layer, secret = Sanitize(1.0, 1.0, dropout=0.1), Secret.from_seed(1, "a test")
+    three, two = (_draw_by_place(layer, secret, 5, places) for places in ([4, 8, 2], [2, 4]))
+    assert torch.equal(three[[2, 0]], two)
+    assert not torch.equal(three[0], three[1])
+    assert not torch.equal(_draw_by_place(layer, secret, 6, [2, 4]), two)
+    assert not torch.equal(_draw_by_place(layer, Secret.from_seed(2, "a test"), 5, [2, 4]), two)
+
+
+def _small_model() -> nn.Sequential:
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("name", ["0.1", "0", "1", ""])
+def test_it_is_put_after_any_named_module(name: str) -> None:
+    plain, x = _small_model(), torch.randn(5, 4)
+    layer = Sanitize(0.2, 1.0, draw=_zeros)
+    seen: list[Tensor] = []
+    model = insert(_copy_of(plain), name, layer)
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    out = model(x)
+    assert find_layer(model)[1] is layer
+    expected = {"0.1": plain[0](x), "0": plain[0](x), "1": plain(x), "": plain(x)}[name]
+    assert torch.equal(seen[0], expected)
+    clipped = expected.clamp(-0.2, 0.2)
+    assert torch.equal(out, plain[1](clipped) if name in ("0.1", "0") else clipped)
+    assert len(list(model.parameters())) == len(list(plain.parameters()))
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    made = _small_model()
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+def test_a_module_that_is_not_there_is_named_with_the_nearest() -> None:
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(2, 2))
+    model.add_module("head", nn.Linear(2, 2))
+    with pytest.raises(BadInput, match="the model has no module 'bdy': did you mean 'body'"):
+        insert(model, "bdy", Sanitize(1.0, 1.0))
+
+
+def test_a_module_with_two_places_or_two_layers_is_refused() -> None:
+    shared = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
+    with pytest.raises(BadInput, match="used at several places"):
+        insert(model, "1", Sanitize(1.0, 1.0))
+    again = insert(_small_model(), "0", Sanitize(1.0, 1.0))
+    with pytest.raises(BadInput, match="a sanitisation layer at '0' already"):
+        insert(again, "0", Sanitize(1.0, 1.0))
+    with pytest.raises(BadInput, match="has 0 sanitisation layers"):
+        find_layer(_small_model())
