@@ -118,7 +118,7 @@ class Plan(Mechanism):
         are averaged before clipping (:mod:`hush.units`). ``microbatch`` counts rows.
         """
         validate.whole(microbatch=microbatch)
-        self._check_unit(unit, rows_per_unit)
+        self._check_owners(unit, rows_per_unit)
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         rows = as_source(data)
@@ -160,7 +160,7 @@ class Plan(Mechanism):
             f"the plan was made for {planned} {whose} and the data has {found}: make the plan for the number there is"
         )
 
-    def _check_unit(self, unit: Any, rows_per_unit: int | None) -> None:
+    def _check_owners(self, unit: Any, rows_per_unit: int | None) -> None:
         if unit is None and self.unit != "example":
             raise BadInput(
                 f"the plan is for the unit '{self.unit}', and whose each row is was not said: start it with unit=…, "

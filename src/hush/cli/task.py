@@ -41,7 +41,7 @@ class TaskOptions:
     data: Path | None = field(
         default=None,
         metadata=option(
-            "Your own data: a table (.csv, .parquet, a folder or 'pattern*' of such), .npz, or class folders of images.",
+            "Your own data: a table (.csv, .parquet; a folder or 'pattern*' of such), .npz, or folders of images.",
             DATA,
         ),
     )

@@ -143,7 +143,8 @@ def _load_full_mnist5k(data_dir: Path | None) -> Split:
 
 def _take_first(split: Split, count: int) -> Split:
     """The first rows to train on, and all to test on."""
-    return replace(split, train=(split.train[0][:count], split.train[1][:count]))
+    features, labels = as_arrays(split.train)
+    return replace(split, train=(features[:count], labels[:count]))
 
 
 def _name_linear(features: int) -> Architecture:
