@@ -35,8 +35,7 @@ class TaskOptions:
     data: Path | None = field(
         default=None,
         metadata=option(
-            "Your own data: a table (.csv, .parquet, a folder or 'pattern*' of such), .npz, or class folders of images.",
-            DATA,
+            "Your own data: .csv, .parquet, a folder or 'pattern*' of them, .npz, or class folders of images.", DATA
         ),
     )
     target: str | None = field(

@@ -67,7 +67,8 @@ class Words(Sequence[str]):
         import pyarrow.compute as pc
 
         filled = self._column.fill_null("")
-        for plain in (None, pc.not_equal(filled, ""), pc.match_substring_regex(filled, PLAIN)):
+        for choose in (None, _choose_filled, _choose_plain):  # each is dearer than the one before
+            plain = None if choose is None else choose(filled, pc)
             kept = filled if plain is None else pc.if_else(plain, filled, pa.scalar(None, pa.string()))
             try:
                 found = kept.cast(pa.float64())
@@ -77,6 +78,14 @@ class Words(Sequence[str]):
             rest = np.zeros(0, np.int64) if plain is None else np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
             return values, rest
         return np.full(len(self), np.nan), np.arange(len(self))
+
+
+def _choose_filled(cells: Any, pc: Any) -> Any:
+    return pc.not_equal(cells, "")
+
+
+def _choose_plain(cells: Any, pc: Any) -> Any:
+    return pc.match_substring_regex(cells, PLAIN)
 
 
 def has_arrow() -> bool:
