@@ -208,7 +208,7 @@ def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     (tables / "notes.md").touch()
     with pytest.raises(BadInput, match=r"holds 'notes\.md', which is no table: give a pattern"):
         from_files(tables, target="y")
-    assert from_files(tables / "*.csv", target="y").name == "*"
+    assert from_files(tables / "*.csv", target="y").name == "parts"
 
 
 def test_a_pattern_that_fits_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hush.artefact.description import Architecture, Inputs
 from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
 from hush.data.long_tables import load_rows
-from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern
+from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern, name_table
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
 from hush.data.splits import Arrays, Rows, Split, count_examples, find_shape, hold_out
@@ -73,7 +73,7 @@ def from_files(
     examples, tested = count_examples(split.train), count_examples(split.test)
     summary = f"{place.name}: {examples} rows to train on, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
-    return replace(described, name=place.stem, summary=summary)
+    return replace(described, name=name_table(place), summary=summary)
 
 
 def _check_task(task: str, target_range: tuple[float, float] | None, loss: str | None) -> None:
