@@ -14,9 +14,22 @@ from pathlib import Path
 import numpy as np
 
 ROWS, PATIENTS = 8_000, 4_098
-NAMES = (
-    "patient_id,visit_date,birth_date,age,sex,smoker,ward,diagnosis,crp,creatinine,heart_rate,prior_admissions,note,y"
-).split(",")
+NAMES = [
+    "patient_id",
+    "visit_date",
+    "birth_date",
+    "age",
+    "sex",
+    "smoker",
+    "ward",
+    "diagnosis",
+    "crp",
+    "creatinine",
+    "heart_rate",
+    "prior_admissions",
+    "note",
+    "y",
+]
 SICK = {"I50": 1.1, "J44": 0.7, "N18": 0.9, "Z00": -1.0, "M54": -0.6}
 WARDS = ("medicine", "surgery", "outpatient", "emergency", "geriatrics", "palliative")
 STRAY = ("pending", "n.m.", "see report", "haemolysed")
@@ -82,7 +95,7 @@ def _make_visit(random: np.random.Generator, person: dict) -> list[str]:
     y = int(random.random() < 1 / (1 + np.exp(-score)))
     ward = str(random.choice(WARDS, p=[0.4, 0.25, 0.2, 0.1, 0.045, 0.005]))
     note = "; ".join(random.choice(PHRASES, size=int(random.integers(2, 5)), replace=False))
-    written = [
+    return [
         str(person["patient_id"]),
         day.isoformat(),
         person["born"].strftime("%d.%m.%Y"),
@@ -98,7 +111,6 @@ def _make_visit(random: np.random.Generator, person: dict) -> list[str]:
         _with_gaps(random, note, gaps=0.1),
         str(y),
     ]
-    return written
 
 
 def _with_gaps(random: np.random.Generator, cell: str, *, gaps: float, strays: float = 0.0) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from patients import NAMES, PATIENTS, ROWS, STRAY, write_patients
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+
+from patients import NAMES, PATIENTS, ROWS, STRAY, write_patients
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.data.columns import GAP, LARGEST, Column
+from hush.data.numerals import LONGEST_NUMBER as LONGEST_NUMBER
+from hush.data.numerals import MISSING as MISSING
+from hush.data.numerals import POINT, parse_number
 from hush.data.schema import Schema
 from hush.errors import BadInput
 from hush.files import explain
@@ -31,9 +35,8 @@ Piece = dict[str, Cells]
 """Some rows, by column: text, or numbers where the file has types of its own."""
 
 ROWS = 20_000
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 MOST_COLUMNS = 10_000
-LONGEST_NUMBER = 400  # characters
 _DELIMITERS = ",;\t|"
 
 
@@ -59,6 +62,15 @@ def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
         return np.array(["nan" if c.strip().lower() in MISSING else c for c in cells], dtype=np.str_).astype(np.float64)
     except ValueError:
         return None
+
+
+def read_numbers(cells: Cells, decimal: str = POINT) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The cells as numbers, written with this decimal sign; NaN where there is none."""
+    found = numbers(cells) if decimal == POINT or isinstance(cells, np.ndarray) else None
+    if found is not None:
+        return found
+    parsed = (parse_number(str(cell), decimal) for cell in cells)
+    return np.array([np.nan if value is None else value for value in parsed], dtype=np.float64)
 
 
 def texts(cells: Cells) -> list[str]:
@@ -107,22 +119,43 @@ def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> n
             raise no_column(column.name, piece, path)
     out = np.empty((_length(piece), len(schema.features)), dtype=np.float32)
     for place, column in enumerate(schema.features):
-        cells = piece[column.name]
-        if column.kind == "category":
-            out[:, place] = [column.code(text) for text in texts(cells)]
-            continue
-        values = numbers(cells)
-        if values is None:
-            raise BadInput(f"column '{column.name}' of '{path}' is said to be a number and holds text")
         with np.errstate(over="ignore"):  # too large for 32 bits: reported below
-            out[:, place] = _filled(values, column.fill)
+            out[:, place] = _encode_cells(piece[column.name], column, path)
         bad = np.flatnonzero(~np.isfinite(out[:, place]))
         if len(bad):
-            raise BadInput(
-                f"column '{column.name}' of '{path}' has no finite number in row {done + int(bad[0]) + 1}: remove such "
-                "rows, or give the column a public 'fill' in the schema"
-            )
+            raise no_number(column.name, done + int(bad[0]) + 1, path)
     return out
+
+
+def _encode_cells(cells: Cells, column: Column, path: Path | str) -> Any:
+    """The cells of one column as numbers or category codes; GAP for a missing value, where the column has it."""
+    if column.kind == "category":
+        return [column.code(text) for text in texts(cells)]
+    if column.kind != "number":
+        return [GAP if (value := column.parse(text)) is None else value for text in texts(cells)]
+    if column.missing:
+        values = read_numbers(cells, column.decimal)
+        return np.where(np.abs(values) < LARGEST, values, GAP)
+    found = numbers(cells) if column.decimal == POINT else read_numbers(cells, column.decimal)
+    if found is None:
+        raise holds_text(column.name, path)
+    return _filled(found, column.fill)
+
+
+def holds_text(name: str, path: Path | str) -> BadInput:
+    """The error of words among numbers where a column does not provide for them."""
+    return BadInput(
+        f"column '{name}' of '{path}' is said to be a number and holds text: 'missing = true' in the schema takes a "
+        "stray word for a missing value"
+    )
+
+
+def no_number(name: str, row: int, path: Path | str) -> BadInput:
+    """The error of a number that is missing where a column does not provide for it."""
+    return BadInput(
+        f"column '{name}' of '{path}' has no finite number in row {row}: remove such rows, or give the column a public "
+        "'fill' or 'missing = true' in the schema"
+    )
 
 
 def _filled(values: np.ndarray[Any, Any], fill: float | None) -> np.ndarray[Any, Any]:

@@ -15,23 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Inputs
-from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
+from hush.data.infer import find_target_range, infer, say_target_range, with_range
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
 from hush.data.splits import Arrays, Split, hold_out
-from hush.data.tables import read_table
+from hush.data.tables import SUFFIXES, read_table
 from hush.errors import BadInput, nearest
 from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder
-from hush.problems.problem import LOSSES, Problem, make_classification, make_regression
+from hush.problems.problem import LOSSES, Notes, Problem, make_classification, make_regression
 from hush.randomness import seeded
 from hush.validate import one_of
 
 TASKS = ("classification", "regression")
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 TEST = 0.2
-TABLES = (".csv", ".tsv", ".txt", ".parquet")
+TABLES = SUFFIXES
 COUNT = "the number of rows and the order in which they are split are public"
 HELD = "rows held out for testing are not covered: figures measured on them are exact, and say something about them"
 
@@ -68,7 +68,7 @@ def from_files(
     network = _choose_factory(architecture, read.schema)
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
     summary = f"{place.name}: {len(split.train[0])} rows to train on, {len(split.test[0])} to test on"
-    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
+    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
     return replace(described, name=place.stem, summary=summary)
 
 
@@ -92,6 +92,7 @@ class _Own:
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
     target_range: tuple[float, float] | None = None
+    notes: Notes | None = None
 
 
 def _make_problem(
@@ -117,9 +118,11 @@ def _read(
     if place.suffix == ".npz":
         return _read_npz(place, target, given, regression)
     if place.suffix in TABLES:
-        schema = infer_schema(place, target, given, public, regression=regression)
-        limits = schema.target_range
-        return _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed, target_range=limits)
+        inferred = infer(place, target, given, public, regression=regression)
+        schema, looked = inferred.require(), inferred.inspection
+        notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()))
+        found = _Own(read_table(place, schema), None, schema, schema.classes, schema.assumed, notes=notes)
+        return replace(found, target_range=schema.target_range)
     raise BadInput(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
