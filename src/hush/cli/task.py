@@ -176,6 +176,9 @@ def _load(given: TaskOptions) -> Problem:
     if found.schema is not None:
         for line in found.schema.lines():
             say(f"  {line}")
+    if found.notes is not None:
+        for line in (*found.notes.private, *(f"warning: {text}" for text in found.notes.warnings)):
+            say(line)
     return found
 
 

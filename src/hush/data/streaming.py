@@ -55,6 +55,17 @@ class Words(Sequence[str]):
         """Every word of the column once, in the order in which they come."""
         return self._coded[0]
 
+    def count_words(self) -> dict[str, int]:
+        """How often each different word stands in the column."""
+        words, places = self._coded
+        return dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True))
+
+    def list_at(self, places: NDArray[np.int64]) -> list[str]:
+        """The words of some cells."""
+        import pyarrow as pa
+
+        return self._column.fill_null("").take(pa.array(places)).to_pylist()  # type: ignore[no-any-return]
+
     def map(self, function: Callable[[list[str]], NDArray[Any]]) -> NDArray[Any]:
         """``function`` of every cell. It takes some words and gives one value for each, by looking at that word alone;
         here it sees each different word once."""

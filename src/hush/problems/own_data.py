@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Inputs
-from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
+from hush.data.infer import find_target_range, infer, say_target_range, with_range
 from hush.data.long_tables import load_rows
 from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern, name_table
 from hush.data.pictures import read_arrays, read_images
@@ -26,7 +26,7 @@ from hush.errors import BadInput, nearest
 from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder
-from hush.problems.problem import LOSSES, Problem, make_classification, make_regression
+from hush.problems.problem import LOSSES, Notes, Problem, make_classification, make_regression
 from hush.randomness import seeded
 from hush.validate import one_of
 
@@ -72,7 +72,7 @@ def from_files(
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
     examples, tested = count_examples(split.train), count_examples(split.test)
     summary = f"{place.name}: {examples} rows to train on, {tested} to test on"
-    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
+    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
     return replace(described, name=name_table(place), summary=summary)
 
 
@@ -96,6 +96,7 @@ class _Own:
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
     target_range: tuple[float, float] | None = None
+    notes: Notes | None = None
 
 
 def _make_problem(
@@ -137,10 +138,13 @@ def _read_table(
     """Two passes over the files: what the columns are, then their rows."""
     watch = Watch(place.name, estimate_rows(find_parts(place)), tell)
     watch.begin("looking at")
-    schema = infer_schema(place, target, given, public, regression=regression, count=watch.count)
+    inferred = infer(place, target, given, public, regression=regression, count=watch.count)
+    schema, looked = inferred.require(), inferred.inspection
     rows = load_rows(place, schema, watch)
     watch.finish(count_examples(rows), len(schema.columns))
-    return _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
+    notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()))
+    found = _Own(rows, None, schema, schema.classes, schema.assumed, notes=notes)
+    return replace(found, target_range=schema.target_range)
 
 
 def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
