@@ -1,4 +1,4 @@
-"""Dates, flags and missing values as inputs: exact values, the same as the exported JSON says, and nothing else moves."""
+"""Dates, flags and missing values as inputs: exact values, those that the exported JSON says; nothing else moves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from hush.artefact.description import describe_table
 from hush.data.columns import GAP, WAVES, Column
 from hush.data.dates import DOTTED, parse_date
 from hush.data.schema import Schema
 from hush.data.tables import encode_piece
 from hush.exchange import describe_columns
+from hush.handover.rows import encode_rows
 from hush.problems.models import Encoder
 
 COLUMNS = (
@@ -147,9 +149,6 @@ def test_the_days_of_the_test() -> None:
 
 
 def test_a_file_and_its_cells_in_memory_are_read_alike(tmp_path: Path) -> None:
-    from hush.artefact.description import describe_table
-    from hush.handover.rows import encode_rows
-
     schema = Schema((*COLUMNS, Column("y", "category")), "y", ("u", "v"))
     lines = [",".join(CELLS), *(",".join(cells) for cells in zip(*CELLS.values(), strict=True))]
     (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
