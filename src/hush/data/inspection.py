@@ -139,7 +139,7 @@ def _name_mismatch(path: Path, seen: Evidence, given: Column, stray: int) -> str
         return f"column '{given.name}' of '{path}' is said to be {written}, and more than one cell in twenty is not"
     if given.kind != "number" or (given.missing and few):
         return ""
-    if stray and (given.decimal == POINT or not few):
+    if stray > seen.counts["infinite"] and (given.decimal == POINT or not few):
         return str(holds_text(given.name, path))
     if given.fill is None and seen.first_gap is not None and not given.missing:
         return str(no_number(given.name, seen.first_gap, path))

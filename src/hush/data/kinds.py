@@ -98,7 +98,8 @@ class Evidence:
         if len(finite) < len(found) and self.first_gap is None:
             self.first_gap = self.rows + int(np.flatnonzero(~np.isfinite(found))[0]) + 1
         self.missing += int(np.isnan(found).sum())
-        self.counts.update({POINT: len(finite), COMMA: int((finite % 1 == 0).sum())})
+        self.counts["infinite"] += int(np.isinf(found).sum())
+        self.counts.update({"number": len(finite), POINT: len(finite), COMMA: int((finite % 1 == 0).sum())})
         self.counts["only " + POINT] += int((finite % 1 != 0).sum())
         self.whole = self.whole and bool((finite % 1 == 0).all())
         if not np.isin(finite, (0.0, 1.0)).all():
@@ -126,6 +127,7 @@ class Evidence:
             if value is not None:
                 self.counts[sign] += count
                 self._stretch(sign, value, value)
+        self.counts["number"] += count * (plain is not None or comma is not None)
         if (plain is None) != (comma is None):
             self.counts["only " + (POINT if comma is None else COMMA)] += count
         elif plain is not None and plain != comma and COMMA in cell:
@@ -163,7 +165,7 @@ class Evidence:
 
     def holds_numbers(self) -> bool:
         """Whether nearly all cells are numbers, whatever else they may be."""
-        return self.is_most(max(self.counts[POINT], self.counts[COMMA]))
+        return self.is_most(self.counts["number"])
 
     def has_many(self, share: float) -> bool:
         """Whether more than this share of the first rows is different from all others."""
@@ -237,7 +239,7 @@ def _guess_date(seen: Evidence) -> Guess:
 
 def _guess_category(seen: Evidence, public: Collection[str]) -> Guess:
     why = "words that come again"
-    if max(seen.counts[POINT], seen.counts[COMMA]) > seen.present / 2:
+    if seen.counts["number"] > seen.present / 2:
         why = "numbers and words, more than one word in twenty"
     column = Column(seen.name, "category", missing=True)
     if "categories" in public and len(seen.values) <= MOST_CLASSES:
