@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hush.data.owners import find_repeated_id, identify, read_owner_array, read_owners
+from hush.data.inspection import inspect_table
+from hush.data.owners import identify, read_owner_array, read_owners
 from hush.data.splits import hold_out_units
 from hush.errors import BadInput
 
@@ -78,28 +79,13 @@ def test_one_unit_more_moves_nobody_else() -> None:
     assert set(other[1].tolist()) != set(rest)
 
 
-def test_the_column_that_looks_like_a_repeating_id_is_found(tmp_path) -> None:
-    random = np.random.default_rng(0)
-    rows = [
-        [f"P{i % 60:03d}", random.integers(0, 90), f"{random.normal():.3f}", "abc"[i % 3], i % 2] for i in range(200)
-    ]
-
-    def find(names: list[str], columns: list[int], **given) -> str | None:
-        return find_repeated_id(write(tmp_path / "t.csv", names, [[row[c] for c in columns] for row in rows]), **given)
-
-    assert find(["code", "age", "x", "kind", "y"], [0, 1, 2, 3, 4]) == "code"
-    assert find(["patient_id", "age", "x", "kind", "y"], [1, 1, 2, 3, 4]) == "patient_id"
-    assert find(["code", "y"], [0, 4], others=("code", "y")) is None
-    assert find(["age", "x", "kind", "y"], [1, 2, 3, 4]) is None
-    assert find(["paid", "x"], [1, 2]) is None  # ends in id and is none
-
-
 @pytest.mark.parametrize(
     ("name", "cell", "found"),
     [
         ("mrn", lambda i: i // 3, True),
         ("userId", lambda i: i // 3, True),
-        ("account", lambda i: 10_000 + i // 3, True),
+        ("code", lambda i: f"P{i // 3:03d}", True),
+        ("grade", lambda i: f"A{i % 4}", False),
         ("income", lambda i: 9_900 + 7 * (i // 3), False),
         ("weight", lambda i: 0.5 * (i // 3), False),
         ("row_id", lambda i: i, False),
@@ -110,4 +96,5 @@ def test_the_column_that_looks_like_a_repeating_id_is_found(tmp_path) -> None:
 )
 def test_what_is_taken_for_an_id(tmp_path, name: str, cell, found: bool) -> None:
     table = write(tmp_path / "t.csv", [name, "y"], [[cell(i), i % 2] for i in range(120)])
-    assert (find_repeated_id(table, ("y",)) == name) is found
+    warned = inspect_table(table, {}, target="y").list_repeating()
+    assert any(f"--unit {name}" in text for text in warned) is found

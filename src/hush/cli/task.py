@@ -11,8 +11,6 @@ import torch
 from hush import problems, validate
 from hush.cli.console import say
 from hush.cli.shell import MACHINE
-from hush.data.owners import find_repeated_id, warn_of_repeated_id
-from hush.data.parts import holds_table
 from hush.data.views import View, mirrored, shifted
 from hush.errors import BadInput, nearest
 from hush.gradients import Augmented
@@ -41,8 +39,7 @@ class TaskOptions:
     data: Path | None = field(
         default=None,
         metadata=option(
-            "Your own data: a table (.csv, .parquet; a folder or 'pattern*' of such), .npz, or folders of images.",
-            DATA,
+            "Your own data: .csv, .parquet, a folder or 'pattern*' of them, .npz, or class folders of images.", DATA
         ),
     )
     target: str | None = field(
@@ -227,22 +224,21 @@ def _load(given: TaskOptions) -> Problem:
         tell=say,
     )
     say(found.summary)
-    _say_whose(given, found)
+    _say_whose(given)
     if found.schema is not None:
         for line in found.schema.lines():
             say(f"  {line}")
+    if found.notes is not None:
+        for line in (*found.notes.private, *(f"warning: {text}" for text in found.notes.warnings)):
+            say(line)
     return found
 
 
-def _say_whose(given: TaskOptions, found: Problem) -> None:
-    """What one example is; and where nobody said, the column that looks as if there were more to say."""
+def _say_whose(given: TaskOptions) -> None:
+    """What one example is, where that was said."""
     if given.unit is not None:
         most = given.rows_per_unit or ROWS_PER_UNIT
         say(f"one example is all rows of one {given.unit}, at most {most} of them at a time (--rows-per-unit)")
-    elif given.data is not None and holds_table(given.data):
-        declared = () if found.schema is None else (found.schema.target,)
-        if (name := find_repeated_id(given.data, declared)) is not None:
-            say(warn_of_repeated_id(name))
 
 
 def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:

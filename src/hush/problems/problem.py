@@ -27,6 +27,15 @@ Metric = Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What the owner of a table should know of it: how many values are missing, which says something about the rows and
+    is private, and what to be warned of."""
+
+    private: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Problem:
     """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
 
@@ -36,7 +45,7 @@ class Problem:
     ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
     [−1, 1]. ``class_weights`` are for training alone; ``awaited_weights`` hold those that are released with noise
     before it (`hush.problems.released`). ``owners`` says whose each row is, where all rows of one unit are one example
-    (:mod:`hush.units`)."""
+    (:mod:`hush.units`). ``notes`` are for the owner of the rows."""
 
     name: str
     summary: str
@@ -54,6 +63,7 @@ class Problem:
     inputs: Inputs | None = None
     target_range: Range | None = None
     class_weights: tuple[float, ...] | None = None
+    notes: Notes | None = None
     awaited_weights: Tensor | None = None
     owners: Owners | None = None
 
