@@ -101,7 +101,8 @@ def test_a_proven_method_is_calibrated_and_says_what_it_leaves_open(method) -> N
     assert 2.97 < found.epsilon <= 3.0
     said = str(found)
     assert "the features of one example changing; the rest of it is taken to be public" in said
-    assert "labels" in said and "not protected" in said
+    assert "labels" in said
+    assert "not protected" in said
 
 
 class TestRefused:

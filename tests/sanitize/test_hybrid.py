@@ -37,7 +37,8 @@ def norm(named) -> float:
 def test_the_layers_before_are_clipped_and_the_head_is_not() -> None:
     features, labels = data()
     one = sums_of(network("sanitize-hybrid").train(), features[:1], labels[:1])
-    assert set(one["gradient"]) == NAMES and set(one["head"]) == {"3.weight", "3.bias"}
+    assert set(one["gradient"]) == NAMES
+    assert set(one["head"]) == {"3.weight", "3.bias"}
     assert norm(one["gradient"]) == pytest.approx(0.01, rel=1e-5)
     assert norm(one["head"]) > 0.1
 

@@ -1,4 +1,4 @@
-"""Released rows: how far a record can move them, the noise on them, when they are made, and that a resume repeats them."""
+"""Released rows: how far a record can move them, their noise, when they are made, and that a resume repeats them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_a_record_moves_its_own_row_only_and_by_no_more_than_was_counted(floor) 
             rows_of(start(model=model, rows=(x, labels), nonnegative=nonnegative)).release() for x in (features, other)
         ]
         moved = (found[0] - found[1]).double()
-        assert torch.equal(moved[:7], torch.zeros(7, WIDTH)) and torch.equal(moved[8:], torch.zeros(N - 8, WIDTH))
+        assert torch.equal(moved[:7], torch.zeros(7, WIDTH))
+        assert torch.equal(moved[8:], torch.zeros(N - 8, WIDTH))
         largest = max(largest, float(moved[7].norm()))
         assert float(moved[7].norm()) <= limit + grid(std) * math.sqrt(WIDTH)
     assert largest == pytest.approx(limit, rel=1e-3)
@@ -99,7 +100,8 @@ def test_nothing_is_released_before_the_ledger_is_charged(monkeypatch, tmp_path)
     ledger = Ledger(tmp_path / "l.jsonl")
     charges = charge(run, ledger, "d", kept)
     kept.begin(run)
-    assert order == [] and charges.reserved == 0
+    assert order == []
+    assert charges.reserved == 0
     run.covered_by(lambda steps: (charges.cover(steps), order.append("charged"))[0])
     run.step(next(run.batches()))
     kept.close()
