@@ -28,9 +28,9 @@ from hush.source import Source
 CLAIMED = (
     "the weights before the layer learn from the raw features, and no noise covers them: whoever has the released "
     "model can read from them what only one person's record contains; beside that, a clamp to [−C, C] lets a record "
-    "move by 2C where C was counted, every record is released by itself and not in a sum that would hide it, batches are "
-    "fixed parts of the data and were counted as coin flips, and noise that is less by the share of dropout holds on "
-    "average only; labels are not protected at all"
+    "move by 2C where C was counted, every record is released by itself and not in a sum that would hide it, batches "
+    "are fixed parts of the data and were counted as coin flips, and noise that is less by the share of dropout holds "
+    "on average only; labels are not protected at all"
 )
 
 
