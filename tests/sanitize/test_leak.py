@@ -2,8 +2,8 @@
 
 The canary is one record with a pixel that is zero in every other one. Without it the first layer's weights of that
 pixel never move. The attacker knows all other records, the initial weights and the released model, and says "there"
-if the weights moved by more than a threshold that is fixed beforehand. Of (ε, δ)-privacy follows TPR ≤ e^ε·FPR + δ, so what
-is counted refutes every ε below ln((TPR − δ)/FPR), with Clopper and Pearson's bounds of both at 99.99 %.
+if the weights moved by more than a threshold that is fixed beforehand. Of (ε, δ)-privacy follows TPR ≤ e^ε·FPR + δ, so
+what is counted refutes every ε below ln((TPR − δ)/FPR), with Clopper and Pearson's bounds of both at 99.99 %.
 """
 
 from __future__ import annotations
@@ -75,4 +75,4 @@ def test_noisy_gradients_cover_the_record_in_the_hybrid() -> None:
 
 
 def test_the_same_attack_finds_the_record_where_the_hybrid_forgets_its_noise() -> None:
-    assert refuted_epsilon("sanitize-hybrid", 0.0, 8.0, 26, broken=True) > 0.7  # all that 26 and 26 can show
+    assert refuted_epsilon("sanitize-hybrid", 0.0, 1.0, 26, broken=True) > 0.7  # all that 26 and 26 can show

@@ -2,8 +2,9 @@
 
 Theorem. Let φ not depend on the private features: random, frozen, or trained on public data. Let every record i give
 yᵢᵣ = clamp(φ(xᵢ)) + s·zᵢᵣ for r = 1 … k, with s = Cσ√n, n numbers each clamped to [−C, C] and all z independent
-standard normal. Then whatever is computed from all yᵢᵣ, all labels, and who is in the data at all, is μ-Gaussian private
-with μ = 2√k/σ for the features of one record being replaced by any others (√k/σ where the layer clamps to [0, C]).
+standard normal. Then whatever is computed from all yᵢᵣ, all labels, and who is in the data at all, is μ-Gaussian
+private with μ = 2√k/σ for the features of one record being replaced by any others (√k/σ where the layer clamps to
+[0, C]).
 
 Proof. Neighbours X, X′ have the same labels and the same number of records, and differ in xᵢ for one i. φ is the same
 function for both. All yⱼᵣ with j ≠ i have the same distribution under both and are independent of the yᵢᵣ. The k
