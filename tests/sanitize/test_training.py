@@ -17,9 +17,9 @@ from hush.problems.sanitized import LayerPlace, put_layer
 RUN = ["train", "--problem", "digits-mlp", "--delta", "1e-4", "--json"]
 
 
-def call(*arguments: str, code: int = 0):
+def call(*arguments: str):
     found = CliRunner().invoke(app, list(arguments))
-    assert found.exit_code == code, found.output
+    assert found.exit_code == 0, found.output
     return found
 
 
@@ -28,25 +28,15 @@ def test_account_says_what_is_claimed_without_being_asked_to_believe_it() -> Non
     found = json.loads(call(*base, "--noise-multiplier", "1").stdout)
     assert found["epsilon"] == pytest.approx(2.34, abs=5e-3)
     assert found["status"] == "claimed"
-    call(*base, "--epsilon", "2", code=2)  # calibrated to a claim only where that is accepted
+    calibrated = CliRunner().invoke(app, [*base, "--epsilon", "2"])  # to a claim only where that is accepted
+    assert "--accept-claimed" in str(calibrated.exception)
 
 
 def test_digits_released_once_learn_and_predict_raw_inputs(tmp_path) -> None:
-    more = [
-        "--method",
-        "sanitize-once",
-        "--epsilon",
-        "30",
-        "--epochs",
-        "15",
-        "--lr",
-        "0.01",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    found = json.loads(call(*RUN, *more, "--secret-seed", "1").stdout)
+    how = ["--method", "sanitize-once", "--epsilon", "15", "--epochs", "15", "--lr", "0.01", "--secret-seed", "1"]
+    found = json.loads(call(*RUN, *how, "--out", str(tmp_path / "o")).stdout)
     assert found["status"] == "proven"
-    assert found["test_accuracy"] > 0.5
+    assert found["test_accuracy"] > 0.4
     assert "labels, and who is in the data, are not protected" in found["sentence"]
     card = json.loads((tmp_path / "o" / "release" / "privacy.json").read_text())
     assert card["guarantee"]["protects"] == "features"
@@ -85,6 +75,5 @@ def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> N
 )
 def test_bad_use_gets_a_sentence(arguments, said) -> None:
     found = CliRunner().invoke(app, [*RUN, "--epochs", "1", *arguments])
-    text = found.stderr or str(found.exception)
     assert found.exit_code != 0
-    assert said in text
+    assert said in str(found.exception)
