@@ -88,7 +88,12 @@ class Mechanism(ABC):
     @property
     def releases_rows(self) -> bool:
         """Whether single records are released with noise of their own (`hush.sanitize`)."""
-        return any(channel.proof == "rows" for channel in self.query.channels.values())
+        return any(channel.proof in ("rows", "coins") for channel in self.query.channels.values())
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether what protects is noise with tails that end: Gaussian noise, and not coins."""
+        return self.private and all(channel.proof != "coins" for channel in self.query.channels.values())
 
     @property
     def neighbours(self) -> Adjacency:
@@ -159,7 +164,7 @@ class Mechanism(ABC):
     def tails_beside(self, coordinates: int) -> float:
         """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
         times what lies beyond them is of use for one ε alone, and does not add up."""
-        if not self.private:
+        if not self.has_tails:
             return 0.0
         numbers, steps, mu, rate = self.tail_terms(coordinates)
         return max(0.0, tail_delta(numbers, steps, mu, rate=rate) - self.tails)

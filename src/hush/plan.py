@@ -127,7 +127,7 @@ class Plan(Mechanism):
     def with_tails(self, coordinates: int) -> Plan:
         """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the
         channels, of which none has more; refused where that is too much."""
-        if not self.private:
+        if not self.has_tails:
             return self
         numbers, steps, mu, rate = self.tail_terms(coordinates)
         taken = tail_delta(numbers, steps, mu, rate=rate)

@@ -13,7 +13,7 @@ from hush.methods import catalogue
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 FILES = sorted(SPECS.glob("*.toml"))
 PUBLISHED = {"mnist-dpsgd", "mnist-ftrl", "mnist-versus", "mnist-plain", "setup-1", "setup-2", "setup-3"}
-PUBLISHED |= {"building-blocks"}  # MECHANISMS.md §11
+PUBLISHED |= {"building-blocks", "sanitize"}  # MECHANISMS.md §11
 
 
 # MECHANISMS.md §11: the numbers of runs of the published comparison

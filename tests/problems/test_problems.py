@@ -17,7 +17,14 @@ from hush.problems import table
 from hush.problems.problem import Problem
 from hush.randomness import seeded
 
-EMBEDDED = {"digits-mlp": 17_226, "digits-logistic": 650, "breast-cancer-mlp": 1_554, "breast-cancer-logistic": 62}
+EMBEDDED = {
+    "digits-mlp": 17_226,
+    "digits-logistic": 650,
+    "digits-sanitized": 107_372,
+    "digits-sanitized-frozen": 1_490,
+    "breast-cancer-mlp": 1_554,
+    "breast-cancer-logistic": 62,
+}
 REAL = {
     "mnist-mlp": (567_434, 60_000),
     "mnist-lenet": (61_706, 60_000),
@@ -31,6 +38,10 @@ OTHERS = {  # their data takes longer to read; their models are in test_models.p
     "cifar10-p1",
     "cifar10-resnet18",
     "cifar10-funnel",
+    "cifar10-sanitized",
+    "cifar10-part-resnet18-sanitized",
+    "mnist-sanitized",
+    "mnist-sanitized-frozen",
     "cifar10-scattering",
     "mnist-scattering",
     "fashion-scattering",

@@ -34,6 +34,7 @@ from hush.plan import Plan
 from hush.printable import as_json_data
 from hush.problems import Problem
 from hush.problems.evaluation import Evaluation, evaluate_problem
+from hush.problems.sanitized import hide_clip
 from hush.randomness import Secret, seeded
 from hush.run import Run
 from hush.source import as_source
@@ -128,7 +129,8 @@ class _Trial:
         self.last: Evaluation | None = None
 
     def _release(self, folder: Path) -> Path:
-        return self.run.release(folder, description=self.problem.describe())
+        told = hide_clip(self.problem, self.plan.query)
+        return self.run.release(folder, description=told.describe())
 
     def result(self, started: float) -> Result:
         """Take the steps that remain, then write it all down."""

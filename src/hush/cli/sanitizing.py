@@ -9,7 +9,8 @@ from hush.cli.console import say
 from hush.errors import BadInput
 from hush.plan import Plan
 from hush.problems import Problem
-from hush.problems.sanitized import CLIP, WIDTH, LayerPlace, put_layer
+from hush.problems.sanitized import CLIP, WIDTH, LayerPlace, hide_clip, put_layer
+from hush.sanitize.adapting import Adapting
 from hush.sanitize.hybrid import Hybrid
 from hush.sanitize.published import Published
 from hush.sanitize.released import Released
@@ -39,7 +40,7 @@ class LayerOptions:
 def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
     """The problem with a layer in its model, where the method releases rows."""
     asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
-    if not isinstance(plan.query, Released | Hybrid | Published):
+    if not isinstance(plan.query, Released | Hybrid | Published | Adapting):
         if any(value is not None for value in asked):
             raise BadInput(f"{NAMES} are for methods that release activations: use --method sanitize-once")
         return task
@@ -51,4 +52,4 @@ def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
     found = put_layer(task, place, frozen=isinstance(plan.query, Released))
     at = found.architecture.arguments["at"]
     say(f"sanitisation layer behind module '{at}' of a network '{found.architecture.arguments['inner']}'")
-    return found
+    return hide_clip(found, plan.query)

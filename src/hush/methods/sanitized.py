@@ -10,18 +10,29 @@ from hush.noise import Independent
 from hush.plan import Plan
 from hush.queries import ClipMode, Clipping, Query
 from hush.rules import Adam, Rule
+from hush.sanitize.adapting import Adapting
 from hush.sanitize.hybrid import Hybrid
 from hush.sanitize.published import Published
 from hush.sanitize.released import Released
+from hush.sanitize.threshold import AdaptiveThreshold
 
 FRONT = "the layers before the sanitisation layer were made without looking at the rows that are trained on"
 
 
-def sanitize(setting: Setting, *, lr: float = 1e-3, weight_decay: float = 0.0, nonnegative: bool = False) -> Plan:
+def sanitize(
+    setting: Setting,
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    nonnegative: bool = False,
+    threshold_share: float | None = None,
+) -> Plan:
     """The sanitisation layer as published: noisy activations, plain gradients; its ε is claimed, not proven.
 
     For comparing with its paper. The weights before the layer learn from raw features and give them away: use
     sanitize-once, sanitize-frozen or sanitize-hybrid where somebody is to be protected.
+
+    ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, set anew after each epoch.
     """
     if setting.adjacency is not None:
         raise Refused(
@@ -30,7 +41,11 @@ def sanitize(setting: Setting, *, lr: float = 1e-3, weight_decay: float = 0.0, n
         )
     rdp = replace(setting, accountant="rdp" if setting.accountant == "auto" else setting.accountant, counted=False)
     query = Published(setting.batch_size / setting.examples if setting.sample_rate is None else setting.rate)
-    return _plan(replace(rdp, sample_rate=None), "sanitize", replace(query, nonnegative=nonnegative), lr, weight_decay)
+    query = replace(query, nonnegative=nonnegative)
+    released: Query = query
+    if threshold_share is not None:
+        released = Adapting(query, AdaptiveThreshold(threshold_share), setting.per_epoch)
+    return _plan(replace(rdp, sample_rate=None), "sanitize", released, lr, weight_decay)
 
 
 def sanitize_once(setting: Setting, *, lr: float = 1e-3, weight_decay: float = 0.0, nonnegative: bool = False) -> Plan:

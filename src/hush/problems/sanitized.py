@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush.artefact.description import Architecture
+from hush.artefact.description import STATE_ONLY, Architecture
 from hush.errors import BadInput
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder
 from hush.problems.problem import Problem
+from hush.queries import Query
+from hush.sanitize.adapting import Adapting
 from hush.sanitize.cut import find_cut
 from hush.source import as_source
 
@@ -46,6 +48,12 @@ def put_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
         return freeze_before(network, task.train) if frozen else network
 
     return replace(task, model=build, architecture=architecture)
+
+
+def hide_clip(task: Problem, query: Query) -> Problem:
+    """The problem without a description of its network where C follows the weights: it would name the C that the run
+    began with. Such weights are loaded into a module that their reader brings, whose C is `AdaptiveThreshold.adapt`."""
+    return replace(task, architecture=STATE_ONLY) if isinstance(query, Adapting) else task
 
 
 def freeze_before(model: nn.Module, data: Any) -> nn.Module:

@@ -26,6 +26,7 @@ from hush.named import Losses
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder, vae_losses
 from hush.problems.problem import Metric, Problem, cross_entropy, hold_out_validation
+from hush.problems.sanitized import LayerPlace, put_layer
 
 PUBLISHED = (0.1307, 0.3081)
 CENTRED = (0.5, 0.5)
@@ -75,9 +76,15 @@ class Row:
     model: Architecture
     losses: Losses = cross_entropy
     metric: Metric = "accuracy"
+    layer: LayerPlace | None = None  # a sanitisation layer in the model
+    frozen: bool = False  # whether what is before the layer stays as it was initialised
 
     def load(self, *, seed: int, validation: float, data_dir: Path | None) -> Problem:
         """The problem, with its data read and a validation part of its training rows when asked for."""
+        plain = self._load_plain(seed, validation, data_dir)
+        return plain if self.layer is None else put_layer(plain, self.layer, frozen=self.frozen)
+
+    def _load_plain(self, seed: int, validation: float, data_dir: Path | None) -> Problem:
         split = self.data.load(data_dir)
         train, held = hold_out_validation(split.train, validation, seed)
         return Problem(
@@ -132,6 +139,11 @@ def _load_full_mnist5k(data_dir: Path | None) -> Split:
     own = embedded.load_mnist5k()
     images, labels = (torch.cat(parts) for parts in zip(own.train, own.test, strict=True))
     return Split((images, labels), mnist.load(mnist.MNIST, data_dir).test)
+
+
+def _take_first(split: Split, count: int) -> Split:
+    """The first rows to train on, and all to test on."""
+    return replace(split, train=(split.train[0][:count], split.train[1][:count]))
 
 
 def _name_linear(features: int) -> Architecture:
@@ -195,6 +207,7 @@ FASHION_WAVES = Data((mnist.FASHION,), lambda at: scatter(mnist.load(mnist.FASHI
 CIFAR10 = Data(
     (cifar.CIFAR10,), lambda at: _scale(cifar.load(at), *CENTRED), 10, (COUNT,), cifar.CLASSES, _mapped(*CENTRED)
 )
+CIFAR10_PART = replace(CIFAR10, load=lambda at: _take_first(_scale(cifar.load(at), *CENTRED), 10_000))
 CIFAR10_WAVES = Data((cifar.CIFAR10,), lambda at: scatter(cifar.load(at)), 10, (COUNT,), cifar.CLASSES)
 ADULT = Data((adult.ADULT,), adult.load, 2, (CENSUS,), adult.CLASSES)
 
@@ -210,9 +223,28 @@ _MLP = "MLP 784-512-256-128-10 with dropout 0.2"
 _VAE = "variational autoencoder (P3); the metric is the loss"
 _RESNET = "ResNet-18 with GroupNorm in place of BatchNorm, which mixes examples"
 
+_SANITISED = "with a sanitisation layer behind it"
+_FROZEN = "50 random directions of scattering features, a sanitisation layer, and a linear head"
+_BODY = LayerPlace("body")
+
 # The columns: name, what it is, data, model, and after some the loss and the metric; then the number of parameters.
 _ROWS = (
     Row("digits-mlp", f"{_DIGITS}, MLP 64-128-64-10; the default", DIGITS, _name_mlp(64, 128, 64, 10)),  # 17 226
+    Row(
+        "digits-sanitized",
+        f"{_DIGITS}, CNN with a funnel of width 10 at the end, {_SANITISED}",
+        DIGITS,
+        shipped("funnel", channels=1, side=8),
+        layer=LayerPlace("body", width=10),
+    ),  # 107 372
+    Row(
+        "digits-sanitized-frozen",
+        f"{_DIGITS}, 20 random directions, a sanitisation layer, and a linear head",
+        DIGITS,
+        _name_mlp(64, 10),
+        layer=LayerPlace(width=20),
+        frozen=True,
+    ),  # 1 490, of which 210 are trained
     Row("digits-logistic", f"{_DIGITS}, logistic regression", DIGITS, _name_logistic(64, 10)),  # 650
     Row("breast-cancer-mlp", f"{_TUMOURS}, MLP 30-32-16-2", BREAST_CANCER, _name_mlp(30, 32, 16, 2)),  # 1 554
     Row("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, _name_logistic(30, 2)),  # 62
@@ -222,6 +254,21 @@ _ROWS = (
     Row("mnist-mlp", f"MNIST, {_MLP}", MNIST, _name_mlp(784, 512, 256, 128, 10, dropout=0.2)),  # 567 434
     Row("mnist-lenet", "MNIST, LeNet-5", MNIST, shipped("lenet")),  # 61 706
     Row("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, shipped("funnel", channels=1, side=28)),  # 659 732
+    Row(
+        "mnist-sanitized",
+        f"MNIST, {_FUNNEL}, {_SANITISED}",
+        MNIST,
+        shipped("funnel", channels=1, side=28),
+        layer=_BODY,
+    ),  # 659 732
+    Row(
+        "mnist-sanitized-frozen",
+        f"MNIST, {_FROZEN}",
+        MNIST_WAVES,
+        _name_linear(81 * 7 * 7),
+        layer=LayerPlace(),
+        frozen=True,
+    ),  # 198 960, of which 510 are trained
     Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
     Row("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, shipped("p2")),  # 225 034
     Row("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, shipped("vae"), vae_losses, "loss"),  # 1 875 265
@@ -229,6 +276,20 @@ _ROWS = (
     Row("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, shipped("p1")),  # 258 762
     Row("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, shipped("resnet18")),  # 11 173 962
     Row("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, shipped("funnel", channels=3, side=32)),  # 1 018 708
+    Row(
+        "cifar10-sanitized",
+        f"CIFAR-10, {_FUNNEL}, {_SANITISED}",
+        CIFAR10,
+        shipped("funnel", channels=3, side=32),
+        layer=_BODY,
+    ),  # 1 018 708
+    Row(
+        "cifar10-part-resnet18-sanitized",
+        f"10 000 images of CIFAR-10, ResNet-18 of a quarter of its width with GroupNorm, {_SANITISED}",
+        CIFAR10_PART,
+        shipped("resnet18", width=16),
+        layer=_BODY,
+    ),  # 701 466
     Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, _name_linear(3 * 81 * 8 * 8)),  # 155 530
     Row("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, _name_logistic(112, 2)),  # 226
     Row("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, _name_mlp(112, 64, 32, 2)),  # 9 378

@@ -16,10 +16,12 @@ from hush.release import Release
 from hush.sampling import Participation
 from hush.source import Source
 
-Proof = Literal["sum", "hidden-state", "none", "rows", "released"]
+Proof = Literal["sum", "hidden-state", "none", "rows", "coins", "released"]
 """Of a channel: a plain sum; one that a hidden state reaches, whose query makes its claims itself; no proof at all.
 ``rows`` are single records that the query itself releases with noise (`hush.sanitize`): no part of a step's sums, but
-of the budget. ``released`` is made of released rows and public labels alone: it needs no bound and gets no noise.
+of the budget. ``coins`` are single records released by coins of exact probabilities (randomised response), without
+any noise that has tails. ``released`` is made of released rows and of what is public alone: it needs no bound and gets
+no noise.
 """
 
 ADDED: tuple[Proof, ...] = ("sum", "hidden-state")  # the kinds of channels to whose sums a run adds noise

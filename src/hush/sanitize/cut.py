@@ -40,7 +40,7 @@ class Cut:
 
     def find_rows(self, inputs: Tensor) -> Tensor:
         """What reaches the layer, within its range: without noise, so private."""
-        with torch.no_grad(), _evaluating(self.model):
+        with torch.no_grad(), evaluating(self.model):
             reached: Tensor = self.layer.bound(_reach(self.model, self.layer, inputs))
         return reached
 
@@ -87,7 +87,7 @@ def find_cut(model: nn.Module, source: Source) -> Cut:
             )
     like = source.take(torch.empty(0, dtype=torch.int64))
     device = next(model.parameters()).device
-    with seeded(0), _evaluating(model), torch.enable_grad():
+    with seeded(0), evaluating(model), torch.enable_grad():
         reached = _reach(model, layer, first_of(make_up(like, device)))
         layer(reached)  # which checks the width
         params = trainable(model)
@@ -122,7 +122,7 @@ def check_nothing_passes(cut: Cut, losses: Losses) -> None:
     """Refuse a model or a loss that sees the inputs by another way than the layer: with the layer's rows held fixed,
     other inputs must not change a single loss."""
     device = next(cut.model.parameters()).device
-    with seeded(0), _evaluating(cut.model), torch.no_grad():
+    with seeded(0), evaluating(cut.model), torch.no_grad():
         content = make_up(cut.like, device)
         other = (make_up(cut.like, device)[0], *content[1:])
         rows = torch.randn(PROBES, *cut.shape, device=device)
@@ -173,7 +173,8 @@ def _handing_on(layer: Sanitize, rows: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within it, the model is in evaluation; each module's own mode comes back after."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,0 +1,244 @@
+"""The figures of the sanitisation layer's paper as data from runs of our own: MNIST, one seed.
+
+    python benchmarks/sanitize_figures.py results/sanitize-figures.json --store DIR
+    python benchmarks/sanitize_figures.py OUT --store DIR --small          # the digits, seconds
+
+Each run is a file of the store and is not run again; the result holds the spec that made it. Every ε in it is the
+paper's claim, which is not proven: the weights before the layer learn from raw features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush import problems
+from hush.files import write_atomic
+from hush.problems import Problem
+from hush.problems.evaluation import evaluate_problem
+from hush.problems.models import Funnel
+from hush.randomness import seeded
+from hush.sanitize import Sanitize, find_stop, flag_flat, flag_steady, insert, measure_spread
+from hush.sanitize.threshold import find_weight, measure_norm
+from hush.source import as_source
+
+VECTOR = (2.8, 0.9, 1.5)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run: what decides it, and nothing else."""
+
+    problem: str = "mnist-funnel"
+    width: int = 50
+    sigma: float = 1.0
+    clip: float = 0.5
+    share: float | None = None  # t of the adaptive threshold; None for a static one
+    batch_size: int = 250
+    epochs: int = 20
+    lr: float = 1e-3
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        """A name by its content."""
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is drawn: the axes of each figure."""
+
+    base: Training = Training()
+    widths: tuple[int, ...] = (10, 20, 30, 40, 50, 60)
+    shares: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2)
+    share: float = 0.05  # of the adaptive runs over the widths
+    sigmas: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+    deltas: tuple[float, ...] = (1e-6, 1e-5, 1e-4)
+    lengths: tuple[int, ...] = (3, 5, 8, 10)
+    thresholds: tuple[float, ...] = (1e-5, 1.2e-4, 1e-3, 1e-2)
+    tolerances: tuple[float, ...] = (2e-5, 2e-4, 2e-3)
+    low_and_high: tuple[float, float] = (1.0, 3.0)
+
+    def list_runs(self) -> list[Training]:
+        """Every run that some figure needs, each once."""
+        static = [replace(self.base, width=n) for n in self.widths]
+        adaptive = [replace(run, share=self.share) for run in static]
+        shares = [replace(self.base, share=t) for t in self.shares]
+        return list(dict.fromkeys([*static, *adaptive, *shares, self.base]))
+
+
+SMALL = Figures(
+    base=Training(problem="digits-mlp", width=4, batch_size=128, epochs=3, lr=3e-3),
+    widths=(2, 4),
+    shares=(0.05, 0.1),
+    sigmas=(1.0, 2.0),
+    deltas=(1e-5,),
+    lengths=(2,),
+    thresholds=(1e-2, 1e2),
+    tolerances=(1e-2, 1e2),
+)
+
+
+def build(run: Training, task: Problem) -> nn.Module:
+    """The funnel for the problem's images with a sanitisation layer behind its body."""
+    channels, side, _ = task.train[0].shape[1:]
+    with seeded(run.seed):
+        model = Funnel(channels, side, width=run.width)
+    return insert(model, "body", Sanitize(run.clip, run.sigma, width=run.width))
+
+
+def make_plan(run: Training, examples: int, *, delta: float = 1e-5) -> hush.Plan:
+    """The published method's plan."""
+    chosen = {} if run.share is None else {"threshold_share": run.share}
+    return hush.make_plan(
+        "sanitize",
+        examples=examples,
+        batch_size=run.batch_size,
+        epochs=run.epochs,
+        noise_multiplier=run.sigma,
+        delta=delta,
+        accept_claimed=True,
+        lr=run.lr,
+        **chosen,
+    )
+
+
+def train(run: Training, task: Problem) -> dict[str, Any]:
+    """One run, an entry for each epoch: accuracy, mean deviation of the noisy outputs, ‖W‖ and C."""
+    model = build(run, task)
+    layer = next(module for module in model.modules() if isinstance(module, Sanitize))
+    spreads: list[float] = []
+    layer.register_forward_hook(lambda module, given, out: _note(spreads, module, out))
+    plan = make_plan(run, len(as_source(task.train)))
+    started = plan.start(model, task.losses, task.train, secret=run.seed)
+    per_epoch, epochs = plan.steps // run.epochs, []
+    model.train()
+    for batch in started.batches():
+        clip = layer.clip
+        started.step(batch)
+        if started.next % per_epoch == 0:
+            epochs.append({"clip": clip, **_measure(model, task), "spread": sum(spreads) / len(spreads)})
+            spreads.clear()
+    return {"run": asdict(run), "claimed_epsilon": plan.guarantee().epsilon, "epochs": epochs}
+
+
+def _note(spreads: list[float], layer: nn.Module, out: Tensor) -> None:
+    if layer.training and len(out):
+        spreads.append(measure_spread(out))
+
+
+def _measure(model: nn.Module, task: Problem) -> dict[str, float]:
+    model.eval()
+    accuracy = float(evaluate_problem(model, task).accuracy or 0.0)
+    model.train()
+    return {"accuracy": accuracy, "norm": measure_norm(find_weight(model))}
+
+
+def keep(figures: Figures, store: Path) -> Iterator[dict[str, Any]]:
+    """The results of all runs, from the store where they are there."""
+    store.mkdir(parents=True, exist_ok=True)
+    task: Problem | None = None
+    for run in figures.list_runs():
+        path = store / f"{run.key}.json"
+        if not path.exists():
+            task = task or problems.load(run.problem)
+            write_atomic(path, json.dumps(train(run, task)).encode())
+        yield json.loads(path.read_text())
+
+
+def draw(figures: Figures, store: Path) -> dict[str, Any]:
+    """Every figure as data."""
+    runs = {Training(**found["run"]): found["epochs"] for found in keep(figures, store)}
+    base, widths = figures.base, figures.widths
+    static = runs[base]
+    adaptive = {t: runs[replace(base, share=t)] for t in figures.shares}
+    chosen = min(adaptive, key=lambda t: abs(t - figures.share))
+    return {
+        "spec": asdict(figures),
+        "status": "claimed",
+        "epsilon_by_sigma_and_delta": _account(figures),
+        "accuracy_by_width": {
+            "static": [[n, runs[replace(base, width=n)][-1]["accuracy"]] for n in widths],
+            "adaptive": [[n, runs[replace(base, width=n, share=figures.share)][-1]["accuracy"]] for n in widths],
+        },
+        "flags": {
+            "static": _flag(static, flag_flat, figures.lengths, figures.thresholds),
+            "adaptive": _flag(adaptive[chosen], flag_steady, figures.lengths, figures.tolerances),
+        },
+        "norm_and_clip_by_share": {f"{t:g}": [[e["norm"], e["clip"]] for e in run] for t, run in adaptive.items()},
+        "accuracy_by_share": [[t, run[-1]["accuracy"]] for t, run in adaptive.items()],
+        "convergence": {
+            "static": _stop(static, _flag(static, flag_flat, figures.lengths, figures.thresholds)),
+            "adaptive": _stop(
+                adaptive[chosen], _flag(adaptive[chosen], flag_steady, figures.lengths, figures.tolerances)
+            ),
+        },
+        "low_and_high_threshold": [compare_threshold(clip, base.sigma) for clip in figures.low_and_high],
+    }
+
+
+def _account(figures: Figures) -> list[list[float]]:
+    """[σ, δ, claimed ε] for 50 000 examples, as published."""
+    found = []
+    for sigma in figures.sigmas:
+        for delta in figures.deltas:
+            plan = make_plan(replace(figures.base, sigma=sigma), 50_000, delta=delta)
+            found.append([sigma, delta, plan.guarantee().epsilon])
+    return found
+
+
+def _flag(run: list[dict[str, Any]], flag: Any, lengths: tuple[int, ...], limits: tuple[float, ...]) -> list[Any]:
+    """For each window and limit, the flag of every epoch."""
+    series = [epoch["spread"] for epoch in run]
+    return [[length, limit, flag(series, length, limit)] for length in lengths for limit in limits]
+
+
+def _stop(run: list[dict[str, Any]], flags: list[Any]) -> dict[str, Any]:
+    """The whole curve, and where each flag would have stopped it."""
+    accuracies = [epoch["accuracy"] for epoch in run]
+    stops = []
+    for length, limit, raised in flags:
+        after = find_stop(raised)
+        stops.append([length, limit, after, None if after is None else accuracies[after - 1]])
+    return {"accuracy": accuracies, "spread": [epoch["spread"] for epoch in run], "stops": stops}
+
+
+def compare_threshold(clip: float, sigma: float) -> dict[str, Any]:
+    """The small table: a vector clipped at C, what that cuts off, and the noise that C brings."""
+    layer = Sanitize(clip, sigma, width=len(VECTOR))
+    given = torch.tensor([VECTOR], dtype=torch.float64)
+    clipped = layer.bound(given)
+    lost = float(torch.linalg.vector_norm(given - clipped))
+    return {
+        "clip": clip,
+        "vector": list(VECTOR),
+        "clipped": clipped[0].tolist(),
+        "lost": lost,
+        "noise": layer.noise_std,
+    }
+
+
+def main() -> None:
+    """Make what is not there yet, and write everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--store", type=Path, required=True, help="folder with a file for each run")
+    parser.add_argument("--small", action="store_true", help="the digits, in seconds")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    drawn = draw(SMALL if given.small else Figures(), given.store)
+    write_atomic(given.out, (json.dumps(drawn, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

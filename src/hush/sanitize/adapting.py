@@ -1,0 +1,90 @@
+"""The published layer with a threshold that follows the weights: C = t·‖W‖ before training and after each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hush import validate
+from hush.named import Losses, Named, State, Sums
+from hush.queries.query import Channel, Claim, Query
+from hush.randomness import Secret
+from hush.release import Release
+from hush.sampling import Participation
+from hush.sanitize.layer import find_layer
+from hush.sanitize.published import Published
+from hush.sanitize.threshold import AdaptiveThreshold
+from hush.source import Source
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """``inner`` with a C that is set anew after every ``turn`` steps. C is kept with the run's state, so that a resumed
+    run goes on with the same one; the noise follows it, so that what is claimed does not change."""
+
+    inner: Published
+    threshold: AdaptiveThreshold
+    turn: int
+    model: nn.Module | None = None  # once a run has one
+
+    def __post_init__(self) -> None:
+        validate.whole(steps_of_an_epoch=self.turn)
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """Those of the published layer."""
+        return self.inner.channels
+
+    def prepare(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        source: Source,
+        secret: Callable[[], Secret],
+        noise_std: Mapping[str, float],
+    ) -> tuple[Query, Source]:
+        """The layer gets its noise, and its first C from the weights as they are before training."""
+        _, taken = self.inner.prepare(model, losses, source, secret, noise_std)
+        self.threshold.adapt(model)
+        return replace(self, model=model), taken
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether the layer clamps to [0, C]."""
+        return self.inner.nonnegative
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """n, the width of the layer."""
+        return self.inner.count_numbers(model, source)
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """As without a threshold that changes."""
+        return self.inner.count_releases(participation, steps)
+
+    def init(self, params: Named) -> tuple[State, State]:
+        """Public, as far as the weights are: C."""
+        clip = 0.0 if self.model is None else find_layer(self.model)[1].clip
+        return {"clip": torch.tensor(clip, dtype=torch.float64)}, {}
+
+    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
+        """The gradient of the piece's summed loss, at the C of this epoch."""
+        find_layer(model)[1].clip = float(public["clip"])
+        return self.inner.piece(model, losses, content, {})
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        """The sum as it is."""
+        return self.inner.finish(sums, public, private)
+
+    def observe(self, release: Release, update: Named, public: State) -> State:
+        """After the last step of an epoch, the next C."""
+        if self.model is None or (release.step + 1) % self.turn:
+            return public
+        return {"clip": torch.tensor(self.threshold.adapt(self.model), dtype=torch.float64)}
+
+    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
+        """Those of the published layer, in which C does not occur."""
+        return self.inner.claims(participation, noise_std, steps)

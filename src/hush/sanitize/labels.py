@@ -1,0 +1,236 @@
+"""Training on randomised labels: `label-rr`, after Ghazi et al. 2021, in one stage (LP-1ST) or in two (LP-2ST).
+
+One stage: every label is answered for once by randomised response (`hush.sanitize.response`), with a uniform prior or
+with one that is public, and everything is trained on the answers. Two stages: coins that know no label send each
+example to the first or the second part. The first stage trains on the answers of the first part, with the one-stage
+prior; the model that it gives is the prior of the second part, example by example, whose labels are answered for then.
+The second stage trains on all answers.
+
+Theorem. Whatever is computed from the answers, all features, and who is in the data, is ε-differentially private for
+one label being replaced by another.
+
+Proof. Labels y, y′ differ in place i alone. Which part i is in is decided by a coin of its own. In the first part: its
+answer is RRTop-k with a public prior, within e^ε; the answers of the first part determine, with coins and features, the
+priors of the second part, whose labels are the same in y and y′: post-processing. In the second part: the first stage
+has the same distribution under both, and given all of it the prior of i is fixed, so its answer is within e^ε. Each
+label is answered for in exactly one part, and once. ∎
+
+ε is 1/σ, so that more noise means a smaller ε. Pure ε-privacy is, for any δ, dominated by binary randomised response at
+ε: the event. Answers are those of (secret, stream, number of the example): the same whenever they are asked for, so a
+resumed run answers again alike and spends nothing; the data's digest sees to it that the labels are the same. Answers
+of the second part are kept with the run's state. No answer is drawn before the first step, when a ledger is charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting import dp_event
+from torch import Tensor, nn
+
+from hush import validate
+from hush.draws import drawing_only
+from hush.errors import BadInput, Refused
+from hush.named import Losses, Named, State, Sums
+from hush.queries.plain import PlainSum
+from hush.queries.query import Channel, Claim, Query
+from hush.randomness import Secret
+from hush.release import Release
+from hush.sampling import Participation
+from hush.sanitize.cut import evaluating, first_of, make_up
+from hush.sanitize.released import UNBOUNDED
+from hush.sanitize.response import VALUES, Integers, Priors, check_labels, check_prior, draw_integers, respond
+from hush.source import Source
+
+COINS = Channel(1.0, proof="coins", exact=True)
+CHUNK = 500  # examples through the model at a time
+REASON = (
+    "each label is answered for once, by randomised response, and only the answers are trained on; features, and who "
+    "is in the data, are not protected"
+)
+ASSUMED = "the prior of the classes was chosen without looking at the labels"
+
+
+@dataclass(frozen=True)
+class RandomisedLabels:
+    """Plain gradients on answers. ``prior`` is a public one over the classes; with ``first`` steps in a first stage,
+    ``share`` of the examples is answered for in it and the others after it."""
+
+    prior: tuple[float, ...] | None = None
+    first: int | None = None
+    share: float = 0.5
+    answers: Answers | None = None  # once a run has data
+
+    def __post_init__(self) -> None:
+        validate.probability(share=self.share)
+        if self.first is not None:
+            validate.whole(steps_of_the_first_stage=self.first)
+        if self.prior is not None:
+            check_prior(self.prior)
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """The labels, by coins; the gradient, which is made of answers and needs no noise."""
+        return {"labels": COINS, "gradient": UNBOUNDED}
+
+    def prepare(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        source: Source,
+        secret: Callable[[], Secret],
+        noise_std: Mapping[str, float],
+    ) -> tuple[Query, Source]:
+        """Examples get their number in the place of their label."""
+        classes = count_outputs(model, source)
+        if self.prior is not None:
+            check_prior(self.prior, classes)
+        share = 1.0 if self.first is None else self.share
+        prior = np.array(self.prior or [1.0] * classes, dtype=np.float64)
+        answers = Answers(model, source, secret, 1 / noise_std["labels"], prior / prior.sum(), share)
+        return replace(self, answers=answers), Numbered(source)
+
+    def count_numbers(self, model: nn.Module, source: Source) -> int:
+        """One label, by coins."""
+        return 1
+
+    def count_releases(self, participation: Participation, steps: int) -> int:
+        """Each label is answered for once, in one of the parts."""
+        return 1
+
+    def init(self, params: Named) -> tuple[State, State]:
+        """Public: the answers of the second part, none of which is there yet."""
+        if self.answers is None or self.first is None:
+            return {}, {}
+        return {"second": torch.full((len(self.answers.source),), -1, dtype=torch.int64)}, {}
+
+    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
+        """The gradient of the answered examples' summed loss; in the first stage of so many times their share."""
+        if self.answers is None:
+            raise Refused("labels are answered for by a run: start the plan")
+        *inputs, numbers = content
+        labels = self.answers.find(public)[numbers.cpu()]
+        rows = torch.nonzero(labels >= 0).squeeze(1)
+        kept = (*(part[rows.to(part.device)] for part in inputs), labels[rows].to(numbers.device))
+        with drawing_only(rows):
+            sums = PlainSum().piece(model, losses, kept, public)
+        scale = self.answers.share if _is_first_stage(public) else 1.0
+        return {"gradient": {n: g / scale for n, g in sums["gradient"].items()}, "diagnostics": sums["diagnostics"]}
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        """The sum as it is."""
+        return {"gradient": sums["gradient"]}, private
+
+    def observe(self, release: Release, update: Named, public: State) -> State:
+        """At the end of the first stage, the answers of the second part by the model that it gave."""
+        if self.answers is None or self.first is None or release.step != self.first - 1:
+            return public
+        return {"second": self.answers.draw_second()}
+
+    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
+        """ε-privacy of the labels, however many steps are taken."""
+        event = dominate(1 / noise_std["labels"])
+        return (Claim(event, "replace", "proven", REASON, "labels"),)
+
+
+def dominate(epsilon: float) -> Any:
+    """Binary randomised response at ε, (2 − p)/p = e^ε: no ε-private release is told apart better."""
+    small = math.exp(-epsilon)
+    return dp_event.RandomizedResponseDpEvent(noise_parameter=2 * small / (1 + small), num_buckets=2)
+
+
+def _is_first_stage(public: State) -> bool:
+    return "second" in public and not bool((public["second"] >= 0).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """The data with each example's number in the place of its label, so that no label reaches a gradient."""
+
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: Tensor) -> Any:
+        """Features, then numbers."""
+        content = self.source.take(indices)
+        return (*content[:-1], indices.to(content[-1].device))
+
+
+@dataclass(eq=False)
+class Answers:
+    """The answers for all labels of a run: those of the first part by the prior, of the second by the model."""
+
+    model: nn.Module
+    source: Source
+    secret: Callable[[], Secret]
+    epsilon: float
+    prior: Priors
+    share: float
+    _first: tuple[bytes, Tensor] | None = field(default=None, repr=False)
+
+    def find(self, public: State) -> Tensor:
+        """The answer of every example, −1 where there is none yet."""
+        first = self.draw_first()
+        return torch.where(first >= 0, first, public["second"]) if "second" in public else first
+
+    def draw_first(self) -> Tensor:
+        """The answers of the first part."""
+        secret = self.secret().first
+        if self._first is None or self._first[0] != secret.key:
+            priors = np.broadcast_to(self.prior, (len(self.source), len(self.prior)))
+            answers = self._answer(secret, "labels/first", priors)
+            self._first = secret.key, torch.from_numpy(np.where(self._is_first(secret), answers, -1))
+        return self._first[1]
+
+    def draw_second(self) -> Tensor:
+        """The answers of the second part, by the model as it is now."""
+        secret = self.secret().first
+        answers = self._answer(secret, "labels/second", self._predict())
+        return torch.from_numpy(np.where(self._is_first(secret), -1, answers))
+
+    def _answer(self, secret: Secret, stream: str, priors: Priors) -> Integers:
+        return respond(self._read_labels(), self.epsilon, priors, draw_integers(secret, stream, len(self.source)))
+
+    def _is_first(self, secret: Secret) -> np.ndarray:
+        """Which examples are in the first part: by coins that know no label."""
+        if self.share == 1.0:
+            return np.ones(len(self.source), dtype=bool)
+        return draw_integers(secret, "labels/split", len(self.source)) < int(self.share * VALUES)
+
+    def _read_labels(self) -> Integers:
+        parts = [self.source.take(chunk)[-1] for chunk in self._chunks()]
+        labels = torch.cat([part.cpu() for part in parts])
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise BadInput("randomised response needs one whole number as the label of each example")
+        found: Integers = labels.long().numpy()
+        check_labels(found, len(self.prior))
+        return found
+
+    def _predict(self) -> Priors:
+        """The classes' probabilities that the model gives each example."""
+        device = next(self.model.parameters()).device
+        with torch.no_grad(), evaluating(self.model):
+            scores = [self.model(first_of(self.source.take(chunk)).to(device)).double() for chunk in self._chunks()]
+        found: Priors = torch.cat(scores).softmax(1).nan_to_num(nan=1.0).cpu().numpy()
+        return found
+
+    def _chunks(self) -> tuple[Tensor, ...]:
+        return torch.split(torch.arange(len(self.source)), CHUNK)
+
+
+def count_outputs(model: nn.Module, source: Source) -> int:
+    """How many classes the model tells apart, from made-up inputs: a public fact of its architecture."""
+    like = source.take(torch.empty(0, dtype=torch.int64))
+    device = next(model.parameters()).device
+    with torch.no_grad(), evaluating(model):
+        scores = model(first_of(make_up(like, device)))
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < 2:
+        raise BadInput("randomised response needs a model that gives one score for each of two or more classes")
+    return int(scores.shape[1])

@@ -1,0 +1,311 @@
+"""label-rr: what it trains on, what it costs, what can be told from it, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from hush.checkpoint import Checkpoints
+from hush.errors import BadInput, Refused
+from hush.ledger.account import BudgetSpent
+from hush.loop import train
+from hush.methods import make_plan
+from hush.plan import Plan
+from hush.problems import cross_entropy, evaluate_problem, load
+from hush.randomness import Secret, seeded
+from hush.run import Run
+from hush.sanitize.labels import Answers, RandomisedLabels, dominate
+from hush.source import Tensors, as_source
+
+N, FEATURES, CLASSES = 120, 5, 4
+
+
+def _data(seed: int = 0) -> tuple[Tensor, Tensor]:
+    with seeded(seed):
+        return torch.randn(N, FEATURES), torch.randint(0, CLASSES, (N,))
+
+
+def _model() -> nn.Module:
+    with seeded(1):
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES))
+
+
+def _plan(**options: Any) -> Plan:
+    given = {"examples": N, "batch_size": 30, "steps": 8, "epsilon": 1.0, "delta": 1e-5, "lr": 0.1} | options
+    return make_plan("label-rr", **given)
+
+
+def _start(plan: Plan, data: tuple[Tensor, Tensor], secret: Secret | int = 5) -> Run:
+    return plan.start(_model(), cross_entropy, data, secret=secret)
+
+
+def _answers(run: Run) -> Answers:
+    query = run._query
+    assert isinstance(query, RandomisedLabels)
+    assert query.answers is not None
+    return query.answers
+
+
+def _weights(run: Run) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in run.model.parameters()])
+
+
+@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 1.0), (0.25, 4.0), (10.0, 0.1)])
+def test_epsilon_is_one_over_sigma_for_labels_under_replace(sigma: float, epsilon: float) -> None:
+    """At δ = 1e-5 binary randomised response gives back ln(e^ε − δ(1 + e^ε)), a little less than its pure ε."""
+    found = make_plan("label-rr", examples=N, batch_size=30, steps=3, noise_multiplier=sigma).guarantee()
+    exact = math.log(math.exp(epsilon) - 1e-5 * (1 + math.exp(epsilon)))
+    assert exact <= found.epsilon <= epsilon * 1.001
+    assert (found.status, found.protects, found.adjacency) == ("proven", "labels", "replace")
+    assert "the label of one example changing" in found.sentence()
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.3, 1.0, 8.0, 30.0])
+def test_the_event_is_binary_randomised_response_at_epsilon(epsilon: float) -> None:
+    p = dominate(epsilon).noise_parameter
+    assert math.log((2 - p) / p) == pytest.approx(epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_cost_grows_neither_with_steps_nor_with_stages(stages: int) -> None:
+    short, long = (_plan(steps=steps, stages=stages, epsilon=None, noise_multiplier=0.5) for steps in (2, 400))
+    assert short.guarantee().epsilon == long.guarantee().epsilon
+
+
+def test_calibration_lands_below_what_was_asked() -> None:
+    assert 0.999 < _plan(epsilon=1.0).guarantee().epsilon <= 1.0
+
+
+def test_training_sees_answers_and_no_label() -> None:
+    """The answers are kept with e^ε/(e^ε + 3) of the labels, and other labels with the same answers change nothing."""
+    features, labels = torch.randn(20_000, FEATURES), torch.randint(0, CLASSES, (20_000,))
+    plan = make_plan("label-rr", examples=20_000, batch_size=100, steps=1, noise_multiplier=0.5)
+    run = plan.start(_model(), cross_entropy, (features, labels), secret=3)
+    kept = int((_answers(run).draw_first() == labels).sum())
+    chance = math.exp(2) / (math.exp(2) + 3)
+    assert stats.binomtest(kept, 20_000, chance).pvalue > 1e-4
+    assert stats.binomtest(kept, 20_000, math.exp(2.2) / (math.exp(2.2) + 3)).pvalue < 1e-4  # the twin
+    content = run._summing._source.take(torch.arange(10))
+    assert content[-1].tolist() == list(range(10))
+
+
+def test_the_gradient_is_that_of_the_answers() -> None:
+    data = _data()
+    run = _start(_plan(steps=1, batch_size=N), data)
+    answers = _answers(run).draw_first()
+    params = list(run.model.parameters())
+    expected = torch.autograd.grad(cross_entropy(run.model, (data[0], answers)).sum(), params)
+    sums = run._sum(run.batch(0))[1]["gradient"]
+    for found, wanted in zip(sums.values(), expected, strict=True):
+        assert torch.allclose(found.double(), wanted.double(), atol=1e-4)
+
+
+def _changed(labels: Tensor, where: Tensor) -> Tensor:
+    return torch.where(where, (labels + 1) % CLASSES, labels)
+
+
+def test_the_first_stage_knows_nothing_of_the_second_parts_labels() -> None:
+    """With all labels of the second part changed, every bit up to the end of the first stage is the same; and the
+    split is the same whatever the labels are."""
+    plan, (features, labels) = _plan(stages=2, steps=8), _data()
+    run = _start(plan, (features, labels))
+    second = _answers(run).draw_first() < 0
+    assert 20 < int(second.sum()) < 100
+    other = _start(plan, (features, _changed(labels, second)))
+    assert torch.equal(_answers(other).draw_first(), _answers(run).draw_first())
+    for each in (run, other):
+        for batch in each.batches():
+            each.step(batch)
+            if each.next == 4:
+                break
+    assert torch.equal(_weights(run), _weights(other))
+    third = _start(plan, (features, _changed(labels, ~second)))
+    assert torch.equal(_answers(third).draw_first() < 0, second)
+    assert not torch.equal(_answers(third).draw_first(), _answers(run).draw_first())
+
+
+def test_every_label_is_answered_for_once() -> None:
+    run = _start(_plan(stages=2, steps=8), _data())
+    first = _answers(run).draw_first()
+    list(train(run))
+    second = run.state()["public"]["second"]
+    assert bool(((first >= 0) ^ (second >= 0)).all())
+    everything = _answers(run).find(run.state()["public"])
+    assert bool(((everything >= 0) & (everything < CLASSES)).all())
+
+
+def test_the_second_parts_prior_is_the_first_stages_model() -> None:
+    """A model that is sure of class 2 answers 2 for everybody of the second part, whatever their labels are."""
+    run = _start(_plan(stages=2, steps=8), _data())
+    with torch.no_grad():
+        for p in run.model.parameters():
+            p.zero_()
+        next(p for name, p in run.model.named_parameters() if name.endswith("bias"))[2] = 50.0
+    second = _answers(run).draw_second()
+    assert set(second[second >= 0].tolist()) == {2}
+
+
+def test_a_public_prior_narrows_the_answers() -> None:
+    run = _start(_plan(prior=[0.5, 0.5, 0.0, 0.0]), _data())
+    assert set(_answers(run).draw_first().tolist()) == {0, 1}
+    assert any("prior of the classes" in text for text in run.guarantee.assumptions)
+
+
+def _reveal(secret: Secret, label: int, sigma: float) -> bool:
+    """The attack: the canary alone has feature 0, so that the weights of that feature show which label its answer was
+    trained as. It says "label 1" where they moved towards class 1."""
+    features, labels = torch.zeros(4, 2), torch.tensor([label, 0, 0, 0])
+    features[0, 0] = features[1:, 1] = 1.0
+    first = nn.Linear(2, 2)
+    nn.init.zeros_(first.weight)
+    model = nn.Sequential(first)
+    plan = make_plan("label-rr", examples=4, batch_size=4, steps=1, noise_multiplier=sigma)
+    run = plan.start(model, cross_entropy, (features, labels), secret=secret)
+    list(train(run))
+    weight = run.model.get_parameter("0.weight")
+    return bool(weight[1, 0] > weight[0, 0])
+
+
+def test_what_is_told_from_the_weights_stays_within_epsilon() -> None:
+    """The lower end of a 99.9 % interval on ln(true positives/false positives) is at most ε = 1 and, so that it could
+    be above it, above 1 where the plan has ε = 3."""
+    found = {}
+    for sigma in (1.0, 1 / 3):
+        hits = [
+            [_reveal(Secret.from_seed(i, f"{label} {sigma}"), label, sigma) for i in range(250)] for label in (1, 0)
+        ]
+        true, false = (stats.binomtest(sum(each), 250).proportion_ci(0.998, "exact") for each in hits)
+        found[sigma] = math.log(true.low / false.high)
+    assert 0 < found[1.0] <= 1.0
+    assert found[1 / 3] > 1.0
+
+
+@pytest.mark.parametrize("stop", [2, 4, 6])
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, stop: int) -> None:
+    """Before the second stage begins, at that moment, and after it."""
+    plan = _plan(stages=2, steps=8)
+    whole = _start(plan, _data())
+    list(train(whole))
+    first = _start(plan, _data())
+    kept = Checkpoints(tmp_path / "private")
+    kept.begin(first)
+    for batch in first.batches():
+        first.step(batch)
+        if first.next == stop:
+            kept.save(first)
+            break
+    kept.close()
+    second = plan.start(_model(), cross_entropy, _data())  # whose secret is another one, until it is restored
+    kept = Checkpoints(tmp_path / "private")
+    saved = kept.newest().saved
+    assert saved is not None
+    kept.restore(second, saved)
+    list(train(second, checkpoints=kept))
+    kept.close()
+    assert torch.equal(_weights(second), _weights(whole))
+    assert second.guarantee.epsilon == whole.guarantee.epsilon
+
+
+def test_the_same_coins_never_meet_other_labels(tmp_path: Path) -> None:
+    plan, (features, labels) = _plan(), _data()
+    run = _start(plan, (features, labels))
+    kept = Checkpoints(tmp_path / "private")
+    kept.begin(run)
+    kept.close()
+    other = _start(plan, (features, _changed(labels, torch.arange(N) == 7)))
+    kept = Checkpoints(tmp_path / "private")
+    saved = kept.newest().saved
+    assert saved is not None
+    with pytest.raises(Refused, match="made on other data"):
+        kept.restore(other, saved)
+    kept.close()
+    with pytest.raises(Refused, match="cannot go on with fresh noise"):
+        run.renew()
+
+
+class _Counting(Tensors):
+    """Data that count how often they are read."""
+
+    reads = 0
+
+    def take(self, indices: Tensor) -> Any:
+        type(self).reads += len(indices)
+        return super().take(indices)
+
+
+def test_nothing_is_answered_before_a_ledger_covers_it() -> None:
+    run = _start(_plan(), _Counting(_data()))  # type: ignore[arg-type]
+    read = _Counting.reads
+
+    def refuse(steps: int) -> None:
+        raise BudgetSpent("nothing is left")
+
+    run.covered_by(refuse)
+    with pytest.raises(BudgetSpent):
+        run.step(run.batch(0))
+    assert _Counting.reads == read
+    run.covered_by(lambda steps: None)
+    run.step(run.batch(0))
+    assert _Counting.reads >= read + N
+
+
+def _start_with(model: nn.Module, data: Any, **options: Any) -> Callable[[], Run]:
+    return lambda: _plan(**options).start(model, cross_entropy, data, secret=1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "sentence"),
+    [
+        (lambda: _plan(adjacency="zero-out"), Refused, "compared under 'replace', not 'zero-out'"),
+        (lambda: _plan(stages=3), BadInput, "one stage or two, got 3"),
+        (lambda: _plan(stages=2, steps=1), BadInput, "two stages need at least two steps"),
+        (lambda: _plan(first_share=1.0), BadInput, "first_share must lie between 0 and 1"),
+        (lambda: _plan(prior=[1.0]), BadInput, "one number of at least 0 for each class"),
+        (_start_with(_model(), _data(), prior=[0.5, 0.5]), BadInput, "names 2 classes and the model has 4 outputs"),
+        (_start_with(nn.Sequential(nn.Linear(FEATURES, 1)), _data()), BadInput, "for each of two or more classes"),
+    ],
+)
+def test_bad_use_gets_a_sentence(bad: Callable[[], object], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        bad()
+
+
+def test_labels_that_are_none_of_the_classes_are_refused() -> None:
+    features, labels = _data()
+    run = _start(_plan(), (features, labels + 2))
+    with pytest.raises(BadInput, match="whole numbers from 0 to 3"):
+        run.step(run.batch(0))
+    run = _start(_plan(), (features, labels.double()))
+    with pytest.raises(BadInput, match="one whole number as the label"):
+        run.step(run.batch(0))
+
+
+@pytest.mark.parametrize(("epsilon", "stages", "least"), [(1.0, 1, 0.45), (3.0, 1, 0.88), (3.0, 2, 0.85)])
+def test_digits_are_learnt_from_randomised_labels(epsilon: float, stages: int, least: float) -> None:
+    problem = load("digits-mlp")
+    count = len(as_source(problem.train))
+    plan = make_plan("label-rr", examples=count, batch_size=64, epochs=15, epsilon=epsilon, stages=stages)
+    with seeded(0):
+        model = problem.model()
+    run = plan.start(model, problem.training_losses, problem.train, secret=1)
+    list(train(run))
+    run.model.eval()
+    accuracy = evaluate_problem(run.model, problem).accuracy
+    assert accuracy is not None
+    assert accuracy > least
+    assert run.guarantee.epsilon <= epsilon
+
+
+def test_golden_answers_of_a_run() -> None:
+    """The same secret answers alike, now and later."""
+    data = (torch.zeros(12, FEATURES), torch.arange(12) % CLASSES)
+    plan = make_plan("label-rr", examples=12, batch_size=4, steps=1, noise_multiplier=1.0)
+    run = plan.start(_model(), cross_entropy, data, secret=Secret(bytes(range(32))))
+    assert _answers(run).draw_first().tolist() == [0, 3, 3, 0, 0, 3, 0, 3, 0, 1, 0, 1]
