@@ -18,9 +18,9 @@ Proof. Let i be the record, and fix all B_t. Write a step as two releases, Y = (
 of both, the labels and what was released before.
 
 1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both
-   neighbours, as φ_θ is one function applied to each record alone. yᵢ is a Gaussian with standard deviation C·s_a·√n
-   around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations, if i is in B_t, else
-   0.
+   neighbours, as φ_θ is one function applied to each record alone. yᵢ is a Gaussian with standard deviation
+   C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations if i is in B_t, and 0
+   otherwise.
 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and public coins (dropout): the head sees xⱼ in no other way, which is
    checked before the run starts (`hush.sanitize.cut.check_nothing_passes`). So h is post-processing of Y.
 3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and ∂aⱼ/∂θ is

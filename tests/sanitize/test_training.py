@@ -1,0 +1,79 @@
+"""`hush train` and `hush account` with the methods that release activations, from the shell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hush
+from hush import problems
+from hush.cli.main import app
+from hush.errors import BadInput
+from hush.problems.sanitized import LayerPlace, put_layer
+
+RUN = ["train", "--problem", "digits-mlp", "--delta", "1e-4", "--json"]
+
+
+def call(*arguments: str):
+    found = CliRunner().invoke(app, list(arguments))
+    assert found.exit_code == 0, found.output
+    return found
+
+
+def test_account_says_what_is_claimed_without_being_asked_to_believe_it() -> None:
+    base = ["account", "--method", "sanitize", "--examples", "50000", "--batch-size", "250", "--epochs", "30", "--json"]
+    found = json.loads(call(*base, "--noise-multiplier", "1").stdout)
+    assert found["epsilon"] == pytest.approx(2.34, abs=5e-3)
+    assert found["status"] == "claimed"
+    calibrated = CliRunner().invoke(app, [*base, "--epsilon", "2"])  # to a claim only where that is accepted
+    assert "--accept-claimed" in str(calibrated.exception)
+
+
+def test_digits_released_once_learn_and_predict_raw_inputs(tmp_path) -> None:
+    how = ["--method", "sanitize-once", "--epsilon", "15", "--epochs", "15", "--lr", "0.01", "--secret-seed", "1"]
+    found = json.loads(call(*RUN, *how, "--out", str(tmp_path / "o")).stdout)
+    assert found["status"] == "proven"
+    assert found["test_accuracy"] > 0.4
+    assert "labels, and who is in the data, are not protected" in found["sentence"]
+    card = json.loads((tmp_path / "o" / "release" / "privacy.json").read_text())
+    assert card["guarantee"]["protects"] == "features"
+    model = hush.load(tmp_path / "o" / "release")
+    task = problems.load("digits-mlp")
+    images, labels = task.test
+    with torch.no_grad():
+        right = model(images).argmax(1).eq(labels).double().mean()
+    assert float(right) == pytest.approx(found["test_accuracy"], abs=1e-6)
+
+
+def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> None:
+    task = put_layer(problems.load("digits-mlp"), LayerPlace("3", clip=0.25), frozen=True)
+    model = task.model()
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == {
+        "1.weight",
+        "1.bias",
+        "3.inner.weight",
+        "3.inner.bias",
+    }
+    assert model[3].sanitize.clip == 0.25
+    with pytest.raises(BadInput, match="the model has no module 'head'"):
+        put_layer(problems.load("digits-mlp"), LayerPlace("head"), frozen=True).model()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--method", "sanitize-once", "--sanitize-at", "7"], "the model has no module '7'"),
+        (["--method", "sanitize-once", "--sanitize-clip", "0"], "sanitize_clip must be above zero"),
+        (["--method", "sanitize-once", "--sanitize-width", "0"], "sanitize_width must be"),
+        (["--method", "dp-sgd", "--sanitize-width", "9"], "--method sanitize-once"),
+        (["--method", "sanitize-once", "--adjacency", "zero-out"], "'replace'"),
+        (["--method", "sanitize"], "--accept-claimed"),
+    ],
+)
+def test_bad_use_gets_a_sentence(arguments, said) -> None:
+    found = CliRunner().invoke(app, [*RUN, "--epochs", "1", *arguments])
+    assert found.exit_code != 0
+    assert said in str(found.exception)
