@@ -132,7 +132,8 @@ def test_it_is_put_after_any_named_module(name: str) -> None:
     expected = {"0.1": plain[0](x), "0": plain[0](x), "1": plain(x), "": plain(x)}[name]
     assert torch.equal(seen[0], expected)
     clipped = expected.clamp(-0.2, 0.2)
-    assert torch.equal(out, plain[1](clipped) if name in ("0.1", "0") else clipped)
+    expected = plain[1](clipped) if name in ("0.1", "0") else clipped
+    assert torch.allclose(out, expected, atol=2e-3)  # rounded to the grid of the noise
     assert len(list(model.parameters())) == len(list(plain.parameters()))
 
 
