@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hush.audit.verdict import Verdict, decide, shared_confidence
+from hush.audit.verdict import Verdict, decide
 from hush.errors import BadInput
 
 
@@ -31,11 +31,6 @@ def test_comparisons_cannot_be_left_out() -> None:
         decide([0.1, 0.2], 1)
     with pytest.raises(BadInput, match="between 0 and 1"):
         decide([-0.1], 1)
-
-
-def test_several_bounds_share_the_confidence() -> None:
-    assert shared_confidence(1) == pytest.approx(0.95)
-    assert shared_confidence(5) == pytest.approx(0.99)
 
 
 def test_a_verdict_as_json() -> None:

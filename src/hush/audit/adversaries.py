@@ -14,8 +14,10 @@ import numpy as np
 
 from hush.audit.likelihood import log_ratio
 from hush.audit.watching import Game, measure_loss
+from hush.errors import Refused
 from hush.plan import Plan
 from hush.randomness import Secret
+from hush.sampling import PoissonSampled, SameOrder
 
 HALF_ULP = 2.0**-24  # of a float32 number, relative to the power of two below it
 
@@ -77,6 +79,27 @@ class HiddenState:
 
 
 @dataclass(frozen=True)
+class FixedPlaces:
+    """Batches that are said to be sampled anew, read as if they came in the same order every epoch."""
+
+    name: str = "fixed-places"
+    sees: str = "every release"
+
+    def applies(self, plan: Plan) -> bool:
+        """To plans of Poisson batches."""
+        return _releases_gradients(plan, "sum") and isinstance(plan.sampler.participation, PoissonSampled)
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """The log-likelihood ratio where the canary is in every b-th batch, averaged over the b places."""
+        part = game.plan.sampler.participation
+        if not isinstance(part, PoissonSampled):
+            raise Refused("only Poisson batches can be read as if they came in the same order")
+        seen = game.watch(secret, present=present)
+        order = SameOrder(max(1, round(1 / part.rate)), part.steps)
+        return log_ratio(game.plan, seen.along(game.stage), seen.stds, order)
+
+
+@dataclass(frozen=True)
 class BlackBox:
     """The canary's loss under the released model: its label is one that nothing else in the data asks for."""
 
@@ -130,7 +153,7 @@ class Difference:
         return float((first.along(game.stage) - second.along(game.stage)).sum())
 
 
-ALL: tuple[Adversary, ...] = (WhiteBox(), HiddenState(), BlackBox(), LowBits(), Difference())
+ALL: tuple[Adversary, ...] = (WhiteBox(), HiddenState(), FixedPlaces(), Difference(), LowBits(), BlackBox())
 
 
 def _releases_gradients(plan: Plan, proof: str) -> bool:

@@ -1,15 +1,14 @@
 """The audit of a plan: its own runs with the canary and without it, scored, and compared with what it claims.
 
-All runs are independent, each with a secret of its own. The first quarter of the scores chooses the threshold, the
-rest are counted at it. One adversary and one threshold are one comparison for each claim; whoever audits several times,
-or many methods, says so by ``comparisons``.
+All runs are independent, each with a secret of its own. The first quarter of the scores chooses two thresholds, one for
+the verdict and one for the printed bound; the rest are counted at them. One adversary and its threshold are one
+comparison for each claim; whoever audits several times, or many methods, says so by ``comparisons``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from hush.audit.adversaries import Adversary, strongest
 from hush.audit.bounds import (
     Errors,
     GaussianFit,
+    Worth,
     bound_epsilon,
     bound_mu,
     choose_threshold,
@@ -27,9 +27,9 @@ from hush.audit.bounds import (
     refutation_p,
 )
 from hush.audit.stage import Stage, extend
-from hush.audit.verdict import Verdict, decide, shared_confidence
+from hush.audit.verdict import PRINTED, WOLF, Verdict, decide
 from hush.audit.watching import Game
-from hush.errors import Refused
+from hush.errors import BadInput, Refused
 from hush.named import Losses
 from hush.plan import Plan
 from hush.privacy.guarantee import Guarantee
@@ -49,17 +49,21 @@ class Scores:
     inside: NDArray[np.float64]
     outside: NDArray[np.float64]
 
-    @cached_property
-    def counted(self) -> Errors:
-        """The errors of the later scores, at the threshold that the first quarter chose."""
+    def count(self, worth: Worth) -> Errors:
+        """The errors of the later scores, at the threshold that is worth most by the first quarter."""
         first = [len(scores) // CHOOSING for scores in (self.inside, self.outside)]
-        chosen = choose_threshold(self.inside[: first[0]], self.outside[: first[1]], _distance)
+        if min(first) < 1:
+            raise BadInput(f"an audit needs at least {2 * CHOOSING} runs, to choose a threshold and to count at it")
+        chosen = choose_threshold(self.inside[: first[0]], self.outside[: first[1]], worth)
         return count_errors(self.inside[first[0] :], self.outside[first[1] :], chosen)
 
+    def count_for_verdict(self) -> Errors:
+        """At the threshold where a Gaussian's two sides would be farthest apart, at a verdict's confidence."""
+        return self.count(lambda errors: bound_mu(errors, 1 - WOLF))
 
-def _distance(errors: Errors) -> NDArray[np.float64]:
-    """How far apart a Gaussian's two sides would be: a worth that needs no claim."""
-    return bound_mu(errors, 0.95)
+    def count_for_bound(self, delta: float) -> Errors:
+        """At the threshold with the largest bound on ε, at the confidence that is printed."""
+        return self.count(lambda errors: bound_epsilon(errors, delta, PRINTED))
 
 
 def collect_scores(
@@ -87,20 +91,20 @@ def judge_claim(
     guarantee: Guarantee, scores: Scores, adversary: str, *, comparisons: int = 1, method: str = ""
 ) -> Verdict:
     """What the scores say about one claim, which is a trade-off curve and not only its (ε, δ)."""
-    errors, delta, confidence = scores.counted, guarantee.delta, shared_confidence(1)
+    errors, delta = scores.count_for_verdict(), guarantee.delta
     p = refutation_p(errors, curve_of_guarantee(guarantee))
     return Verdict(
         method=method or guarantee.method,
         status=guarantee.status,
         claimed_epsilon=guarantee.epsilon,
         delta=delta,
-        epsilon_lower=float(bound_epsilon(errors, delta, confidence)),
+        epsilon_lower=float(bound_epsilon(scores.count_for_bound(delta), delta, PRINTED)),
         verdict=decide([p], comparisons),
         adversary=adversary,
         p_value=p,
         comparisons=comparisons,
         runs=len(scores.inside) + len(scores.outside),
-        epsilon_if_gaussian=gaussian_epsilon(delta, float(bound_mu(errors, confidence))),
+        epsilon_if_gaussian=gaussian_epsilon(delta, float(bound_mu(errors, PRINTED))),
         epsilon_estimate=GaussianFit.of(scores.inside, scores.outside).epsilon(delta),
     )
 

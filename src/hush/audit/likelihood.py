@@ -32,14 +32,17 @@ from hush.sampling import Participation
 Vector = NDArray[np.float64]
 
 
-def log_ratio(plan: Plan, values: Iterable[float], stds: Iterable[float]) -> float:
-    """How much likelier these values are with the canary; ``stds`` is the noise in each of them."""
+def log_ratio(
+    plan: Plan, values: Iterable[float], stds: Iterable[float], participation: Participation | None = None
+) -> float:
+    """How much likelier these values are with the canary; ``stds`` is the noise in each of them, and the participation
+    the sampler's own unless another is suspected."""
     seen, noise = np.fromiter(values, dtype=np.float64), np.fromiter(stds, dtype=np.float64)
     rows = plan.noise.structure.noise_map()[: len(seen)]
     scale = float(noise[0] / np.linalg.norm(rows[0]))
     precision: Vector = np.asarray(np.linalg.inv(rows @ rows.T) / scale**2, dtype=np.float64)
     bound = plan.query.channels["gradient"].bound
-    part = plan.sampler.participation
+    part = participation or plan.sampler.participation
     ratio = _mixed(part, bound * (precision @ seen), bound**2 * precision)
     if plan.neighbours == "replace":
         ratio -= _mixed(part, -bound * (precision @ seen), bound**2 * precision)

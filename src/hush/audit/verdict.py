@@ -4,8 +4,6 @@ A curve is refuted where p · comparisons ≤ 1e-4, with p the smallest of the c
 over adversaries, bounds, thresholds and repetitions (Bonferroni). So of 10 000 audits of curves that hold, at most one
 cries wolf on average, however many adversaries each of them tried. Everything else is "consistent", which is no proof
 of anything: a better adversary may find more.
-
-The printed bound is the largest of several, each at confidence 1 − 0.05/(their number).
 """
 
 from __future__ import annotations
@@ -33,12 +31,6 @@ def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
         raise BadInput("a p-value lies between 0 and 1")
     smallest = min(p_values, default=1.0)
     return "refuted" if smallest <= WOLF / comparisons else "consistent"
-
-
-def shared_confidence(bounds: int) -> float:
-    """The confidence that each of so many bounds needs for the largest of them to hold at 95 %."""
-    validate.whole(bounds=bounds)
-    return 1 - (1 - PRINTED) / bounds
 
 
 @dataclass(frozen=True)
