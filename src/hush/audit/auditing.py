@@ -27,7 +27,7 @@ from hush.audit.bounds import (
     refutation_p,
 )
 from hush.audit.stage import Stage, extend
-from hush.audit.verdict import PRINTED, WOLF, Verdict, decide
+from hush.audit.verdict import PRINTED, Verdict, decide
 from hush.audit.watching import Game
 from hush.errors import BadInput, Refused
 from hush.named import Losses
@@ -58,8 +58,8 @@ class Scores:
         return count_errors(self.inside[first[0] :], self.outside[first[1] :], chosen)
 
     def count_for_verdict(self) -> Errors:
-        """At the threshold where a Gaussian's two sides would be farthest apart, at a verdict's confidence."""
-        return self.count(lambda errors: bound_mu(errors, 1 - WOLF))
+        """At the threshold with the fewest errors of both kinds together."""
+        return self.count(lambda e: -(e.false_positives / e.outside + e.false_negatives / e.inside))
 
     def count_for_bound(self, delta: float) -> Errors:
         """At the threshold with the largest bound on ε, at the confidence that is printed."""

@@ -6,7 +6,8 @@ is in. Where it is out the neighbouring relation says what takes its place: nobo
 nothing (a = 0, zero-out), or its opposite (a = −1, replace). Differential privacy holds for every loss, so an adversary
 may choose this one; model, sampler, query, noise and rule are the plan's own.
 
-`make_digits_stage` puts the canary into pixels that are blank in all of the digits, in every layer of the model.
+`make_digits_stage` puts the canary into pixels that are blank in all of the digits: into every layer of the model, and
+from there to every class.
 `extend` works for any model: it adds one number to be trained, which only the canary's loss looks at.
 """
 
@@ -98,7 +99,7 @@ def make_digits_stage() -> Stage:
     direction = {}
     for name, place in (("upper.weight", BLANK[0]), ("lower.weight", BLANK[1] - 32)):
         unit = torch.zeros(10, 32, dtype=torch.float64)
-        unit[0, place] = math.sqrt(0.5)
+        unit[:, place] = math.sqrt(1 / 20)
         direction[name] = unit
     return Stage(Halves(), _digit_losses, (images, labels), (blank, torch.zeros(1, dtype=labels.dtype)), direction)
 
@@ -107,7 +108,7 @@ def _digit_losses(model: nn.Module, content: Any) -> Tensor:
     images, labels, kinds, amounts = content
     logits = model(images)
     ordinary = nn.functional.cross_entropy(logits, labels, reduction="none")
-    return torch.where(kinds, LONG * amounts * logits[:, 0], ordinary)
+    return torch.where(kinds, LONG * amounts * logits.sum(1), ordinary)
 
 
 class Extended(nn.Module):
