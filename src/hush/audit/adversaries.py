@@ -46,10 +46,13 @@ class Adversary(Protocol):
 
 @dataclass(frozen=True)
 class WhiteBox:
-    """The canary's gradient at the clip in a direction of its own, read from every release by its likelihood."""
+    """The canary's gradient at the clip in a direction of its own, read from every release by its likelihood.
+
+    The last ``left_out`` releases are not looked at: a reader need not wait for them."""
 
     name: str = "white-box"
     sees: str = "every release"
+    left_out: int = 0
 
     def applies(self, plan: Plan) -> bool:
         """To every plan that releases noisy gradient sums, each of them bounded by itself."""
@@ -58,7 +61,8 @@ class WhiteBox:
     def score(self, game: Game, secret: Secret, *, present: bool) -> float:
         """The log-likelihood ratio of all releases along the canary's direction."""
         seen = game.watch(secret, present=present)
-        return log_ratio(game.plan, seen.along(game.stage), seen.stds)
+        read = len(seen.stds) - self.left_out
+        return log_ratio(game.plan, seen.along(game.stage)[:read], seen.stds[:read])
 
 
 @dataclass(frozen=True)
