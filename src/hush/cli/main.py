@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from hush.cli import account, bench, data, evaluate, export, ledger, methods, noise, plan, predict, train, verify
+from hush.cli import account, audit, bench, data, evaluate, export, ledger, methods, noise, plan, predict, train, verify
 from hush.cli.console import accept_any_encoding, say, show
 from hush.cli.teaching import teach
 from hush.errors import HushError
@@ -32,6 +32,7 @@ app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)
+app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

@@ -1,0 +1,170 @@
+"""Adversaries: each runs the plan as its user would, looks at what was released, and gives a score: high where the
+canary seems to have taken part.
+
+None of them is given the secret, the batches, the sums or the query's private state: what each of them sees is stated
+in ``sees``, and is covered by the guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hush.audit.likelihood import log_ratio
+from hush.audit.watching import Game, measure_loss
+from hush.errors import Refused
+from hush.plan import Plan
+from hush.randomness import Secret
+from hush.sampling import PoissonSampled, SameOrder
+
+HALF_ULP = 2.0**-24  # of a float32 number, relative to the power of two below it
+
+
+class Adversary(Protocol):
+    """Scores real runs of a plan."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def sees(self) -> str:
+        """Which released values it looks at."""
+        ...
+
+    def applies(self, plan: Plan) -> bool:
+        """Whether it can say anything about such a plan."""
+        ...
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """Run the game's plan with this secret, with or without the canary, and score what was released."""
+        ...
+
+
+@dataclass(frozen=True)
+class WhiteBox:
+    """The canary's gradient at the clip in a direction of its own, read from every release by its likelihood.
+
+    The last ``left_out`` releases are not looked at: a reader need not wait for them."""
+
+    name: str = "white-box"
+    sees: str = "every release"
+    left_out: int = 0
+
+    def applies(self, plan: Plan) -> bool:
+        """To every plan that releases noisy gradient sums, each of them bounded by itself."""
+        return _releases_gradients(plan, "sum")
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """The log-likelihood ratio of all releases along the canary's direction."""
+        seen = game.watch(secret, present=present)
+        read = len(seen.stds) - self.left_out
+        return log_ratio(game.plan, seen.along(game.stage)[:read], seen.stds[:read])
+
+
+@dataclass(frozen=True)
+class HiddenState:
+    """One huge gradient, and what comes back of it in all later steps, whoever is in their batches."""
+
+    name: str = "hidden-state"
+    sees: str = "every release"
+
+    def applies(self, plan: Plan) -> bool:
+        """To plans whose query keeps a state that it does not release."""
+        return _releases_gradients(plan, "hidden-state")
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """The sum of all releases along the canary's direction, in units of its noise."""
+        seen = game.watch(secret, present=present)
+        return float(seen.along(game.stage).sum() / np.linalg.norm(seen.stds))
+
+
+@dataclass(frozen=True)
+class FixedPlaces:
+    """Batches that are said to be sampled anew, read as if they came in the same order every epoch."""
+
+    name: str = "fixed-places"
+    sees: str = "every release"
+
+    def applies(self, plan: Plan) -> bool:
+        """To plans of Poisson batches."""
+        return _releases_gradients(plan, "sum") and isinstance(plan.sampler.participation, PoissonSampled)
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """The log-likelihood ratio where the canary is in every b-th batch, averaged over the b places."""
+        part = game.plan.sampler.participation
+        if not isinstance(part, PoissonSampled):
+            raise Refused("only Poisson batches can be read as if they came in the same order")
+        seen = game.watch(secret, present=present)
+        order = SameOrder(max(1, round(1 / part.rate)), part.steps)
+        return log_ratio(game.plan, seen.along(game.stage), seen.stds, order)
+
+
+@dataclass(frozen=True)
+class BlackBox:
+    """The canary's loss under the released model: its label is one that nothing else in the data asks for."""
+
+    name: str = "black-box"
+    sees: str = "the released model"
+
+    def applies(self, plan: Plan) -> bool:
+        """To every plan that trains a model with noise."""
+        return plan.private
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """How low the loss is."""
+        return -measure_loss(game.stage, game.watch(secret, present=present).model)
+
+
+@dataclass(frozen=True)
+class LowBits:
+    """The last bits of a release: noise alone is finer near zero than noise on top of the canary (Mironov 2012)."""
+
+    name: str = "low-bits"
+    sees: str = "every release, to its last bit"
+
+    def applies(self, plan: Plan) -> bool:
+        """To every plan that releases noisy gradient sums."""
+        return _releases_gradients(plan, "sum")
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """Minus the number of released values that are finer than half an ulp of what the canary adds."""
+        seen = game.watch(secret, present=present)
+        adds = game.plan.query.channels["gradient"].bound * np.abs(game.stage.components)
+        spacing = HALF_ULP * 2.0 ** np.floor(np.log2(adds))
+        units = seen.released / spacing
+        return -float((units != np.rint(units)).sum())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two runs, of which only the first can have the canary: where they share noise, it goes when one is subtracted."""
+
+    name: str = "difference"
+    sees: str = "every release of two runs"
+
+    def applies(self, plan: Plan) -> bool:
+        """To every plan that releases noisy gradient sums."""
+        return _releases_gradients(plan, "sum")
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """The largest difference along the canary's direction between the two."""
+        first = game.watch(secret, present=present)
+        second = game.watch(secret.child("second"), present=False)
+        return float((first.along(game.stage) - second.along(game.stage)).sum())
+
+
+ALL: tuple[Adversary, ...] = (WhiteBox(), HiddenState(), FixedPlaces(), Difference(), LowBits(), BlackBox())
+
+
+def _releases_gradients(plan: Plan, proof: str) -> bool:
+    channels = plan.query.channels
+    return plan.private and "gradient" in channels and channels["gradient"].proof == proof
+
+
+def strongest(plan: Plan) -> Adversary:
+    """The first that applies: those that see most come first."""
+    return next(adversary for adversary in ALL if adversary.applies(plan))

@@ -1,0 +1,164 @@
+"""Lower bounds on ε from the scores of many independent runs, half of them with a canary and half without it.
+
+An adversary gives every run a score, and answers "the canary took part" where it is above a threshold. Of n_out runs
+without the canary it accuses FP wrongly, and of n_in runs with it misses FN. With a threshold that was fixed before
+these scores were seen, FP and FN are binomial, and with probability of at least 1 − p both
+
+    α = P(yes | out) ≤ ᾱ = BetaInv(1 − p/2; FP + 1, n_out − FP),
+    β = P(no  | in)  ≤ β̄ = BetaInv(1 − p/2; FN + 1, n_in − FN)
+
+(Clopper and Pearson 1934, one side each). What the region (ᾱ, β̄) says:
+
+- A release whose trade-off curve is f has β ≥ f(α) for every adversary. f falls, so where β̄ < f(ᾱ) the curve is
+  refuted, and p is an upper bound on how probable that is of a curve that holds. This is what a verdict rests on.
+- A release that is (ε, δ)-DP in both directions has 1 − δ ≤ e^ε·α + β and 1 − δ ≤ α + e^ε·β, so that
+  ε ≥ max(0, ln((1 − δ − β̄)/ᾱ), ln((1 − δ − ᾱ)/β̄)), whatever the mechanism is. This is the printed bound.
+- A release whose curve is a Gaussian's has μ ≥ Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄). The shape is an assumption there.
+
+The Gaussian fit is an estimate and no bound: the distance of the means in units of the pooled standard deviation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv, ndtri
+
+from hush import validate
+from hush.errors import BadInput
+from hush.privacy.profile import gaussian_epsilon
+from hush.privacy.tradeoff import Curve
+
+Vector = NDArray[np.float64]
+SMALLEST_P = 1e-15  # of a refutation: nothing smaller is told apart
+Worth = Callable[["Errors"], Vector]  # how much the errors at each threshold would show
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """Wrong answers at one threshold, or at several: of ``outside`` runs without the canary, ``inside`` with it."""
+
+    false_positives: NDArray[np.int64]
+    outside: int
+    false_negatives: NDArray[np.int64]
+    inside: int
+
+    @staticmethod
+    def of(false_positives: ArrayLike, outside: int, false_negatives: ArrayLike, inside: int) -> Errors:
+        """Checked: there are runs of both kinds, and no more errors than runs."""
+        validate.whole(runs_without_the_canary=outside, runs_with_the_canary=inside)
+        counts = [np.asarray(count, dtype=np.int64) for count in (false_positives, false_negatives)]
+        for count, most in zip(counts, (outside, inside), strict=True):
+            if bool(np.any((count < 0) | (count > most))):
+                raise BadInput(f"of {most} runs between 0 and {most} are errors")
+        return Errors(counts[0], outside, counts[1], inside)
+
+    def region(self, confidence: float) -> tuple[Vector, Vector]:
+        """Upper bounds (ᾱ, β̄) on both rates, which hold together with this confidence."""
+        each = 1 - (1 - confidence) / 2
+        return (
+            highest_rate(self.false_positives, self.outside, each),
+            highest_rate(self.false_negatives, self.inside, each),
+        )
+
+
+def highest_rate(errors: ArrayLike, trials: int, confidence: float) -> Vector:
+    """The one-sided upper bound of Clopper and Pearson on a rate with so many errors in so many trials."""
+    validate.probability(confidence=confidence)
+    count = np.asarray(errors, dtype=np.float64)
+    left = np.maximum(trials - count, 1.0)
+    return np.asarray(np.where(count >= trials, 1.0, betaincinv(count + 1, left, confidence)))
+
+
+def count_errors(inside: ArrayLike, outside: ArrayLike, threshold: ArrayLike) -> Errors:
+    """The errors of an adversary who says "took part" where a score is above the threshold."""
+    present, absent = np.sort(_scores(inside)), np.sort(_scores(outside))
+    at = np.asarray(threshold, dtype=np.float64)
+    accused = len(absent) - np.searchsorted(absent, at, side="right")
+    missed = np.searchsorted(present, at, side="right")
+    return Errors.of(accused, len(absent), missed, len(present))
+
+
+def choose_threshold(inside: ArrayLike, outside: ArrayLike, worth: Worth) -> float:
+    """The threshold at which these scores would show most; the errors are then counted on *other* scores.
+
+    Every value between two neighbouring scores is tried. Where nothing is worth anything the median is as good."""
+    both = np.unique(np.concatenate([_scores(inside), _scores(outside)]))
+    if len(both) == 1:
+        return float(both[0])
+    between = 0.5 * both[:-1] + 0.5 * both[1:]
+    candidates = np.where((between >= both[:-1]) & (between < both[1:]), between, both[:-1])
+    worths = worth(count_errors(inside, outside, candidates))
+    best = np.flatnonzero(worths == worths.max())
+    return float(candidates[best[len(best) // 2]])
+
+
+def bound_epsilon(errors: Errors, delta: float, confidence: float) -> Vector:
+    """ε at least this at δ, with this confidence, whatever the mechanism: ln((1 − δ − β̄)/ᾱ) or its mirror, or 0."""
+    validate.probability(delta=delta)
+    false_positives, false_negatives = errors.region(confidence)
+    ratios = [
+        np.maximum(1 - delta - mine, 0.0) / theirs
+        for mine, theirs in ((false_negatives, false_positives), (false_positives, false_negatives))
+    ]
+    return np.asarray(np.log(np.maximum(np.maximum(*ratios), 1.0)))
+
+
+def bound_mu(errors: Errors, confidence: float) -> Vector:
+    """μ at least this, *if* the trade-off curve is a Gaussian's: Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄), or 0."""
+    false_positives, false_negatives = errors.region(confidence)
+    distance = -ndtri(false_positives) - ndtri(false_negatives)
+    return np.asarray(np.maximum(np.where(np.isnan(distance), 0.0, distance), 0.0))
+
+
+def is_refuted(errors: Errors, curve: Curve, confidence: float) -> bool:
+    """Whether these errors are too few for the curve: β̄ < f(ᾱ) at one threshold that was fixed beforehand."""
+    if np.ndim(errors.false_positives):
+        raise BadInput("a verdict needs one threshold, fixed beforehand, and these errors are at several")
+    false_positives, false_negatives = errors.region(confidence)
+    return bool(false_negatives < curve.beta(false_positives))
+
+
+def refutation_p(errors: Errors, curve: Curve) -> float:
+    """The smallest p at which the curve is refuted with confidence 1 − p; 1 where it is at none."""
+    low, high = math.log(SMALLEST_P), math.log(0.5)
+    if not is_refuted(errors, curve, 0.5):
+        return 1.0
+    if is_refuted(errors, curve, 1 - SMALLEST_P):
+        return SMALLEST_P
+    for _ in range(60):  # always refuted at the higher end
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_refuted(errors, curve, 1 - math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+@dataclass(frozen=True)
+class GaussianFit:
+    """Two normal distributions with one spread, fitted to the scores: an estimate, never a verdict."""
+
+    mu: float
+
+    @staticmethod
+    def of(inside: ArrayLike, outside: ArrayLike) -> GaussianFit:
+        """μ = (mean inside − mean outside) / pooled standard deviation, and 0 where that is negative."""
+        present, absent = _scores(inside), _scores(outside)
+        if min(len(present), len(absent)) < 2:
+            raise BadInput("a fit needs at least two scores with the canary and two without it")
+        spread = math.sqrt(0.5 * (float(present.var(ddof=1)) + float(absent.var(ddof=1))))
+        apart = max(float(present.mean() - absent.mean()), 0.0)
+        return GaussianFit(apart / spread if spread > 0 else (math.inf if apart > 0 else 0.0))
+
+    def epsilon(self, delta: float) -> float:
+        """The ε of a Gaussian release with this μ, exactly."""
+        return gaussian_epsilon(delta, self.mu)
+
+
+def _scores(values: ArrayLike) -> Vector:
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or not len(scores) or bool(np.isnan(scores).any()):
+        raise BadInput("scores are a list of numbers, at least one, and none of them NaN")
+    return scores

@@ -1,0 +1,152 @@
+"""Lower bounds on ε from one run with many canaries, each put in or left out by its own fair coin.
+
+The adversary guesses r of the m coins and abstains from the others; r is fixed beforehand. T of the guesses are right.
+Runs on disjoint canaries count as one: each canary meets only one of them. Two bounds on the probability of T ≥ v:
+
+**At (ε, δ)** (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run"). With
+X ~ Binomial(r, e^ε/(1 + e^ε)),
+
+    P(T ≥ v) ≤ P(X ≥ v) + 2mδ · max_{1 ≤ i ≤ v} P(v − i ≤ X < v)/i.
+
+**For a trade-off curve f** (after Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run").
+Fix all coins but canary i's, and a number c. Let E_i be "the guess about i is right, and c − 1 of the others at least",
+and W_i the same with a wrong guess. Where the guess is "in", E_i and W_i are one set of releases under coin 1 and under
+coin 0; where it is "out", the other way round; so P(W_i) ≥ f(1 − P(E_i)) in either case, as f bounds both directions,
+and so on average over all coins and then over i, as f is convex. With N_j = P(T ≥ j) the averages are
+
+    Σ_i P(E_i) = Σ_{j≥c} j·P(T = j) = c·N_c + Σ_{j>c} N_j,
+    Σ_i P(W_i) = Σ_{j≥c−1} (r − j)·P(T = j) = (r − c + 1)·N_{c−1} − Σ_{j≥c} N_j,
+
+which gives, for every c from 1 to r,
+
+    (r − c + 1)·N_{c−1} ≥ Σ_{j≥c} N_j + m·f(1 − (c·N_c + Σ_{j>c} N_j)/m),    and N_{c−1} ≥ N_c.
+
+The right side does not fall in any N_j. So from N_v = p and N_j = 0 for j > v these lines, taken with equality, give
+the smallest N_{v−1}, …, N_0 there can be, and if one of them is above 1 then P(T ≥ v) < p. The largest p for which none
+is bounds P(T ≥ v) for every mechanism with this curve.
+
+No bound from one run can be tight for every mechanism: canaries whose noise is shared are guessed together, so a rare
+release may give all of them away at once. Verdicts at 99.99 % therefore come from many independent runs
+(`hush.audit.bounds`) wherever a run is short enough.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import binom
+
+from hush import validate
+from hush.audit.bounds import SMALLEST_P
+from hush.errors import BadInput
+from hush.privacy.profile import gaussian_epsilon
+from hush.privacy.tradeoff import Curve, GaussianCurve
+
+GRID = 0.05  # in ε: how finely the first ε that is not refuted is looked for
+HIGHEST = 40.0  # ε: beyond any number of canaries
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Of ``canaries`` coins ``made`` were guessed, and ``right`` of these guesses are right."""
+
+    canaries: int
+    made: int
+    right: int
+
+    def __post_init__(self) -> None:
+        validate.whole(canaries=self.canaries, guesses=self.made)
+        if not 0 <= self.right <= self.made <= self.canaries:
+            raise BadInput(
+                f"{self.right} right of {self.made} guesses about {self.canaries} canaries: each is at most the next"
+            )
+
+
+def guess_coins(scores: ArrayLike, coins: ArrayLike, made: int) -> Guesses:
+    """Guess "in" for the half of ``made`` canaries with the highest scores, "out" for the half with the lowest.
+
+    Among equal scores the canary that comes first is taken first, whatever its coin."""
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(coins, dtype=bool)
+    if values.ndim != 1 or values.shape != truth.shape or bool(np.isnan(values).any()):
+        raise BadInput("one score, no NaN, and one coin are needed for each canary")
+    validate.whole(guesses=made)
+    if made > len(values):
+        raise BadInput(f"{made} guesses are more than there are canaries ({len(values)})")
+    order = np.argsort(-values, kind="stable")
+    high, low = order[: (made + 1) // 2], order[len(order) - made // 2 :]
+    return Guesses(len(values), made, int(truth[high].sum() + (~truth[low]).sum()))
+
+
+def chance_at(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """An upper bound on the probability of so many right guesses about an (ε, δ)-DP release."""
+    validate.not_negative(epsilon=epsilon, delta=delta)
+    if guesses.right == 0:
+        return 1.0
+    q = 1 / (1 + math.exp(-epsilon))
+    enough = float(binom.sf(guesses.right - 1, guesses.made, q))
+    missing = np.arange(1, guesses.right + 1)
+    nearly = np.maximum(binom.sf(guesses.right - 1 - missing, guesses.made, q) - enough, 0.0)
+    return min(1.0, enough + 2 * guesses.canaries * delta * float(np.max(nearly / missing)))
+
+
+def bound_epsilon_of(guesses: Guesses, delta: float, confidence: float) -> float:
+    """ε at least this at δ with this confidence, whatever the mechanism: below it all ε are refuted."""
+    validate.probability(confidence=confidence)
+    wrong = 1 - confidence
+    if chance_at(guesses, 0.0, delta) > wrong:
+        return 0.0
+    low = 0.0
+    while low < HIGHEST and chance_at(guesses, low + GRID, delta) <= wrong:
+        low += GRID
+    high = low + GRID
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if chance_at(guesses, middle, delta) <= wrong else (low, middle)
+    return low
+
+
+def is_possible(guesses: Guesses, curve: Curve, chance: float) -> bool:
+    """Whether a mechanism with this curve could have so many right guesses with this probability (module docstring)."""
+    m, made = guesses.canaries, guesses.made
+    here, above = chance, 0.0  # N_c, and the sum of all N_j with j > c
+    for c in range(guesses.right, 0, -1):
+        right = (c * here + above) / m
+        wrong = float(curve.beta(max(1.0 - right, 0.0)))
+        above += here
+        here = max(here, (above + m * wrong) / (made - c + 1))
+        if here > 1.0:
+            return False
+    return True
+
+
+def chance_under(guesses: Guesses, curve: Curve) -> float:
+    """An upper bound on the probability of so many right guesses about a release with this curve."""
+    if is_possible(guesses, curve, 1.0):
+        return 1.0
+    low, high = math.log(SMALLEST_P), 0.0
+    if not is_possible(guesses, curve, SMALLEST_P):
+        return SMALLEST_P
+    for _ in range(50):  # never possible at the higher end
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if is_possible(guesses, curve, math.exp(middle)) else (low, middle)
+    return math.exp(high)
+
+
+def bound_mu_of(guesses: Guesses, confidence: float) -> float:
+    """μ at least this with this confidence, *if* the trade-off curve is a Gaussian's."""
+    validate.probability(confidence=confidence)
+    low, high = 0.0, 16.0
+    if is_possible(guesses, GaussianCurve(0.0), 1 - confidence):
+        return 0.0
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_possible(guesses, GaussianCurve(middle), 1 - confidence) else (middle, high)
+    return low
+
+
+def bound_epsilon_if_gaussian(guesses: Guesses, delta: float, confidence: float) -> float:
+    """The ε at δ of the Gaussian release with that μ."""
+    return gaussian_epsilon(delta, bound_mu_of(guesses, confidence))
