@@ -57,6 +57,26 @@ def test_a_file_of_its_own_to_test_on(own: Path, capsys) -> None:
     assert "mine.csv: 200 rows to train on, 50 to test on" in err
 
 
+def test_parts_of_a_table_train_as_the_whole(own: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory and in mapped files, with a resume: the same figures to the last bit."""
+    header, *lines = own.read_text().splitlines(keepends=True)
+    parts = own.with_name("parts")
+    parts.mkdir()
+    for place in range(4):
+        (parts / f"{place}.csv").write_text(header + "".join(lines[50 * place : 50 * (place + 1)]))
+    monkeypatch.setenv("HUSH_CACHE", str(own.with_name("cache")))
+    results = []
+    for data, long in ((own, False), (parts, False), (parts / "*.csv", False), (parts / "*.csv", True)):
+        with monkeypatch.context() as patched:
+            patched.setattr("hush.data.long_tables.MAPPED", 0 if long else 1 << 28)
+            out = own.with_name(f"run{len(results)}")
+            code, said, err = call(capsys, *TRAIN, "--data", data, "--out", out)
+            assert code == 0, err
+            results.append({name: json.loads(said)[name] for name in ("test_loss", "test_auc", "epsilon")})
+            assert call(capsys, "train", "--out", out, "--resume")[0] == 0
+    assert results == [results[0]] * 4
+
+
 def test_a_test_file_may_lack_a_class(tmp_path: Path, capsys) -> None:
     x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
     np.savez(tmp_path / "train.npz", x=x, y=np.arange(60) % 4)

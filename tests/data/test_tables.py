@@ -29,9 +29,9 @@ def test_kinds_are_found_and_shown(tmp_path: Path) -> None:
     assert [(c.name, c.kind) for c in schema.features] == [("age", "number"), ("job", "category"), ("note", "category")]
     assert schema.classes == ("no", "yes")
     assert schema.lines() == [
-        "age    number    no public range given: 8 fixed functions on a logarithmic scale",
-        "job    category  no public list given: hashed into 32 slots",
-        "note   category  no public list given: hashed into 32 slots",
+        "age    number    no public range given: 8 fixed functions on a logarithmic scale, and whether it is missing",
+        "job    category  no public list given: hashed into 32 slots, and whether it is missing",
+        "note   category  no public list given: hashed into 32 slots, and whether it is missing",
         "label  target    2 classes",
     ]
 
@@ -71,8 +71,8 @@ def test_hashing_is_fixed_and_public() -> None:
 def test_delimiters_blank_lines_and_byte_order_marks(tmp_path: Path) -> None:
     path = write(tmp_path, "\ufeffa;b;y\n1;2,5;0\n\n3;4;1\n")
     schema = infer_schema(path, "y", {})
-    assert [(c.name, c.kind) for c in schema.features] == [("a", "number"), ("b", "category")]
-    assert len(read_table(path, schema)[0]) == 2
+    assert [(c.name, c.kind) for c in schema.features] == [("a", "number"), ("b", "number")]
+    assert read_table(path, schema)[0].tolist() == [[1, 2.5], [3, 4]]
 
 
 def test_classes_are_ordered_as_numbers(tmp_path: Path) -> None:
@@ -80,21 +80,27 @@ def test_classes_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert infer_schema(path, "y", {}).classes == ("2", "9", "10")
 
 
+AGE, B, C = ({"columns": {name: {"kind": "number"}}} for name in ("age", "b", "c"))
 BAD = {
     "has no column 'lable': did you mean 'label'": (TEXT, "lable", {}),
     "name the column to predict": (TEXT, None, {}),
-    "column 'age' of '.*' has no finite number in row 2: remove such rows": ("age,y\n1,0\nnan,1\n", "y", {}),
-    "column 'b' of '.*' has no finite number in row 1": ("b,y\n,0\n3,1\n", "y", {}),
-    "column 'c' of '.*' has no finite number in row 3": ("c,y\n1,0\n3,1\ninf,1\n", "y", {}),
+    "column 'age' of '.*' has no finite number in row 2: remove such rows": ("age,y\n1,0\nnan,1\n", "y", AGE),
+    "column 'b' of '.*' has no finite number in row 1": ("b,y\n,0\n3,1\n", "y", B),
+    "column 'c' of '.*' has no finite number in row 3": ("c,y\n1,0\n3,1\ninf,1\n", "y", C),
     "row 2 of '.*' has 3 cells where the header has 2": ("a,y\n1,0\n1,2,3\n", "y", {}),
     "columns 1 and 2 of '.*' have the same name": ("a,a\n1,0\n", "a", {}),
     "must name every column": ("a,,y\n1,2,0\n", "y", {}),
     "the first line of '.*' must name": ("", "y", {}),
     "holds no rows": ("a,y\n", "y", {}),
     "has one value only": ("a,y\n1,0\n2,0\n", "y", {}),
-    "holds fractions: predict numbers with --task regression": ("a,y\n1,0.5\n2,0\n", "y", {}),
+    "holds fractions and looks like a number: predict it with --task regression": ("a,y\n1,0.5\n2,0\n", "y", {}),
     "has rows without a label": ("a,y\n1,0\n2,\n3,1\n", "y", {}),
-    "more than 1000 different values": ("a,y\n" + "".join(f"1,{i}\n" for i in range(1500)), "y", {}),
+    "more than 20 different whole numbers and looks like a number: predict it with --task regression": (
+        "a,y\n" + "".join(f"1,{i % 200}\n" for i in range(1500)),
+        "y",
+        {},
+    ),
+    "more than 1000 different values": ("a,y\n" + "".join(f"1,w{i % 1100}\n" for i in range(4000)), "y", {}),
     "row 2 of '.*' has a label that is none of the 2 classes": ("a,y\n1,0\n2,7\n", "y", {"classes": [0, 1]}),
     "is said to be a number and holds text": ("a,y\nx,0\n2,1\n", "y", {"columns": {"a": {"kind": "number"}}}),
     "has no column 'agee': did you mean 'age'": (TEXT, "label", {"columns": {"agee": {}}}),
@@ -171,8 +177,9 @@ def test_bad_parquet(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"column 'a' .* has the type list"):
         infer_schema(tmp_path / "nested.parquet", "y", {})
     pq.write_table(pa.table({"a": [1.0, None], "y": [0, 1]}), tmp_path / "null.parquet")
+    given = {"columns": {"a": {"kind": "number"}}}
     with pytest.raises(BadInput, match="has no finite number in row 2"):
-        read_table(tmp_path / "null.parquet", infer_schema(tmp_path / "null.parquet", "y", {}))
+        read_table(tmp_path / "null.parquet", infer_schema(tmp_path / "null.parquet", "y", given))
 
 
 def test_bad_schemas(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_model_that_diverged_has_no_figures(houses: Path) -> None:
 
 
 def test_bad_requests_name_the_remedy(houses: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds fractions: predict numbers with --task regression"):
+    with pytest.raises(BadInput, match="holds fractions and looks like a number: predict it with --task regression"):
         problems.from_files(_few(houses), target="price")
     with pytest.raises(BadInput, match="needs a public range of the number to predict.*--target-range LOW HIGH"):
         problems.from_files(houses, target="price", task="regression")

@@ -1,4 +1,4 @@
-"""`hush data list|verify|fetch`: what data there is, whether its bytes are the official ones, and getting it."""
+"""`hush data list|verify|fetch|inspect`: what data there is, whether its bytes are the official ones, and one's own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from hush.cli.console import say, show_json, show_table
+from hush.cli.inspecting import inspect
 from hush.cli.shell import AsJson
 from hush.data.dataset import Dataset
 from hush.data.shelf import fetch, list_datasets, progress_on_stderr, verify
 from hush.validate import one_of
 
-app = typer.Typer(help="List, verify and fetch the public datasets.", no_args_is_help=True)
+app = typer.Typer(help="List, verify and fetch the public datasets; inspect a table of your own.", no_args_is_help=True)
 Place = Annotated[
     Path | None, typer.Option("--data-dir", help="Where they lie; HUSH_DATA, then the cache, by default.")
 ]
+app.command("inspect")(inspect)
 
 
 @app.command("list")

@@ -34,7 +34,7 @@ NAME = "figures with noise of the held-out rows"
 SHARE = (
     0.1  # of δ, at which the ε of these figures is meant; what they cost together with training is accounted exactly
 )
-FIGURES, METRICS = "figures.json", "private_metrics.json"  # in the private part of a run
+FIGURES, METRICS, NOTES = "figures.json", "private_metrics.json", "columns.json"  # in the private part of a run
 FEW = 3  # classes whose recall is told
 
 
@@ -85,6 +85,12 @@ def keep_figures(keeper: Keeper, fields: dict[str, Any]) -> None:
     """The exact figures in the private part of the run."""
     if keeper.checkpoints is not None:
         _write(keeper.checkpoints.directory / FIGURES, fields)
+
+
+def keep_notes(keeper: Keeper, task: Problem) -> None:
+    """How many values of the table are missing, in the private part of the run."""
+    if keeper.checkpoints is not None and task.notes is not None:
+        _write(keeper.checkpoints.directory / NOTES, {"columns": list(task.notes.private)})
 
 
 def choose_released(

@@ -38,8 +38,7 @@ class TaskOptions:
     data: Path | None = field(
         default=None,
         metadata=option(
-            "Your own data: a table (.csv, .parquet, a folder or 'pattern*' of such), .npz, or class folders of images.",
-            DATA,
+            "Your own data: .csv, .parquet, a folder or 'pattern*' of them, .npz, or class folders of images.", DATA
         ),
     )
     target: str | None = field(
@@ -204,6 +203,10 @@ def _load(given: TaskOptions) -> Problem:
     if found.schema is not None:
         for line in found.schema.lines():
             say(f"  {line}")
+    if found.notes is not None:
+        warnings = found.notes.warnings if given.unit is None else ()  # they are of ids that repeat
+        for line in (*found.notes.private, *(f"warning: {text}" for text in warnings)):
+            say(line)
     return found
 
 
@@ -212,7 +215,7 @@ def _say_whose(given: TaskOptions, found: Problem) -> None:
     if given.unit is not None:
         most = given.rows_per_unit or ROWS_PER_UNIT
         say(f"one example is all rows of one {given.unit}, at most {most} of them at a time (--rows-per-unit)")
-    elif given.data is not None and holds_table(given.data):
+    elif given.data is not None and holds_table(given.data) and not (found.notes and found.notes.warnings):
         declared = () if found.schema is None else (found.schema.target,)
         if (name := find_repeated_id(given.data, declared)) is not None:
             say(warn_of_repeated_id(name))

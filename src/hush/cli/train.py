@@ -15,7 +15,7 @@ from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
 from hush.cli.devices import find_device
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, open_keeper
-from hush.cli.measuring import choose_released, keep_figures, list_lines, make_fields, plan_metrics
+from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
     EPSILON_OR_THREE,
     PlanOptions,
@@ -191,6 +191,7 @@ def _train_and_measure(task: Problem, run: Run, keeper: Keeper, given: Training)
     evaluation = evaluate_problem(run.model, task)
     measured = make_fields(evaluation, task)
     keep_figures(keeper, measured)
+    keep_notes(keeper, task)
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
         named, told = given.dataset or task.name, {**released, **keeper.total_for_card()}

@@ -1,46 +1,48 @@
 """What the columns of a table are, found from the file, and what that takes to be public.
 
-Only kinds of columns and the set of classes are inferred by default. Ranges and categories come from a schema that a
-person writes, or from the rows themselves if that person says that they are public.
+Only kinds of columns, how their cells are written and the set of classes are inferred by default. Ranges and categories
+come from a schema that a person writes, or from the rows themselves if that person says that they are public.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hush.data.reading import Cells, Count, pieces
-from hush.data.schema import MOST_CLASSES, Column, Range, Schema, is_range, public_columns
-from hush.data.tables import MISSING, list_different, no_column, numbers
+from hush.data.inspection import Inspection, inspect_table
+from hush.data.kinds import Evidence
+from hush.data.numerals import is_missing, parse_number
+from hush.data.reading import Count
+from hush.data.schema import MOST_CLASSES, Column, Range, Schema
+from hush.data.tables import no_number
 from hush.errors import BadInput
 from hush.validate import one_of
 
 FACTS = ("ranges", "categories")
+MOST_WHOLE = 20  # different whole numbers: a target with more of them looks like a number and not like classes
 NUMBERS = "predict numbers with --task regression (task='regression'), or put them into classes first"
+NAMED = "predict it with --task regression (task='regression'), or name its classes in a schema (classes = […])"
 
 
-@dataclass
-class _Seen:
-    """What one column has shown so far; its different values only if they are wanted (``listed``)."""
+@dataclass(frozen=True)
+class Inferred:
+    """A schema, what it was found from, and all problems: with one there is no schema."""
 
-    listed: bool
-    number: bool = True
-    low: float = float("inf")
-    high: float = float("-inf")
-    values: set[str] = field(default_factory=set)
+    inspection: Inspection
+    schema: Schema | None
+    problems: tuple[str, ...]
 
-    def add(self, cells: Cells) -> None:
-        found = numbers(cells) if self.number else None
-        self.number = found is not None
-        if found is not None and np.isfinite(found).any():
-            finite = found[np.isfinite(found)]
-            self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
-        if self.listed and len(self.values) <= MOST_CLASSES:
-            self.values.update(list_different(cells))
+    def require(self) -> Schema:
+        """The schema, or the first problem and how many more there are."""
+        if self.schema is not None:
+            return self.schema
+        first, *more = self.problems
+        if not more:
+            raise BadInput(first)
+        others = f"{len(more)} more problem{'s' * (len(more) > 1)}"
+        raise BadInput(f"{first}; {others}: `hush data inspect {self.inspection.path}` lists all")
 
 
 def infer_schema(
@@ -50,28 +52,53 @@ def infer_schema(
     public: Collection[str] = (),
     *,
     regression: bool = False,
+    unit: str = "",
     count: Count = lambda rows: None,
 ) -> Schema:
-    """The schema of a .csv or .parquet table. ``given`` holds what a person wrote down; ``public`` names the facts that
+    """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
     may be read off the rows because they are public anyway: "ranges", "categories". In a ``regression`` the target is a
-    number with a public range. ``count`` is told how many rows were looked at."""
+    number with a public range. ``unit`` is the column of who a row is about, which is no input. ``count``
+    is told how many rows were looked at."""
+    return infer(path, target, given, public, regression=regression, unit=unit, count=count).require()
+
+
+def infer(
+    path: Path,
+    target: str | None,
+    given: Mapping[str, Any],
+    public: Collection[str] = (),
+    *,
+    regression: bool = False,
+    unit: str = "",
+    count: Count = lambda rows: None,
+) -> Inferred:
+    """The same, with what it was found from and with all problems at once."""
     for fact in public:
         one_of(FACTS, public_fact=fact)
     target = target or given.get("target")
     if target is None:
         raise BadInput(f"name the column to predict in '{path}': target=… (on the command line --target)")
-    seen = _look(path, target, public, count)
-    columns = public_columns(given.get("columns", {}))
-    for name in columns:
-        if name not in seen:
-            raise no_column(name, seen, path)
-    found = tuple(with_range(columns.get(name) or _column(name, what, public), given) for name, what in seen.items())
-    if regression:
-        own = columns.get(target) or _column(target, seen[target], public)
-        limits = find_target_range(given, own, f"column '{target}' of '{path}'")
-        return Schema(found, target, (), _assumed(given, columns, found, public, limits), limits)
-    classes = tuple(str(c) for c in given["classes"]) if "classes" in given else _classes(seen[target], target, path)
-    return Schema(found, target, classes, _assumed(given, columns, found, public))
+    found = inspect_table(path, given, public, target=target, unit=unit, count=count)
+    if target not in found.seen:
+        return Inferred(found, None, found.problems)
+    columns = tuple(with_range(finding.column, given) for finding in found.findings)
+    own = next(column for column in columns if column.name == target)
+    limits: Range | None = None
+    classes: tuple[str, ...] = ()
+    try:
+        if regression:
+            own = Column(target, "number", own.low, own.high) if found.seen[target].holds_numbers() else own
+            limits = find_target_range(given, own, f"column '{target}' of '{path}'")
+            _check_targets(found.seen[target], target, path)
+        else:
+            classes = tuple(map(str, given.get("classes", ()))) or _classes(found.seen[target], own, path)
+            _check_labels(found.seen[target], classes, path)
+    except BadInput as error:
+        return Inferred(found, None, (str(error), *found.problems))
+    if found.problems:
+        return Inferred(found, None, found.problems)
+    assumed = _assumed(given, given.get("columns", {}), columns, public, limits)
+    return Inferred(found, Schema(columns, target, classes, assumed, limits), ())
 
 
 def find_target_range(given: Mapping[str, Any], own: Column, what: str) -> Range:
@@ -103,62 +130,66 @@ def with_range(column: Column, given: Mapping[str, Any]) -> Column:
     return replace(column, low=float(limits[0]), high=float(limits[1]))
 
 
-def _look(path: Path, target: str, public: Collection[str], count: Count) -> dict[str, _Seen]:
-    seen: dict[str, _Seen] = {}
-    for piece in pieces(path, count):
-        if not seen:
-            seen = {name: _Seen(listed=name == target or "categories" in public) for name in piece}
-            if target not in seen:
-                raise no_column(target, seen, path)
-        for name, cells in piece.items():
-            seen[name].add(cells)
-    if not seen:
-        raise BadInput(f"'{path}' holds no rows")
-    return seen
-
-
-def _column(name: str, seen: _Seen, public: Collection[str]) -> Column:
-    if not seen.number:
-        if "categories" in public and len(seen.values) <= MOST_CLASSES:
-            return Column(name, "category", values=tuple(sorted(seen.values)))
-        return Column(name, "category")
-    column = Column(name, "number")
-    return (
-        replace(column, low=seen.low, high=seen.high)
-        if "ranges" in public and is_range(seen.low, seen.high)
-        else column
-    )
-
-
-def _classes(seen: _Seen, target: str, path: Path) -> tuple[str, ...]:
+def _classes(seen: Evidence, own: Column, path: Path) -> tuple[str, ...]:
+    """The classes that were found, in order; or what the target looks like, where that is no list of classes."""
+    what = f"column '{own.name}' of '{path}'"
+    if own.kind in ("date", "id", "text"):
+        looks = {"date": "dates", "id": "ids", "text": "free text"}[own.kind]
+        raise BadInput(
+            f"{what} looks like {looks}, which nothing predicts: name another target, or its classes in a schema"
+        )
+    if any(is_missing(value) and (value == "" or own.kind == "number") for value in seen.values):
+        raise BadInput(f"{what} has rows without a label")
+    if own.kind == "number" and not seen.whole:
+        raise BadInput(f"{what} holds fractions and looks like a number: {NAMED}")
+    if own.kind == "number" and len(seen.values) > MOST_WHOLE:
+        raise BadInput(f"{what} holds more than {MOST_WHOLE} different whole numbers and looks like a number: {NAMED}")
     if len(seen.values) > MOST_CLASSES:
-        raise BadInput(f"column '{target}' of '{path}' has more than {MOST_CLASSES} different values: {NUMBERS}")
-    blank = MISSING if seen.number else {""}
-    if any(value.lower() in blank for value in seen.values):
-        raise BadInput(f"column '{target}' of '{path}' has rows without a label")
+        raise BadInput(f"{what} has more than {MOST_CLASSES} different values, and they are no numbers to predict")
     if len(seen.values) < 2:
-        raise BadInput(f"column '{target}' of '{path}' has one value only: nothing to predict")
-    if seen.number and not all(float(value).is_integer() for value in seen.values):
-        raise BadInput(f"column '{target}' of '{path}' holds fractions: {NUMBERS}")
-    return tuple(sorted(seen.values, key=lambda value: (float(value) if seen.number else 0.0, value)))
+        raise BadInput(f"{what} has one value only: nothing to predict")
+    values = {value: parse_number(value) for value in seen.values}
+    if any(number is None for number in values.values()):
+        return tuple(sorted(values))
+    return tuple(sorted(values, key=lambda value: (values[value], value)))
+
+
+def _check_labels(seen: Evidence, classes: tuple[str, ...], path: Path) -> None:
+    """No label may be other than the classes that were given."""
+    if seen.first_other is not None:
+        raise BadInput(
+            f"row {seen.first_other} of '{path}' has a label that is none of the {len(classes)} classes of the schema"
+        )
+
+
+def _check_targets(seen: Evidence, target: str, path: Path) -> None:
+    """Every row of a regression must have a number to predict."""
+    if seen.counts["."] < seen.present:
+        raise BadInput(f"column '{target}' of '{path}' is to be predicted as a number and holds text")
+    if seen.first_gap is not None:
+        raise no_number(target, seen.first_gap, path)
 
 
 def _assumed(
     given: Mapping[str, Any],
-    columns: Mapping[str, Column],
+    columns: Mapping[str, Any],
     found: Collection[Column],
     public: Collection[str],
     limits: Range | None = None,
 ) -> tuple[str, ...]:
     """What the guarantee takes to be public, in words."""
+    read_off = {*given.get("read_off", ()), *public}
+    guessed = [column for column in found if column.name not in columns or "kinds" in read_off]
     said = ["the number of rows and the order in which they are split are public"]
     if limits is not None:
         said.append(say_target_range(limits))
     else:
         said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
-    if any(column.name not in columns for column in found):
+    if guessed:
         said.append("the names and kinds of the columns are public (kinds were read off the rows)")
-    if columns or "range" in given:
+    if any(column.is_written_specially() for column in guessed):
+        said.append("how dates and numbers are written in the columns is public (it was read off the rows)")
+    if (columns or "range" in given) and not {*FACTS} & {*given.get("read_off", ())}:
         said.append("the ranges and categories of the given schema are public and were not computed from the rows")
-    said += [f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS if fact in public]
+    said += [f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS if fact in read_off]
     return tuple(said)

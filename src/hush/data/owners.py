@@ -118,5 +118,5 @@ def warn_of_repeated_id(name: str) -> str:
     """What is said of such a column."""
     return (
         f"warning: column '{name}' looks like an id that repeats. The guarantee is for single rows: whoever has "
-        f"several is protected less. With --unit '{name}' all rows of one are one example"
+        f"several is protected less. With --unit {name} all rows of one are one example"
     )

@@ -39,6 +39,13 @@ def holds_table(place: Path) -> bool:
     return any(map(is_table, _list_folder(place))) and not _has_folders(place) if place.is_dir() else is_table(place)
 
 
+def name_table(place: Path) -> str:
+    """What a table is called: its file or folder without endings; of a pattern, the folder that it looks in."""
+    if is_pattern(place):
+        return place.parent.name or "table"
+    return place.with_suffix("").stem if place.suffix == PACKED else place.stem
+
+
 def find_parts(place: Path) -> tuple[Path, ...]:
     """The files of a table in the order of their names; one file is its own part."""
     if is_pattern(place):

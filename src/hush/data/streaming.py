@@ -55,6 +55,17 @@ class Words(Sequence[str]):
         """Every word of the column once, in the order in which they come."""
         return self._coded[0]
 
+    def count_words(self) -> dict[str, int]:
+        """How often each different word stands in the column."""
+        words, places = self._coded
+        return dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True))
+
+    def list_at(self, places: NDArray[np.int64]) -> list[str]:
+        """The words of some cells."""
+        import pyarrow as pa
+
+        return self._column.fill_null("").take(pa.array(places)).to_pylist()  # type: ignore[no-any-return]
+
     def map(self, function: Callable[[list[str]], NDArray[Any]]) -> NDArray[Any]:
         """``function`` of every cell. It takes some words and gives one value for each, by looking at that word alone;
         here it sees each different word once."""
@@ -67,7 +78,8 @@ class Words(Sequence[str]):
         import pyarrow.compute as pc
 
         filled = self._column.fill_null("")
-        for plain in (None, pc.not_equal(filled, ""), pc.match_substring_regex(filled, PLAIN)):
+        for choose in (None, _choose_filled, _choose_plain):  # each is dearer than the one before
+            plain = None if choose is None else choose(filled, pc)
             kept = filled if plain is None else pc.if_else(plain, filled, pa.scalar(None, pa.string()))
             try:
                 found = kept.cast(pa.float64())
@@ -77,6 +89,14 @@ class Words(Sequence[str]):
             rest = np.zeros(0, np.int64) if plain is None else np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
             return values, rest
         return np.full(len(self), np.nan), np.arange(len(self))
+
+
+def _choose_filled(cells: Any, pc: Any) -> Any:
+    return pc.not_equal(cells, "")
+
+
+def _choose_plain(cells: Any, pc: Any) -> Any:
+    return pc.match_substring_regex(cells, PLAIN)
 
 
 def has_arrow() -> bool:

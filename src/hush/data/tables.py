@@ -7,7 +7,8 @@ the number of a row.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.data.columns import GAP, LARGEST, Column
 from hush.data.mapped import Encoded
+from hush.data.numerals import LONGEST_NUMBER as LONGEST_NUMBER
+from hush.data.numerals import MISSING as MISSING
+from hush.data.numerals import POINT, parse_number
 from hush.data.reading import Cells, Count, Piece, count_rows, pieces, pieces_by_part
 from hush.data.schema import Schema
 from hush.data.streaming import Words
 from hush.errors import BadInput
-
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
-LONGEST_NUMBER = 400  # characters
 
 
 def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
@@ -43,6 +45,26 @@ def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
         return None
 
 
+def read_numbers(cells: Cells, decimal: str = POINT) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The cells as numbers, written with this decimal sign; NaN where there is none."""
+    found = numbers(cells) if decimal == POINT or isinstance(cells, np.ndarray) else None
+    if found is not None:
+        return found
+
+    def parse(words: Iterable[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """One by one, in this column's own spelling."""
+        parsed = (parse_number(str(word), decimal) for word in words)
+        return np.array([np.nan if value is None else value for value in parsed], dtype=np.float64)
+
+    if not isinstance(cells, Words):
+        return parse(cells)
+    if decimal != POINT:
+        return cells.map(parse)
+    values, places = cells.read_plain()
+    values[places] = parse(cells.list_at(places))
+    return values
+
+
 def texts(cells: Cells) -> list[str]:
     """The cells as text; whole numbers without their ".0"."""
     if isinstance(cells, np.ndarray):
@@ -54,7 +76,7 @@ def _long_numbers(cells: Words) -> np.ndarray[Any, np.dtype[np.float64]] | None:
     """The same of a column of a long file: what is no plain decimal is looked at as in a short one."""
     found, places = cells.read_plain()
     if len(places):
-        others = numbers([cells[place] for place in places.tolist()])
+        others = numbers(cells.list_at(places))
         if others is None:
             return None
         found[places] = others
@@ -71,6 +93,16 @@ def map_texts(cells: Cells, function: Callable[[str], float]) -> np.ndarray[Any,
 def list_different(cells: Cells) -> Collection[str]:
     """The different texts among the cells."""
     return {word.strip() for word in cells.different} if isinstance(cells, Words) else texts(cells)
+
+
+def count_texts(cells: Cells) -> Counter[str]:
+    """How often each text stands among the cells."""
+    if not isinstance(cells, Words):
+        return Counter(texts(cells))
+    total: Counter[str] = Counter()
+    for word, count in cells.count_words().items():
+        total[word.strip()] += count
+    return total
 
 
 def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> tuple[Tensor, Tensor]:
@@ -119,22 +151,43 @@ def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> n
             raise no_column(column.name, piece, path)
     out = np.empty((count_rows(piece), len(schema.features)), dtype=np.float32)
     for place, column in enumerate(schema.features):
-        cells = piece[column.name]
-        if column.kind == "category":
-            out[:, place] = map_texts(cells, column.code)
-            continue
-        values = numbers(cells)
-        if values is None:
-            raise BadInput(f"column '{column.name}' of '{path}' is said to be a number and holds text")
         with np.errstate(over="ignore"):  # too large for 32 bits: reported below
-            out[:, place] = _filled(values, column.fill)
+            out[:, place] = _encode_cells(piece[column.name], column, path)
         bad = np.flatnonzero(~np.isfinite(out[:, place]))
         if len(bad):
-            raise BadInput(
-                f"column '{column.name}' of '{path}' has no finite number in row {done + int(bad[0]) + 1}: remove such "
-                "rows, or give the column a public 'fill' in the schema"
-            )
+            raise no_number(column.name, done + int(bad[0]) + 1, path)
     return out
+
+
+def _encode_cells(cells: Cells, column: Column, path: Path | str) -> Any:
+    """The cells of one column as numbers or category codes; GAP for a missing value, where the column has it."""
+    if column.kind == "category":
+        return map_texts(cells, column.code)
+    if column.kind != "number":
+        return map_texts(cells, lambda text: GAP if (value := column.parse(text)) is None else value)
+    if column.missing:
+        values = read_numbers(cells, column.decimal)
+        return np.where(np.abs(values) < LARGEST, values, GAP)
+    found = numbers(cells) if column.decimal == POINT else read_numbers(cells, column.decimal)
+    if found is None:
+        raise holds_text(column.name, path)
+    return _filled(found, column.fill)
+
+
+def holds_text(name: str, path: Path | str) -> BadInput:
+    """The error of words among numbers where a column does not provide for them."""
+    return BadInput(
+        f"column '{name}' of '{path}' is said to be a number and holds text: 'missing = true' in the schema takes a "
+        "stray word for a missing value"
+    )
+
+
+def no_number(name: str, row: int, path: Path | str) -> BadInput:
+    """The error of a number that is missing where a column does not provide for it."""
+    return BadInput(
+        f"column '{name}' of '{path}' has no finite number in row {row}: remove such rows, or give the column a public "
+        "'fill' or 'missing = true' in the schema"
+    )
 
 
 def _filled(values: np.ndarray[Any, Any], fill: float | None) -> np.ndarray[Any, Any]:

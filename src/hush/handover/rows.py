@@ -61,8 +61,8 @@ def iterate_encoded(rows: Any, inputs: Inputs) -> Iterator[Tensor]:
     features = _read_features(rows)
     if tuple(features.shape[1:]) != inputs.shape:
         raise BadInput(f"an example here has the shape {tuple(features.shape[1:])}, and the model's {inputs.shape}")
-    if inputs.schema is not None and any(column.kind == "category" for column in inputs.schema.features):
-        raise BadInput("the model is for a table with categories, which an .npz of numbers does not have")
+    if inputs.schema is not None and any(column.kind != "number" for column in inputs.schema.features):
+        raise BadInput("the model is for a table with more than numbers, which an .npz does not have")
     yield map_range(features, inputs) if inputs.kind == "images" else features.float()
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.data.schema import WAVES, Column
+from hush.data.columns import LARGEST, WAVES, Column
 from hush.errors import BadInput
+from hush.problems.encoding import Dates, find_stand_in
 
 GROUPS = 16  # of ResNet-18's GroupNorm
 LATENT = 32  # numbers that the autoencoder keeps of an image
@@ -59,19 +60,30 @@ class Encoder(nn.Module):
         slots = [(i, s) for i, c in enumerate(columns) if c.kind == "category" for s in range(c.width)]
         self._keep("slot_column", torch.tensor([i for i, _ in slots], dtype=torch.long))
         self._keep("slot", torch.tensor([float(s) for _, s in slots]))
+        self._keep("flags", torch.tensor([i for i, c in enumerate(columns) if c.kind == "flag"], dtype=torch.long))
+        self._keep("tells", torch.tensor([c.tells_missing for c in columns], dtype=torch.bool))
+        self._keep("told", torch.tensor([i for i, c in enumerate(columns) if c.tells_missing], dtype=torch.long))
+        stand_in = [find_stand_in(c) if c.tells_missing else 0.0 for c in columns]
+        self._keep("stand_in", torch.tensor(stand_in, dtype=torch.float32))
+        self.dates = Dates(columns)
 
     def _keep(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The inputs: ranged numbers, the fixed functions of the others, category slots."""
+        """The inputs: ranged numbers, the fixed functions of the others, category slots, flags, dates, and whether a
+        value is missing."""
+        gaps = (rows[:, self.get_buffer("told")] < -LARGEST).to(rows.dtype)
+        rows = torch.where(self.get_buffer("tells") & (rows < -LARGEST), self.get_buffer("stand_in"), rows)
         low, high = self.get_buffer("low"), self.get_buffer("high")
         ranged = rows[:, self.get_buffer("ranged")]
         ranged = 2 * (torch.minimum(torch.maximum(ranged, low), high) - low) / (high - low) - 1
         free = rows[:, self.get_buffer("free")]
         waves = (torch.asinh(10 * free).unsqueeze(2) * self.get_buffer("waves")).flatten(1)
         slots = (rows[:, self.get_buffer("slot_column")] == self.get_buffer("slot")).to(rows.dtype)
-        return torch.cat([ranged, torch.asinh(free) / 4, torch.tanh(free), waves.sin(), waves.cos(), slots], dim=1)
+        numbers = [ranged, torch.asinh(free) / 4, torch.tanh(free), waves.sin(), waves.cos()]
+        flags = 2 * rows[:, self.get_buffer("flags")] - 1
+        return torch.cat([*numbers, slots, flags, self.dates(rows), gaps], dim=1)
 
 
 def lenet5(shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> nn.Sequential:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from hush.artefact.description import Architecture, Inputs
-from hush.data.infer import find_target_range, infer_schema, say_target_range, with_range
+from hush.data.infer import find_target_range, infer, say_target_range, with_range
 from hush.data.long_tables import load_rows
 from hush.data.owners import check_apart, read_owner_array, read_owners
-from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern
+from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern, name_table
 from hush.data.pictures import read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
 from hush.data.splits import (
@@ -37,7 +37,7 @@ from hush.errors import BadInput, nearest
 from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder
-from hush.problems.problem import LOSSES, Problem, make_classification, make_regression
+from hush.problems.problem import LOSSES, Notes, Problem, make_classification, make_regression
 from hush.randomness import seeded
 from hush.validate import one_of
 
@@ -89,8 +89,8 @@ def from_files(
     examples, tested = count_examples(split.train), count_examples(split.test)
     whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
     summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
-    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs)
-    return replace(described, name=place.stem, summary=summary)
+    described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
+    return replace(described, name=name_table(place), summary=summary)
 
 
 def _check_task(task: str, target_range: tuple[float, float] | None, loss: str | None) -> None:
@@ -116,6 +116,7 @@ class _Own:
     unit: str | None = None
     whose: Identities | None = None  # of the rows, where they have a unit
     test_whose: Identities | None = None
+    notes: Notes | None = None
 
 
 def _make_problem(
@@ -167,14 +168,15 @@ def _read_table(
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
     watch = Watch(place.name, estimate_rows(find_parts(place)), tell)
     watch.begin("looking at")
-    schema = infer_schema(place, target, given, public, regression=regression, count=watch.count)
+    inferred = infer(place, target, given, public, regression=regression, count=watch.count)
+    schema, looked = inferred.require(), inferred.inspection
     whose = None if unit is None else read_owners(place, unit)
-    if unit is not None:
-        schema = _leave_out(schema, unit)
+    schema = schema if unit is None else _leave_out(schema, unit)
     rows = load_rows(place, schema, watch)
     watch.finish(count_examples(rows), len(schema.columns))
-    own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
-    return replace(own, unit=unit, whose=whose)
+    notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()))
+    found = _Own(rows, None, schema, schema.classes, schema.assumed, notes=notes)
+    return replace(found, target_range=schema.target_range, unit=unit, whose=whose)
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:

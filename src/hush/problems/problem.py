@@ -27,6 +27,15 @@ Metric = Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What the owner of a table should know of it: how many values are missing, which says something about the rows and
+    is private, and what to be warned of."""
+
+    private: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Problem:
     """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
 
@@ -34,8 +43,8 @@ class Problem:
     model; without them the weights are released alone, and loaded into a module that their reader brings.
 
     ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
-    [−1, 1]. ``class_weights`` are for training alone. ``owners`` says whose each row is, where all rows of one unit are
-    one example (:mod:`hush.units`)."""
+    [−1, 1]. ``class_weights`` are for training alone, ``notes`` for the owner of the rows. ``owners`` says whose each
+    row is, where all rows of one unit are one example (:mod:`hush.units`)."""
 
     name: str
     summary: str
@@ -53,6 +62,7 @@ class Problem:
     inputs: Inputs | None = None
     target_range: Range | None = None
     class_weights: tuple[float, ...] | None = None
+    notes: Notes | None = None
     owners: Owners | None = None
 
     @property

@@ -1,0 +1,190 @@
+"""Kinds of columns by what most cells look like; how numbers, dates and flags are read; what the owner is told."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hush.data.columns import GAP, Column
+from hush.data.dates import DAY_FIRST, DOTTED, FORMATS, ISO, MONTH_FIRST, has_time, is_written_with_slashes, parse_date
+from hush.data.flags import parse_flag
+from hush.data.infer import infer, infer_schema
+from hush.data.inspection import inspect_table
+from hush.data.numerals import COMMA, POINT, parse_number
+from hush.data.schema import public_columns
+from hush.data.tables import read_table
+from hush.errors import BadInput
+
+MANY = 100
+
+
+def write(folder: Path, **columns: list[str]) -> Path:
+    """A table of a hundred rows; shorter columns come again and again."""
+    lines = [";".join(cells[row % len(cells)] for cells in columns.values()) for row in range(MANY)]
+    (folder / "rows.csv").write_text("\n".join([";".join(columns), *lines]) + "\n", encoding="utf-8")
+    return folder / "rows.csv"
+
+
+KINDS = {
+    "plain numbers": (["1", "2.5", "-3e2"], Column("x", "number", missing=True)),
+    "a stray word": (["1.5"] * 95 + ["pending"] * 5, Column("x", "number", missing=True)),
+    "six stray words": (["1.5"] * 94 + ["pending"] * 6, Column("x", "category", missing=True)),
+    "gaps do not count": (["7", "", "NA", "?"], Column("x", "number", missing=True)),
+    "decimal commas": (["1,5", "2"], Column("x", "number", missing=True, decimal=COMMA)),
+    "commas and thousands": (["1.234,5", "2"], Column("x", "number", missing=True, decimal=COMMA)),
+    "points and thousands": (["1,234.5", "1,234"], Column("x", "number", missing=True)),
+    "thousands twice": (["1,234,567", "1,234"], Column("x", "number", missing=True)),
+    "Swiss thousands": (["1'234.5", "12"], Column("x", "number", missing=True)),
+    "ISO dates": (["2020-01-31", "1999-12-01"], Column("x", "date")),
+    "ISO times": (["2020-01-31T10:30", "1999-12-01 23:59:59Z"], Column("x", "date", time=True)),
+    "dotted dates": (["31.01.2020", "1.2.1999", ""], Column("x", "date", form=DOTTED)),
+    "yes and no": (["yes", "No", ""], Column("x", "flag")),
+    "ja and nein": (["ja", "nein"], Column("x", "flag")),
+    "bits": (["0", "1"], Column("x", "flag")),
+    "true and false": (["True", "False"], Column("x", "flag")),
+    "yes and maybe": (["yes", "no", "maybe"], Column("x", "category", missing=True)),
+    "words of two pairs": (["yes", "false"], Column("x", "category", missing=True)),
+    "words": (["red", "green", "blue"], Column("x", "category", missing=True)),
+    "codes": ([f"A-{place}" for place in range(MANY)], Column("x", "id")),
+    "names": ([f"Ann{'abcdefghij'[p // 10]}{'abcdefghij'[p % 10]}" for p in range(MANY)], Column("x", "text")),
+    "sentences": ([f"it was number {place} of all" for place in range(MANY)], Column("x", "text")),
+    "nothing": (["", "NA"], Column("x", "ignore")),
+}
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_the_kind_of_a_column(tmp_path: Path, what: str) -> None:
+    cells, column = KINDS[what]
+    schema = infer_schema(write(tmp_path, x=cells, y=["a", "b"]), "y", {})
+    assert schema.columns[0] == column
+
+
+@pytest.mark.parametrize(("name", "kind"), [("patient_id", "id"), ("customerId", "id"), ("paid", "number")])
+def test_whole_numbers_are_ids_by_their_name(tmp_path: Path, name: str, kind: str) -> None:
+    path = write(tmp_path, **{name: [str(1000 + place // 2) for place in range(MANY)], "y": ["a", "b"]})
+    inferred = infer(path, "y", {})
+    assert inferred.require().columns[0].kind == kind
+    warned = [text for text in inferred.inspection.list_repeating() if f"--unit {name}" in text]
+    assert len(warned) == (kind == "id")
+
+
+def test_an_id_of_each_row_needs_no_warning(tmp_path: Path) -> None:
+    found = inspect_table(write(tmp_path, row_id=[str(place) for place in range(MANY)]), {})
+    assert found.findings[0].column.kind == "id"
+    assert found.list_repeating() == []
+
+
+def test_rows_with_gaps_and_strays(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, x=["1,5"] * 96 + ["", "pending", "2.000", "7"], d=["31.12.1969", "2.1.1970", "n"], y=["a", "b"]
+    )
+    given = {"columns": {"d": {"format": DOTTED}}}
+    with pytest.raises(BadInput, match="said to be a date written dd.mm.yyyy"):
+        infer_schema(path, "y", given)
+    path = write(tmp_path, x=["1,5"] * 96 + ["", "pending", "2.000", "7"], d=["31.12.1969"] * 99 + ["n"], y=["a", "b"])
+    rows, _ = read_table(path, infer_schema(path, "y", given))
+    assert rows[95:, 0].tolist() == pytest.approx([1.5, GAP, GAP, 2000, 7])
+    assert rows[98:, 1].tolist() == pytest.approx([-1, GAP])
+
+
+def test_counts_are_for_the_owner(tmp_path: Path) -> None:
+    path = write(tmp_path, x=["1.5"] * 90 + [""] * 7 + ["pending"] * 3, y=["a", "b"])
+    found = infer(path, "y", {})
+    assert found.inspection.count_strays() == [
+        "x: 7 of 100 cells are empty and 3 hold no number, missing values all of them"
+    ]
+    assert not any(digit in str(found.inspection.findings[0].describe()) for digit in ("'7'", "100", " 3 "))
+
+
+def test_no_value_of_the_rows_decides_an_encoding(tmp_path: Path) -> None:
+    """Other numbers, categories and dates of the same kinds give the same columns."""
+    first = write(tmp_path, n=["1", "2.5"], c=["a", "b"], d=["2020-01-01"], y=["u", "v"])
+    columns = infer_schema(first, "y", {}).columns
+    again = write(tmp_path, n=["-9e9", "0.25"], c=["zz", "q"], d=["1950-12-31"], y=["u", "v"])
+    assert infer_schema(again, "y", {}).columns == columns
+
+
+def test_what_is_assumed(tmp_path: Path) -> None:
+    path = write(tmp_path, n=["1,5", "2"], y=["u", "v"])
+    kinds = "the names and kinds of the columns are public (kinds were read off the rows)"
+    written = "how dates and numbers are written in the columns is public (it was read off the rows)"
+    said = infer_schema(path, "y", {}).assumed
+    assert kinds in said
+    assert written in said
+    columns = {"n": {"decimal": ",", "low": 0, "high": 9}, "y": {"kind": "category"}}
+    known = infer_schema(path, "y", {"columns": columns}).assumed
+    assert kinds not in known
+    assert written not in known
+    looked = infer_schema(path, "y", {"columns": columns, "read_off": ["kinds", "ranges"]}).assumed
+    assert kinds in looked
+    assert "the ranges of the columns, read off the rows, are public anyway" in looked
+    assert not any("were not computed from the rows" in text for text in looked)
+
+
+def test_all_problems_and_the_first(tmp_path: Path) -> None:
+    path = write(tmp_path, p=["1,234", "5,678"], d=["3/4/2020"], y=["1.5", "2.5"])
+    found = infer(path, "y", {"columns": {"q": {}}})
+    expected = ("holds fractions", "has no column 'q'", "has a comma before three digits", "has dates such as 3/4/2020")
+    assert len(found.problems) == len(expected)
+    for text, words in zip(found.problems, expected, strict=True):
+        assert words in text
+    with pytest.raises(BadInput, match="holds fractions.*; 3 more problems: `hush data inspect"):
+        found.require()
+
+
+@given(st.floats(-1e15, 1e15, allow_nan=False), st.sampled_from(["", "'", " ", "\u00a0"]), st.booleans())
+def test_numbers_come_back(value: float, thousands: str, comma: bool) -> None:
+    text = f"{value:,.6f}".replace(",", "_")
+    decimal = COMMA if comma else POINT
+    written = text.replace(".", decimal).replace("_", thousands)
+    assert parse_number(written, decimal) == float(f"{value:.6f}")
+
+
+@given(st.integers(1000, 10**12))
+def test_a_sign_of_thousands_is_no_decimal_sign(value: int) -> None:
+    assert parse_number(f"{value:,}", POINT) == value
+    assert parse_number(f"{value:,}".replace(",", "."), COMMA) == value
+
+
+@given(st.text(max_size=20), st.sampled_from([POINT, COMMA]), st.sampled_from(FORMATS))
+def test_no_text_is_too_much(text: str, decimal: str, form: str) -> None:
+    for found in (parse_number(text, decimal), parse_date(text, form), parse_flag(text), parse_flag(text, ("a", "b"))):
+        assert found is None or abs(found) < 1e300 or found == parse_number(text, decimal)
+    assert has_time(text) == (":" in text)
+    assert is_written_with_slashes(text) in (True, False)
+
+
+@given(st.dates(), st.sampled_from(FORMATS))
+def test_dates_come_back(day: date, form: str) -> None:
+    parts = {"yyyy": f"{day.year:04d}", "mm": f"{day.month:02d}", "dd": f"{day.day:02d}"}
+    text = form
+    for part, digits in parts.items():
+        text = text.replace(part, digits)
+    found = parse_date(text, form)
+    assert found is not None
+    assert date(1970, 1, 1) + timedelta(days=found) == day
+    assert parse_date(day.isoformat(), form) == found
+
+
+def test_dates_that_are_none() -> None:
+    for text in ("2020-02-30", "2020-13-01", "20-01-01", "2020-01-01 25:00", "2020-01-01T10:61", "1.1.2020x", ""):
+        assert parse_date(text, ISO) is None
+        assert parse_date(text, DOTTED) is None
+    assert parse_date("3/4/2020", DAY_FIRST) != parse_date("3/4/2020", MONTH_FIRST)
+    assert parse_date("1970-01-02 06:00", ISO) == 1.25
+    assert [parse_number(text) for text in ("1,23", "1,2345", ",123", "inf", "nan", "1e999", "9" * 500)] == [None] * 7
+    assert [parse_number(text, COMMA) for text in ("1.5", "1.23,4", "1.234.5", "1,5,5")] == [None] * 4
+
+
+def test_a_schema_keeps_what_is_new() -> None:
+    facts = {
+        "a": {"kind": "number", "missing": True, "decimal": ","},
+        "b": {"kind": "date", "format": DOTTED, "time": True, "low": 2000, "high": 2020},
+        "c": {"kind": "flag", "values": ["m", "f"]},
+    }
+    columns = public_columns(facts)
+    assert (columns["b"].form, columns["b"].time, columns["c"].parse("f")) == (DOTTED, True, 1.0)

@@ -1,0 +1,192 @@
+"""Long tables in mapped files: the same rows as in memory, private on the disk, and never trusted half-written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hush.checkpoint.digests import digest_data
+from hush.data import long_tables, mapped
+from hush.data.mapped import Encoded, Picked, digest_table, map_rows, pick_all
+from hush.data.splits import as_arrays, hold_out
+from hush.errors import BadInput
+from hush.problems import Problem, evaluate_problem, from_files
+from hush.randomness import Secret, seeded
+from hush.source import Tensors, as_source
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tables"
+
+
+def give(rows: int = 10, step: int = 3) -> Iterator[Encoded]:
+    whole = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+    for start in range(0, rows, step):
+        part = whole[start : start + step]
+        yield part, part[:, 0].astype(np.int64) % 3
+
+
+def give_and_fail() -> Iterator[Encoded]:
+    yield from give(6)
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    lines = [f"{i}.25,g{i % 5},{i % 2}\n" for i in range(400)]
+    for place in range(4):
+        (tmp_path / f"part{place}.csv").write_text("x,g,y\n" + "".join(lines[100 * place : 100 * (place + 1)]))
+    return tmp_path / "part*.csv"
+
+
+def load_both(table: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> tuple[Problem, Problem]:
+    """The same problem in memory and in mapped files."""
+    short = from_files(table, target="y", **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(long_tables, "MAPPED", 0)
+    long = from_files(table, target="y", **options)  # type: ignore[arg-type]
+    assert isinstance(short.train, tuple)
+    assert isinstance(long.train, Picked)
+    return short, long
+
+
+def check_equal(short: object, long: object) -> None:
+    one, other = as_source(short), as_source(long)
+    assert len(one) == len(other)
+    for indices in (torch.arange(len(one)), torch.tensor([2, 0, 2]), torch.zeros(0, dtype=torch.long)):
+        for a, b in zip(one.take(indices), other.take(indices), strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("step", [1, 3, 10, 99])
+def test_pieces_of_any_length_become_the_same_files(step: int) -> None:
+    rows, labels = map_rows(f"steps-{step}", lambda: give(step=step))
+    assert rows.dtype == torch.float32
+    assert rows.tolist() == [[2.0 * i, 2.0 * i + 1] for i in range(10)]
+    assert labels.tolist() == [2 * i % 3 for i in range(10)]
+
+
+def test_mapped_rows_are_the_rows_in_memory(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = load_both(table, monkeypatch, validation=0.1)
+    assert (short.summary, short.assumptions) == (long.summary, long.assumptions)
+    for part in ("train", "test", "validation"):
+        check_equal(getattr(short, part), getattr(long, part))
+
+
+def test_mapped_targets_of_a_regression(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = load_both(table, monkeypatch, task="regression", target_range=(0.0, 0.5), validation=0.1)
+    for part in ("train", "test", "validation"):
+        check_equal(getattr(short, part), getattr(long, part))
+
+
+def test_figures_of_mapped_rows(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = load_both(table, monkeypatch)
+    with seeded(0):
+        model = short.model()
+    one, other = evaluate_problem(model, short), evaluate_problem(model, long)
+    assert (one.loss, one.confusion, one.figures) == (other.loss, other.confusion, other.figures)
+
+
+def test_a_test_file_may_be_long_too(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, long = load_both(table, monkeypatch, test=table)
+    assert isinstance(long.test, Picked)
+    assert len(long.train) == len(long.test) == 400
+
+
+def test_a_source_over_mapped_rows_is_one_over_tensors() -> None:
+    tensors = map_rows("some", give)
+    rows = torch.tensor([7, 1, 1, 4])
+    check_equal(Tensors(tuple(t[rows] for t in tensors)).tensors, pick_all(tensors).pick(rows))
+    held = hold_out(pick_all(tensors), 0.3, seed=5)
+    for part, same in zip(held, hold_out(tensors, 0.3, seed=5), strict=True):
+        check_equal(same, part)
+        assert all(torch.equal(a, b) for a, b in zip(as_arrays(part), as_arrays(same), strict=True))
+
+
+def test_a_digest_of_mapped_rows_sees_one_cell() -> None:
+    tensors, secret = map_rows("some", give), Secret.from_seed(1, "here")
+    before = digest_data(pick_all(tensors), secret, lambda _: None)
+    assert before == digest_data(pick_all(map_rows("some", give)), secret, lambda _: None)
+    tensors[0][4, 1] += 1
+    assert digest_data(pick_all(tensors), secret, lambda _: None) != before
+
+
+def test_nothing_that_a_program_does_to_the_rows_reaches_the_files() -> None:
+    first, _ = map_rows("some", give)
+    first.zero_()
+    assert map_rows("some", give)[0].sum() == sum(range(20))
+
+
+def test_only_the_owner_reads_the_files(cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        map_rows("some", give)
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(cache).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in cache.rglob("*")}
+    assert modes == {"some": 0o700, "some/rows.npy": 0o600, "some/labels.npy": 0o600}
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_what_was_interrupted_is_not_there(cache: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        map_rows("some", give_and_fail)
+    assert list(cache.iterdir()) == []
+    assert map_rows("some", give)[0].shape == (10, 2)
+
+
+def test_what_a_kill_left_is_neither_used_nor_kept(cache: Path) -> None:
+    map_rows("other", give)
+    left = cache / f".some.{'ab' * 6}.part"
+    (cache / "other").rename(left)
+    assert map_rows("some", lambda: give(4))[0].shape == (4, 2)
+    assert sorted(path.name for path in cache.iterdir()) == ["some"]
+
+
+@pytest.mark.parametrize("name", mapped.FILES)
+def test_files_that_are_not_whole_are_made_again(cache: Path, name: str) -> None:
+    map_rows("some", give)
+    path = cache / "some" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert map_rows("some", lambda: give(5))[0].shape == (5, 2)
+
+
+def test_a_second_reading_finds_the_first(table: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    _, long = load_both(table, monkeypatch)
+    monkeypatch.setattr(long_tables, "encode_table", lambda *given: pytest.fail("read again"))
+    check_equal(from_files(table, target="y").train, long.train)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_other_bytes_and_other_facts_are_another_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,0\n")
+    names = {digest_table([path], {"low": 0}), digest_table([path], {"low": 1}), digest_table([path, path], {"low": 0})}
+    before = path.stat()
+    path.write_text("x,y\n1,1\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the bytes says that it is another one
+    assert len(names | {digest_table([path], {"low": 0})}) == 4
+
+
+def test_what_was_not_used_for_a_week_goes(cache: Path) -> None:
+    rows, _ = map_rows("old", give)
+    map_rows("new", give)
+    os.utime(cache / "old", (0, 0))
+    map_rows("new", give)
+    assert [path.name for path in cache.iterdir()] == ["new"]
+    assert rows.sum() == sum(range(20))  # whoever has it mapped keeps it
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match="a long table needs a folder to write to"):
+        map_rows("some", give)

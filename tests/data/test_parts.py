@@ -1,0 +1,238 @@
+"""A table in several files is the table in one file; parts that differ, and folders that are no table, are refused."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hush.data import reading, streaming
+from hush.data.infer import infer_schema
+from hush.data.parts import estimate_rows, find_parts, holds_table
+from hush.data.reading import pieces
+from hush.data.streaming import Words
+from hush.data.tables import map_texts, numbers, read_table
+from hush.data.watching import Watch
+from hush.errors import BadInput
+from hush.problems import from_files
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+HEADER = "x,word,note,y\n"
+
+
+def make_lines(rows: int = 700) -> list[str]:
+    """Numbers in many spellings, words with spaces, quotes and line ends in them, and a label."""
+    spellings = ("{}", "{}.5", "-{}e-3", " {} ", "+{}.", "1{}E+2")
+    words = ("red", " blue", '"a, b"', '"two\nlines"', '"say ""so"""', "", "grün")
+    return [
+        f"{spellings[i % 6].format(i)},{words[i % 7]},n{i % 150},{('no', 'yes')[i % 3 == 0]}\n" for i in range(rows)
+    ]
+
+
+def write_parts(folder: Path, cuts: tuple[int, ...], suffix: str = ".csv") -> Path:
+    """The lines in one file, and cut into parts in a folder of their own; the folder is given back."""
+    lines = make_lines()
+    (folder / "whole.csv").write_text(HEADER + "".join(lines), encoding="utf-8")
+    parts = folder / "parts"
+    parts.mkdir()
+    ends = [0, *cuts, len(lines)]
+    for place, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        text = (HEADER + "".join(lines[start:end])).encode()
+        (parts / f"part-{place:03}{suffix}").write_bytes(gzip.compress(text) if suffix.endswith(".gz") else text)
+    return parts
+
+
+def read(place: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    return read_table(place, infer_schema(place, "y", {}))
+
+
+def check_same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
+@pytest.mark.parametrize("cuts", [(), (1,), (350, 351), (100, 100, 699)])
+def test_parts_are_one_table(tmp_path: Path, cuts: tuple[int, ...], suffix: str) -> None:
+    parts = write_parts(tmp_path, cuts, suffix)
+    whole = read(tmp_path / "whole.csv")
+    assert whole[0].shape == (700, 3)
+    check_same(read(parts), whole)
+    check_same(read(parts / f"part-*{suffix}"), whole)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 699, 700, 10_000])
+def test_a_piece_may_end_after_any_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    parts = write_parts(tmp_path, (333,))
+    whole = read(tmp_path / "whole.csv")
+    monkeypatch.setattr(reading, "ROWS", rows)
+    check_same(read(parts), whole)
+
+
+@pytest.mark.parametrize("block", [40, 64, 101, 1000, 1 << 20])
+def test_pyarrow_and_python_read_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Whatever the size of a block; in one of 40 bytes some rows have no room, and Python takes over."""
+    path = write_parts(tmp_path, ()) / "part-000.csv"
+    by_python = read(path)
+    cells = [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row]
+    monkeypatch.setattr(reading, "LONG", 0)
+    monkeypatch.setattr(streaming, "BLOCK", block)
+    assert [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row] == cells
+    check_same(read(path), by_python)
+
+
+def test_long_text_is_read_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parts(tmp_path, ()) / "part-000.csv"
+    assert not any(isinstance(cells, Words) for piece in pieces(path) for cells in piece.values())
+    monkeypatch.setattr(reading, "LONG", 0)
+    assert all(isinstance(cells, Words) for piece in pieces(path) for cells in piece.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,y\n1,0\n\n1,2,3\n", "row 3 of '.*' has 3 cells where the header has 2"),
+        ("a,y\n1,0\n\udcff,1\n", "is not a text table in UTF-8"),
+        ("a,y\n", "holds no rows"),
+        ("a,a\n1,2\n", "have the same name"),
+    ],
+)
+def test_long_text_has_the_errors_of_short_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    (tmp_path / "rows.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    for long in (0, 1 << 20):
+        monkeypatch.setattr(reading, "LONG", long)
+        with pytest.raises(BadInput, match=sentence):
+            infer_schema(tmp_path / "rows.csv", "y", {})
+
+
+SPELLINGS = [
+    "1",
+    "-2.5",
+    "1e-7",
+    "+3.",
+    ".5",
+    " 4 ",
+    "",
+    "NA",
+    "nan",
+    "inf",
+    "1e400",
+    "0.1",
+    "9007199254740993",
+    "5e-324",
+]
+
+
+@pytest.mark.parametrize("cells", [SPELLINGS, SPELLINGS[:5], [*SPELLINGS[:5], ""], ["x", "1"], ["1_0"]])
+def test_numbers_of_a_long_column_are_pythons_bits(cells: list[str]) -> None:
+    by_python, by_arrow = numbers(cells), numbers(Words(pa.array(cells)))
+    assert (by_python is None) == (by_arrow is None) == (cells[0] == "x")
+    if by_python is not None and by_arrow is not None:
+        assert by_python.tobytes() == by_arrow.tobytes()
+
+
+def test_a_function_sees_every_different_word_once() -> None:
+    seen: list[str] = []
+
+    def measure(word: str) -> float:
+        seen.append(word)
+        return len(word)
+
+    assert map_texts(Words(pa.array(["ab", "c ", "ab", None, "c "])), measure).tolist() == [2, 1, 2, 0, 1]
+    assert seen == ["ab", "c", ""]
+
+
+def test_parquet_parts_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"x": np.arange(90.0), "g": [f"g{i % 4}" for i in range(90)], "y": [i % 2 for i in range(90)]}
+    table = pa.table(rows)
+    pq.write_table(table, tmp_path / "whole.parquet")
+    (tmp_path / "parts").mkdir()
+    for place, start in enumerate((0, 31, 62)):
+        pq.write_table(table.slice(start, 31), tmp_path / "parts" / f"{place}.parquet")
+    (tmp_path / "parts" / "_SUCCESS").touch()
+    whole = read(tmp_path / "whole.parquet")
+    check_same(read(tmp_path / "parts"), whole)
+    monkeypatch.setattr(reading, "ROWS", 8)
+    check_same(read(tmp_path / "parts" / "*.parquet"), whole)
+    assert estimate_rows(find_parts(tmp_path / "parts")) == 90
+
+
+def test_parts_need_the_same_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,z,y\n1,2,0\n3,4,1\n")
+    (tmp_path / "b.csv").write_text("y,x\n0,1\n")
+    with pytest.raises(BadInput, match=r"'.*b\.csv' lacks the column 'z' that '.*a\.csv' has"):
+        read(tmp_path)
+    (tmp_path / "b.csv").write_text("y,x,w,z\n0,1,5,6\n")
+    with pytest.raises(BadInput, match=r"'.*b\.csv' has the column 'w', and '.*a\.csv' has not"):
+        read(tmp_path)
+    (tmp_path / "b.csv").write_text("y,x,z\n1,5,6\n")  # in another order
+    assert read(tmp_path)[0].tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_typed_parts_need_the_same_types(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": ["one", "two"], "y": [0, 1]}), tmp_path / "b.parquet")
+    with pytest.raises(BadInput, match=r"column 'x' holds text in '.*b\.parquet' and numbers in '.*a\.parquet'"):
+        read(tmp_path)
+    pq.write_table(pa.table({"x": pa.array([3, 4]), "y": [0, 1]}), tmp_path / "b.parquet")
+    assert read(tmp_path)[0].flatten().tolist() == [1, 2, 3, 4]
+
+
+def test_an_error_names_the_part_and_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n")
+    (tmp_path / "b.csv").write_text("x,y\n1,0\n2,maybe\n")
+    schema = infer_schema(tmp_path / "a.csv", "y", {})
+    with pytest.raises(BadInput, match=r"row 2 of '.*b\.csv' has a label that is none of the 2 classes"):
+        read_table(tmp_path, schema)
+
+
+def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    tables, images = write_parts(tmp_path, (300,)), tmp_path / "images"
+    for name, value in (("dark", 20), ("light", 230)):
+        (images / name).mkdir(parents=True)
+        for i in range(5):
+            image.new("L", (8, 8), value + i).save(images / name / f"{i}.png")
+    (images / "labels.csv").write_text("file,class\n")  # beside class folders, as some come
+    assert holds_table(tables)
+    assert not holds_table(images)
+    assert from_files(tables, target="y").schema is not None
+    found = from_files(images)
+    assert (found.schema, found.class_names) == (None, ("dark", "light"))
+    (tables / "notes.md").touch()
+    with pytest.raises(BadInput, match=r"holds 'notes\.md', which is no table: give a pattern"):
+        from_files(tables, target="y")
+    assert from_files(tables / "*.csv", target="y").name == "parts"
+
+
+def test_a_pattern_that_fits_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"the pattern '.*none-\*\.csv' fits no file"):
+        from_files(tmp_path / "none-*.csv", target="y")
+
+
+def test_a_broken_gz_is_one_sentence(tmp_path: Path) -> None:
+    whole = gzip.compress(b"x,y\n" + b"1,0\n2,1\n" * 1000)
+    (tmp_path / "rows.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInput, match=r"is not a whole \.gz file"):
+        infer_schema(tmp_path / "rows.csv.gz", "y", {})
+
+
+def test_what_is_said_of_a_long_reading() -> None:
+    said: list[str] = []
+    clock = iter([0.0, 1.9, 2.0, 2.0, 11.9, 12.0, 12.0, 61.2])
+    watch = Watch("big.csv", 3000, said.append, now=lambda: next(clock))
+    watch.begin("looking at")
+    for _ in range(4):
+        watch.count(1000)
+    watch.finish(10_000_000, 20)
+    assert said == [
+        "looking at 'big.csv': 2 000 of about 3 000 rows …",
+        "looking at 'big.csv': 4 000 of about 4 000 rows …",
+        "read 10 000 000 rows of 20 columns in 61 s",
+    ]
