@@ -229,7 +229,8 @@ def _load(given: TaskOptions) -> Problem:
         for line in found.schema.lines():
             say(f"  {line}")
     if found.notes is not None:
-        for line in (*found.notes.private, *(f"warning: {text}" for text in found.notes.warnings)):
+        warnings = found.notes.warnings if given.unit is None else ()  # they are of ids that repeat
+        for line in (*found.notes.private, *(f"warning: {text}" for text in warnings)):
             say(line)
     return found
 

@@ -182,8 +182,7 @@ def _read_table(
     inferred = infer(place, target, given, public, regression=regression, unit=unit or "", count=watch.count)
     schema, looked = inferred.require(), inferred.inspection
     whose = None if unit is None else read_owners(place, unit)
-    if unit is not None:
-        schema = _leave_out(schema, unit)
+    schema = schema if unit is None else _leave_out(schema, unit)
     rows = load_rows(place, schema, watch)
     watch.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
