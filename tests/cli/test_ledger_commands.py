@@ -220,3 +220,16 @@ def test_a_budget_says_what_it_is_for(capsys, tmp_path) -> None:
     assert "budget: ε = 2 at δ = 1e-5, for one patient_id" in " ".join(out.split())
     found = json.loads(call(capsys, "ledger", "budget", path, "--json")[1])
     assert found["budget"] == {"epsilon": 2.0, "delta": 1e-5, "unit": "patient_id", "protects": "example"}
+
+
+def test_every_guarantee_in_json_says_its_unit_and_what_it_protects(capsys, tmp_path) -> None:
+    size = ("--examples", "600", "--batch-size", "60", "--epochs", "1")
+    found = json.loads(call(capsys, "account", *size, "--noise-multiplier", "2", "--json")[1])
+    assert (found["unit"], found["protects"], found["claims"][0]["protects"]) == ("example", "example", "example")
+    run, path = str(tmp_path / "run"), str(tmp_path / "spent.jsonl")
+    trained = json.loads(call(capsys, *TRAIN, "--out", run, "--ledger", path, "--json")[1])
+    assert (trained["ledger"]["unit"], trained["ledger"]["protects"]) == ("example", "example")
+    verified = json.loads(call(capsys, "verify", run, "--json")[1])
+    assert (verified["verified"], verified["unit"], verified["protects"]) == (True, "example", "example")
+    card = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
+    assert (card["ledger"]["unit"], card["ledger"]["protects"]) == ("example", "example")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hush.charging import cost_of
 from hush.errors import BadInput
 from hush.ledger.account import Account, BudgetSpent, Ledger
 from hush.ledger.entries import Budget
 from hush.ledger.scope import Scope, count_changes, grow
 from hush.ledger.total import Cost, add_up, use_filter
+from hush.methods import make_plan
 from hush.privacy.accounting import epsilon
 
 GAUSS = dp_event.GaussianDpEvent
@@ -387,3 +390,21 @@ class TestBudgets:
         ledger.add("d", 0.5, 1e-6, run="b", adjacency="replace", scope=Scope(PATIENT, "labels"))
         assert ledger.total("d").epsilon == math.inf  # the first total is never about a part unless a budget is
         assert [s.protects for s in ledger.scopes("d")] == ["example", "example", "features", "labels", *PARTS[1:]]
+
+
+class TestCharges:
+    """What a plan's run is charged for is about the plan's unit, and about what its claim protects."""
+
+    def test_the_plans_unit(self):
+        plan = make_plan("dp-sgd", examples=600, batch_size=60, epochs=1, noise_multiplier=2.0)
+        assert cost_of(plan)(3).scope == Scope()
+        assert cost_of(replace(plan, unit=PATIENT))(3).scope == Scope(PATIENT)
+        nothing = make_plan("sgd", examples=600, batch_size=60, epochs=1)
+        assert cost_of(replace(nothing, unit=PATIENT))(3).scope == Scope(PATIENT)
+
+    def test_what_the_claim_protects(self, monkeypatch):
+        plan = make_plan("dp-sgd", examples=600, batch_size=60, epochs=1, noise_multiplier=2.0)
+        [guarantee] = plan.claims()
+        half = replace(guarantee, protects="features")
+        monkeypatch.setattr("hush.charging.account_steps", lambda plan: (half,))
+        assert cost_of(plan)(3).scope == Scope(ROW, "features")

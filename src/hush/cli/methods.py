@@ -13,8 +13,7 @@ from hush.cli.console import show, show_block, show_json, show_table
 from hush.cli.shell import AsJson
 from hush.methods import Method, catalogue, find, make_plan, option_groups, options, purpose
 
-SIZE: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1}
-SMALL = {**SIZE, "accept_claimed": True}  # a plan that tells what kind of noise it has
+SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1, "accept_claimed": True}  # tells its noise
 NOISE = {"none": "no noise", "chosen": "the noise that fits the setting"}
 PROTECTED = {
     "nothing": "nothing",

@@ -35,6 +35,7 @@ from hush.ledger.entries import (
     check_spend,
     fold_name,
     kind_of,
+    no_less,
     scope_fields,
     spend_of,
     to_fields,
@@ -125,9 +126,8 @@ class Ledger:
         """What the first of its totals is about: what its budget is about; without one whole examples of the unit that
         all spends have, or whole rows where they have several."""
         budget, units = self.budget(dataset), {spend.cost.unit for spend in self.spends(dataset).values()}
-        if budget is not None:
-            return budget.scope
-        return Scope(units.pop()) if len(units) == 1 else WHOLE_ROW
+        common = Scope(units.pop()) if len(units) == 1 else WHOLE_ROW
+        return common if budget is None else budget.scope
 
     def scopes(self, dataset: str = DATASET) -> list[Scope]:
         """Every scope that has a total of its own, the dataset's `scope` first."""
@@ -199,7 +199,7 @@ class Ledger:
         check_name(dataset)
         with self.turn():
             before = self.budget(dataset)
-            scope = scope or (WHOLE_ROW if before is None else before.scope)
+            scope = scope or (before.scope if before else WHOLE_ROW)
             about = {"dataset": self.known_as(dataset), **scope_fields(scope)}
             self._append(kind=kind_of("budget", scope), epsilon=float(epsilon), delta=float(delta), **about)
 
@@ -286,7 +286,7 @@ class Ledger:
         before = self._spends.get(key)
         if before is None or before.steps <= spend.steps:
             if before is not None and before.limit > max(spend.limit, spend.steps):  # it could have gone farther then
-                spend = replace(spend, limit=before.limit, whole=_no_less(before, spend))
+                spend = replace(spend, limit=before.limit, whole=no_less(before, spend))
             self._spends[key] = spend
 
     def _note_close(self, entry: Entry) -> None:
@@ -295,13 +295,6 @@ class Ledger:
         if spend is None or entry.get("steps") != spend.steps:
             raise BadInput(f"line {entry['line']} of '{self.path}' closes a run that it does not have")
         self._spends[key] = replace(spend, blindly=entry.get("blindly") is True)
-
-
-def _no_less(before: Spend, spend: Spend) -> Cost | None:
-    """What a run could have cost by an earlier line; one that knew only what it had taken knows less than a later."""
-    if before.whole is None or before.whole.event is not before.cost.event:
-        return before.whole
-    return replace(spend.cost, status=before.whole.status)
 
 
 def _now() -> str:

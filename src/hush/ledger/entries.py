@@ -258,3 +258,10 @@ def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: 
     one_of(("proven", "claimed"), status=status)
     one_of(ADJACENCIES, adjacency=adjacency)
     check_name(run, "a spend")
+
+
+def no_less(before: Spend, spend: Spend) -> Cost | None:
+    """What a run could have cost by an earlier line; one that knew only what it had taken knows less than a later."""
+    if before.whole is None or before.whole.event is not before.cost.event:
+        return before.whole
+    return replace(spend.cost, status=before.whole.status)

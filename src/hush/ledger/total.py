@@ -124,8 +124,7 @@ def add_up(
     delta = _natural_delta(changing) if delta is None else delta
     if not costs or status == "none":
         return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, len(costs), scope=scope)
-    ways = [(_added(parts, delta), parts) for parts in _ways(changing)]
-    spent, parts = min(ways, key=lambda way: way[0])
+    spent, parts = min(((_added(p, delta), p) for p in _ways(changing)), key=lambda way: way[0])
     taken = (text for c in costs for text in list_taken(c.scope, scope, caps, c.adjacency, adjacency))
     assumed = tuple(dict.fromkeys((*taken, *_assumed(costs))))
     return Total(spent, delta, adjacency, status, _how(changing, parts), len(costs), assumed, scope)
