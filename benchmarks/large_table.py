@@ -37,7 +37,7 @@ WORDS = {"ward": 12, "region": 40, "device": 300}
 READ = "from hush.problems import from_files; p = from_files({path!r}, target='label', tell=print); print(p.summary)"
 PANDAS = "import pandas as pd; print(pd.read_{kind}({path!r}).shape)"
 RUN = "from hush.cli.main import run; run()"
-TRAIN = ("--target", "label", "--model", "logistic", "--batch-size", "4096", "--delta", "1e-8", "--json")
+TRAIN = ("--target", "label", "--model", "logistic", "--batch-size", "65536", "--delta", "1e-8", "--json")
 
 
 def make_chunk(rows: int, start: int, missing: float = MISSING) -> pa.Table:
@@ -88,6 +88,7 @@ def measure(command: list[str], cache: Path) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"{command} ended with {process.returncode}")
     taken = {"seconds": round(time.perf_counter() - began, 1), "peak_gb": round(_in_gb(used), 2)}
+    print(" ".join(command[1:])[:100], taken, file=sys.stderr)
     return taken | {"said": said.strip().splitlines()[-1:]}
 
 
