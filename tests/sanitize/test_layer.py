@@ -28,7 +28,8 @@ def _zeros(x: Tensor) -> Tensor:
 def test_every_element_is_clipped_by_itself(floor: float | None, expected: list[float]) -> None:
     layer = Sanitize(1.0, 1.0, floor=floor, draw=_zeros)
     x = torch.tensor([[-2.8, -0.5, 0.0, 0.9, 1.5, math.inf, -math.inf, math.nan]])
-    assert layer(x).tolist() == [pytest.approx(expected)]
+    assert layer.bound(x).tolist() == [pytest.approx(expected)]
+    assert layer(x).tolist() == [pytest.approx(expected, abs=5e-3)]  # rounded to the grid of the noise
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_dropout_acts_after_the_noise_or_before_it() -> None:
     x = torch.ones(200, 50)
     after, before = (Sanitize(5.0, 1.0, dropout=0.5, place=place)(x) for place in PLACES)
     assert 0.4 < float((after == 0).double().mean()) < 0.6
-    assert int((before == 0).sum()) == 0
+    assert float((before == 0).double().mean()) < 0.01  # a point of the grid, now and then
 
 
 def test_the_width_is_that_of_the_first_forward_and_stays() -> None:
