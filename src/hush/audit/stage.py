@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hush.data.embedded import load_digits
+from hush.data.splits import as_arrays
 from hush.errors import BadInput
 from hush.named import Losses, Named
 from hush.plan import Plan
@@ -92,7 +93,7 @@ class Halves(nn.Module):
 
 def make_digits_stage() -> Stage:
     """Real digits, a linear model of two layers side by side, and a canary in two blank pixels."""
-    images, labels = load_digits().train
+    images, labels = as_arrays(load_digits().train)
     images = images.reshape(len(images), -1) / 16
     blank = torch.zeros(1, 64)
     blank[0, list(BLANK)] = 1.0
