@@ -20,6 +20,7 @@ from hush.checkpoint import Checkpoints, Unreadable
 from hush.checkpoint.file import read_checkpoint, to_bytes
 from hush.errors import BadInput, HushError, Refused
 from hush.ledger.account import Ledger
+from hush.ledger.scope import Scope
 from hush.loop import train
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
@@ -495,8 +496,10 @@ class TestLedger:
         charge(run, Ledger(tmp_path / "l.jsonl"), "d")
         for _ in train(run):
             pass
-        found = Ledger(tmp_path / "l.jsonl").total("d")
         stated = p.guarantee()
+        book = Ledger(tmp_path / "l.jsonl")
+        found = book.total("d", scope=Scope("example", stated.protects))
+        assert (book.total("d").status == "none") == (stated.protects != "example")  # half of an example is no example
         assert found.status == stated.status
         assert found.adjacency == stated.adjacency
         assert found.epsilon == pytest.approx(stated.epsilon, rel=1e-6)

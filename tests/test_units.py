@@ -342,7 +342,18 @@ def test_every_sampler_and_rule_takes_units(method: str, sampling: str) -> None:
     assert torch.isfinite(trained(start(plan, table))).all()
 
 
-@pytest.mark.parametrize("method", list(catalogue()))
+ROW_BY_ROW = ("sanitize", "sanitize-once", "sanitize-frozen", "sanitize-hybrid", "label-rr")
+
+
+@pytest.mark.parametrize("method", ROW_BY_ROW)
+def test_what_releases_rows_one_by_one_has_no_proof_for_units(method: str) -> None:
+    with pytest.raises(Refused, match="not for all rows of one patient_id"):
+        make_plan(
+            method, examples=24, batch_size=8, epochs=2, noise_multiplier=1.0, accept_claimed=True, unit="patient_id"
+        )
+
+
+@pytest.mark.parametrize("method", [name for name in catalogue() if name not in ROW_BY_ROW])
 def test_every_method_takes_units(method: str) -> None:
     epochs = 1 if method.startswith("dp-matrix-se") else 2
     given = {"examples": UNITS, "batch_size": 8, "epochs": epochs, "accept_claimed": True, "unit": "patient_id"}

@@ -205,7 +205,7 @@ def test_numbers_are_predicted(tmp_path: Path, capsys) -> None:
     assert (model["task"], model["target_range"]) == ("regression", [10.0, 40.0])
     again = answer(capsys, "train", "--out", tmp_path / "run", "--resume")
     assert again["test_mae"] == found["test_mae"]
-    assert call(capsys, "train", *how)[2].count("predict numbers with --task regression") == 1
+    assert call(capsys, "train", *how)[2].count("predict it with --task regression") == 1
 
 
 def test_class_weights_shift_the_model_and_not_the_noise(rare: Path, capsys) -> None:

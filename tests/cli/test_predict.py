@@ -14,7 +14,7 @@ from torch import nn
 
 import hush
 from hush.cli import main
-from hush.data import tables
+from hush.data import reading
 from hush.problems import from_files
 
 SCHEMA = """
@@ -110,8 +110,8 @@ def test_labels_are_not_looked_at(here: Path, capsys) -> None:
 
 def test_rows_in_pieces_give_the_same_file(here: Path, capsys, monkeypatch) -> None:
     assert call(capsys, "predict", "table", "my.csv", "--out", "whole.csv")[0] == 0
-    monkeypatch.setattr(tables, "ROWS", 7)
-    lengths = [len(next(iter(piece.values()))) for piece in tables.pieces(Path("my.csv"))]
+    monkeypatch.setattr(reading, "ROWS", 7)
+    lengths = [len(next(iter(piece.values()))) for piece in reading.pieces(Path("my.csv"))]
     assert max(lengths) == 7
     assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.csv")[0] == 0
     assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.parquet")[0] == 0
@@ -261,7 +261,7 @@ def _make_untrusted(directory: Path) -> None:
 
 
 def test_a_bad_row_far_down_leaves_no_file(here: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "ROWS", 5)
+    monkeypatch.setattr(reading, "ROWS", 5)
     bad_table("late.csv", "age,height,kind\n" + "1,1,a\n" * 22 + "1,,a\n")
     code, _, err = call(capsys, "predict", "table", "late.csv", "--out", "p.csv")
     assert code == 2

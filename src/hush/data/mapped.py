@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.errors import BadInput
-from hush.files import PRIVATE, clear_beside, explain, find_cache, lock_file, move_atomic, sync_directory
+from hush.files import PRIVATE, clear_beside, explain, find_cache, lock_file, move_atomic, sync_directory, sync_file
 
 FOLDER = "tables"
 FILES = ("rows.npy", "labels.npy")
@@ -185,7 +185,7 @@ class _Growing:
         self._write_header()
         self._file.seek(start)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync_file(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -179,6 +179,8 @@ def _read_table(
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
     watch = Watch(place.name, estimate_rows(find_parts(place)), tell)
     watch.begin("looking at")
+    if unit is not None and unit == target:
+        raise BadInput(f"'{unit}' is to be predicted: it cannot be the unit whose rows are one example too")
     inferred = infer(place, target, given, public, regression=regression, unit=unit or "", count=watch.count)
     schema, looked = inferred.require(), inferred.inspection
     whose = None if unit is None else read_owners(place, unit)
@@ -192,8 +194,6 @@ def _read_table(
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
     """The schema with the column that says whose the rows are, which is no feature."""
-    if unit == schema.target:
-        raise BadInput(f"'{unit}' is to be predicted: it cannot be the unit whose rows are one example too")
     left = tuple(Column(unit, "ignore") if column.name == unit else column for column in schema.columns)
     return replace(schema, columns=left)
 
