@@ -45,7 +45,7 @@ def part_for(rows: Tensor, near: str = "zero-out") -> Before:
     return plan_ranges(rows, [0, 1], calibrate_ranges(1.0, 1e-6, columns=2, adjacency=near), population=ROWS)
 
 
-def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | None = 3, **given: object) -> Run:
+def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | Secret | None = 3, **given: object) -> Run:
     torch.manual_seed(0)
     plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,), **given)
     return plan.start(nn.Linear(2, 2), losses, rows, secret=secret)
@@ -55,6 +55,7 @@ def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | None = 3, **g
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a process of its own, as far as noise that was drawn is concerned."""
     monkeypatch.setattr("hush.before._met", {})
+    monkeypatch.setattr("hush.before._made", {})
 
 
 def spent(path: Path) -> list[object]:
@@ -221,6 +222,34 @@ def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Refused, match="was drawn for other data"):
         make_releases(again, [part_for(one)], tmp_path)
     assert make_releases(start(rows, part_for(rows[0])), [part_for(rows[0])], tmp_path)
+
+
+def test_the_same_noise_never_comes_at_two_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """v + s·z and v + t·z give v away. A seed is bound to the plan, but a secret may be given as it is."""
+    rows = data()
+    more = plan_ranges(rows[0], [0, 1], calibrate_ranges(2.0, 1e-6, columns=2, adjacency="zero-out"), population=ROWS)
+    secret = Secret.from_seed(5, "one")
+    make_releases(start(rows, part_for(rows[0]), secret), [part_for(rows[0])], tmp_path)
+    for folder in (None, tmp_path):
+        with pytest.raises(Refused, match="or at another scale"):
+            make_releases(start(rows, more, secret), [more], folder)
+        monkeypatch.setattr("hush.before._met", {})
+
+
+def test_one_entry_of_the_plan_pays_for_one_release() -> None:
+    rows = data()
+    first = part_for(rows[0])
+    second = replace(first, key="again")
+    run = start(rows, first)
+    with pytest.raises(Refused, match="another one like the noisy ranges"):
+        make_releases(run, [first, second])
+    with pytest.raises(Refused, match="another one like the noisy ranges"):
+        make_releases(run, [second])  # nor later, in a call of its own
+    make_releases(run, [first])
+    torch.manual_seed(0)
+    both = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(first.beside, second.beside))
+    paid = both.start(nn.Linear(2, 2), losses, rows, secret=3)
+    assert make_releases(paid, [first, second]).keys() == {"ranges", "again"}
 
 
 def test_units_are_content_too(tmp_path: Path) -> None:

@@ -170,7 +170,8 @@ def test_a_column_that_looks_like_an_id_is_named_and_its_values_are_not(table: P
     ("more", "said"),
     [
         (["--unit", "patient"], "did you mean 'patient_id'"),
-        (["--unit", "sick"], "is to be predicted"),
+        (["--unit", "sick"], "is to be predicted, and cannot be both that and the unit"),
+        (["--unit", "example"], "is the word for a single row"),
         (["--rows-per-unit", "3"], "say with --unit which column it is"),
         (["--unit", "patient_id", "--rows-per-unit", "0"], "rows_per_unit must be a whole number"),
     ],
