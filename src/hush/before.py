@@ -11,9 +11,9 @@ A `Before` is a `Beside` (its name, its event, its adjacency) together with what
 covers the run's first step, and with it every release beside the plan, before any noise is drawn; so after a crash at
 any instant the ledger holds at least what was released. Noise derives from the run's first secret and the part's key.
 Before it is drawn, a digest (keyed with the secret) of all that the release is computed from, the noise's scale
-included, is written into the folder, and the values after it. A run that goes on reads the values; where a crash came between the two, the same
-secret on the same content makes the same bits, which is the same release. On other content it is refused: the same
-noise on two sums would show their difference.
+included, is written into the folder, and the values after it. A run that goes on reads the values; where a crash came
+between the two, the same secret on the same content makes the same bits, which is the same release. On other content
+it is refused: the same noise on two sums would show their difference.
 
 Values are tensors by name, as safetensors keeps them: every bit.
 """

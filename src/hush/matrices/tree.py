@@ -104,8 +104,8 @@ class Tree(Structure):
 
     @property
     def draws(self) -> int:
-        """A row for every node."""
-        return self._last_row() + 1
+        """Plain: of every step's nodes the largest. Honaker: all nodes."""
+        return self.steps if self.estimate == "plain" else self._last_row() + 1
 
     def step(self, step: int) -> TreeStep:
         """How the noise of this step comes from fresh rows of Z and from the stack."""
