@@ -203,6 +203,8 @@ def test_a_plan_and_its_data_agree_about_the_unit() -> None:
         start(make(examples=240), table)
     with pytest.raises(BadInput, match="rows_per_unit must be a whole number"):
         start(make(), table, rows_per_unit=0)
+    with pytest.raises(BadInput, match="rows_per_unit must be at most 4096"):
+        start(make(), table, rows_per_unit=10**11)
     for name in ("", " ", "a\nb", "x" * 101):
         with pytest.raises(BadInput, match="unit must be a name"):
             make(unit=name)

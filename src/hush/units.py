@@ -45,6 +45,7 @@ from hush.source import Source, to_each
 
 ROWS_PER_UNIT = 8
 """How many rows of a unit are averaged at most, by default."""
+MOST_ROWS = 4096  # that can be asked for: every unit of a batch takes the room of as many
 
 
 class UnitRows(NamedTuple):
@@ -68,6 +69,8 @@ class Units:
         """From one hashable for each row."""
         most = ROWS_PER_UNIT if most is None else most
         validate.whole(rows_per_unit=most)
+        if most > MOST_ROWS:
+            raise BadInput(f"rows_per_unit must be at most {MOST_ROWS}, for every unit takes the room of as many rows")
         numbers = number_units(ids)
         if len(numbers) != len(rows):
             raise BadInput("the units are not as many as the rows of the data: give one for each row, in their order")
