@@ -51,6 +51,14 @@ def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | Secret | None
     return plan.start(nn.Linear(2, 2), losses, rows, secret=secret)
 
 
+def start_on_pairs(part: Before) -> Run:
+    """A run in which two rows are one example."""
+    torch.manual_seed(0)
+    setting = SETTING | {"examples": ROWS // 2, "unit": "pair", "epsilon": 3.0}
+    plan = make_plan("dp-sgd", **setting, beside=(part.beside,))
+    return plan.start(nn.Linear(2, 2), losses, data(), secret=3, unit=np.arange(ROWS) // 2)
+
+
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a process of its own, as far as noise that was drawn is concerned."""
@@ -252,10 +260,22 @@ def test_one_entry_of_the_plan_pays_for_one_release() -> None:
     assert make_releases(paid, [first, second]).keys() == {"ranges", "again"}
 
 
+def test_a_release_that_counts_rows_does_not_protect_units() -> None:
+    """One pair moves counts of rows twice as far as the event says; and one row changes what its pair counts as."""
+    rows, noise = data()[0], calibrate_ranges(1.0, 1e-6, columns=2, adjacency="zero-out")
+    by_row = plan_ranges(rows, [0, 1], noise, population=ROWS)
+    with pytest.raises(Refused, match="protects one pair, and the noisy ranges of the columns would count rows"):
+        make_releases(start_on_pairs(by_row), [by_row])
+    by_pair = plan_ranges(rows, [0, 1], noise, population=ROWS // 2, units=np.arange(ROWS) // 2)
+    with pytest.raises(Refused, match="protects one example, and the noisy ranges of the columns would count units"):
+        make_releases(start(data(), by_pair), [by_pair])
+    assert make_releases(start_on_pairs(by_pair), [by_pair])
+
+
 def test_units_are_content_too(tmp_path: Path) -> None:
     rows, noise = data()[0], calibrate_ranges(1.0, 1e-6, columns=2, adjacency="zero-out")
     by_two = plan_ranges(rows, [0, 1], noise, population=200, units=np.arange(ROWS) // 2)
-    run = start(data(), by_two)
+    run = start_on_pairs(by_two)
     make_releases(run, [by_two], tmp_path)
     uneven = plan_ranges(rows, [0, 1], noise, population=200, units=np.minimum(np.arange(ROWS), 199))
     with pytest.raises(Refused, match="was drawn for other data"):

@@ -49,12 +49,13 @@ class Before:
 
     ``key`` names its noise and its file; a word that no other part of the plan has. ``release(secret)`` draws noise
     from this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks
-    at."""
+    at. ``by_unit`` says whether each unit counts as one, however many rows it has; else each row does."""
 
     key: str
     beside: Beside
     release: Callable[[Secret], Values] = field(repr=False)
     content: Callable[[], Iterable[bytes]] = field(repr=False)
+    by_unit: bool = False
 
 
 class HasBeside(Protocol):
@@ -63,6 +64,11 @@ class HasBeside(Protocol):
     @property
     def beside(self) -> tuple[Beside, ...]:
         """The releases that its event holds."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """Whose rows are one example; "example" where each row is."""
         ...
 
 
@@ -137,6 +143,11 @@ def _check_held(run: Covered, part: Before) -> None:
         raise Refused(
             f"the plan's event does not hold {other}{part.beside.name}: make the plan with beside=(part.beside,), once "
             "for each part"
+        )
+    if part.by_unit != (run.plan.unit != "example"):
+        raise Refused(
+            f"the plan protects one {run.plan.unit}, and {part.beside.name} would count "
+            f"{'units' if part.by_unit else 'rows'}: give the units of the rows exactly where the plan has a unit"
         )
     made.add(part.key)
 
