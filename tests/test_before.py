@@ -45,16 +45,25 @@ def part_for(rows: Tensor, near: str = "zero-out") -> Before:
     return plan_ranges(rows, [0, 1], calibrate_ranges(1.0, 1e-6, columns=2, adjacency=near), population=ROWS)
 
 
-def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | None = 3, **given: object) -> Run:
+def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | Secret | None = 3, **given: object) -> Run:
     torch.manual_seed(0)
     plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,), **given)
     return plan.start(nn.Linear(2, 2), losses, rows, secret=secret)
+
+
+def start_on_pairs(part: Before) -> Run:
+    """A run in which two rows are one example."""
+    torch.manual_seed(0)
+    setting = SETTING | {"examples": ROWS // 2, "unit": "pair", "epsilon": 3.0}
+    plan = make_plan("dp-sgd", **setting, beside=(part.beside,))
+    return plan.start(nn.Linear(2, 2), losses, data(), secret=3, unit=np.arange(ROWS) // 2)
 
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a process of its own, as far as noise that was drawn is concerned."""
     monkeypatch.setattr("hush.before._met", {})
+    monkeypatch.setattr("hush.before._made", {})
 
 
 def spent(path: Path) -> list[object]:
@@ -223,10 +232,50 @@ def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pyte
     assert make_releases(start(rows, part_for(rows[0])), [part_for(rows[0])], tmp_path)
 
 
+def test_the_same_noise_never_comes_at_two_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """v + s·z and v + t·z give v away. A seed is bound to the plan, but a secret may be given as it is."""
+    rows = data()
+    more = plan_ranges(rows[0], [0, 1], calibrate_ranges(2.0, 1e-6, columns=2, adjacency="zero-out"), population=ROWS)
+    secret = Secret.from_seed(5, "one")
+    make_releases(start(rows, part_for(rows[0]), secret), [part_for(rows[0])], tmp_path)
+    for folder in (None, tmp_path):
+        with pytest.raises(Refused, match="or at another scale"):
+            make_releases(start(rows, more, secret), [more], folder)
+        monkeypatch.setattr("hush.before._met", {})
+
+
+def test_one_entry_of_the_plan_pays_for_one_release() -> None:
+    rows = data()
+    first = part_for(rows[0])
+    second = replace(first, key="again")
+    run = start(rows, first)
+    with pytest.raises(Refused, match="another one like the noisy ranges"):
+        make_releases(run, [first, second])
+    with pytest.raises(Refused, match="another one like the noisy ranges"):
+        make_releases(run, [second])  # nor later, in a call of its own
+    make_releases(run, [first])
+    torch.manual_seed(0)
+    both = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(first.beside, second.beside))
+    paid = both.start(nn.Linear(2, 2), losses, rows, secret=3)
+    assert make_releases(paid, [first, second]).keys() == {"ranges", "again"}
+
+
+def test_a_release_that_counts_rows_does_not_protect_units() -> None:
+    """One pair moves counts of rows twice as far as the event says; and one row changes what its pair counts as."""
+    rows, noise = data()[0], calibrate_ranges(1.0, 1e-6, columns=2, adjacency="zero-out")
+    by_row = plan_ranges(rows, [0, 1], noise, population=ROWS)
+    with pytest.raises(Refused, match="protects one pair, and the noisy ranges of the columns would count rows"):
+        make_releases(start_on_pairs(by_row), [by_row])
+    by_pair = plan_ranges(rows, [0, 1], noise, population=ROWS // 2, units=np.arange(ROWS) // 2)
+    with pytest.raises(Refused, match="protects one example, and the noisy ranges of the columns would count units"):
+        make_releases(start(data(), by_pair), [by_pair])
+    assert make_releases(start_on_pairs(by_pair), [by_pair])
+
+
 def test_units_are_content_too(tmp_path: Path) -> None:
     rows, noise = data()[0], calibrate_ranges(1.0, 1e-6, columns=2, adjacency="zero-out")
     by_two = plan_ranges(rows, [0, 1], noise, population=200, units=np.arange(ROWS) // 2)
-    run = start(data(), by_two)
+    run = start_on_pairs(by_two)
     make_releases(run, [by_two], tmp_path)
     uneven = plan_ranges(rows, [0, 1], noise, population=200, units=np.minimum(np.arange(ROWS), 199))
     with pytest.raises(Refused, match="was drawn for other data"):

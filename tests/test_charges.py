@@ -15,13 +15,16 @@ from torch.nn import functional
 from hush.attempts import Attempt, History
 from hush.charging import charge, cost_of
 from hush.checkpoint import Checkpoints
+from hush.claims import find_accounted_delta
 from hush.errors import BadInput, Refused
 from hush.ledger.account import Ledger
 from hush.loop import train
+from hush.matrices.tree import Tree
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
 from hush.privacy.scale import SHARE, tail_delta
+from hush.queries import ErrorFeedback
 from hush.run import Run
 
 N, STEPS, BATCH = 40, 8, 10
@@ -256,3 +259,48 @@ def test_a_run_with_steps_taken_again_counts_its_tails_whole() -> None:
     run.history = History((Attempt(0, 4), Attempt(3, 6)), 1)
     event, left = run.guarantee.event, p.delta - 2 * adds_up
     assert run.guarantee.epsilon >= epsilon(event, left, adjacency=p.neighbours) * (1 - 1e-9)
+
+
+def test_every_attempt_of_a_run_that_is_one_gaussian_has_tails_of_its_own() -> None:
+    """Σ‖vₜ‖² ≤ μ² is true of one attempt: three of them reach beyond the noise's end three times, however short."""
+    run = start(plan("dp-ftrl", noise_multiplier=0.9))
+    p = run.plan
+    assert p.tail_terms(run.coordinates)[-1]  # shared by all steps
+    assert p.tails > 0
+    history = History((Attempt(0, 2), Attempt(1, 3), Attempt(2, 2)), 2)
+    found = find_accounted_delta(p, history, run.coordinates)
+    assert p.delta - found >= 3 * tail_delta(*p.tail_terms(run.coordinates)[:3], shared=True) * (1 - 1e-9)
+    run.history = history
+    exact = epsilon(run.guarantee.event, found, adjacency=p.neighbours)
+    assert run.guarantee.epsilon == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [Tree(8), Tree(13), Tree(12, restart=4, complete="all"), Tree(7, estimate="honaker"), Tree(9, 4, "all", "honaker")],
+)
+def test_every_node_of_a_tree_has_tails(tree: Tree) -> None:
+    """A step whose noise is that of several nodes draws all of them."""
+    drawn = {row for step in range(tree.steps) for row, _ in tree.step(step).rows}
+    assert (len(drawn) > tree.steps) == (tree.estimate == "honaker")
+    assert tree.draws >= len(drawn)
+    for honaker in (False, True):
+        p = plan("dp-ftrl", honaker=honaker)
+        assert p.tail_terms(1)[1] == p.noise.structure.draws >= (1.5 if honaker else 1) * STEPS
+
+
+def test_what_error_feedback_remembers_moves_steps_without_the_example() -> None:
+    """Two errors that one example made differ by all that is fed back, and its own gradient comes on top."""
+    query = ErrorFeedback(2.0, 3.0)
+    far = {"w": torch.tensor([1e6, 0.0])}
+    gradient, nothing = {"w": torch.tensor([2.0, 0.0])}, {"w": torch.zeros(2)}
+
+    def released(own: dict, error: dict) -> torch.Tensor:
+        return query.finish({"gradient": own, "raw": own}, {}, {"error": error})[0]["gradient"]["w"]
+
+    moved = released(gradient, far) - released(nothing, {"w": -far["w"]})
+    assert float(moved.norm()) == pytest.approx(query.reach * query.clip, rel=1e-6)
+    p = plan("dp-dice", noise_multiplier=20.0, clip=2.0, clip_feedback=3.0)
+    _, _, mu, rate, shared = p.tail_terms(1)
+    assert mu == pytest.approx(query.reach / p.sigma, rel=1e-12)
+    assert (rate, shared) == (1.0, False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hush import make_plan
+from hush.artefact.folder import CARD
 from hush.checkpoint import Checkpoints
 from hush.errors import BadInput, Refused
 from hush.gradients import Augmented
@@ -98,6 +101,8 @@ def test_units_are_numbered_as_they_appear_whatever_names_them() -> None:
     [
         (["a", None], "some rows have no unit"),
         ([1.0, float("nan")], "some rows have no unit"),
+        (list(np.array([1.0, np.nan], np.float32)), "some rows have no unit"),
+        ([Decimal(1), Decimal("nan")], "some rows have no unit"),
         ([["a"], ["b"]], "hashable"),
         (np.zeros((2, 2)), "one dimension"),
         ("ab", "one value for each row"),
@@ -198,10 +203,28 @@ def test_a_plan_and_its_data_agree_about_the_unit() -> None:
         start(make(examples=240), table)
     with pytest.raises(BadInput, match="rows_per_unit must be a whole number"):
         start(make(), table, rows_per_unit=0)
+    with pytest.raises(BadInput, match="rows_per_unit must be at most 4096"):
+        start(make(), table, rows_per_unit=10**11)
     for name in ("", " ", "a\nb", "x" * 101):
         with pytest.raises(BadInput, match="unit must be a name"):
             make(unit=name)
     assert start(make(), table, rows_per_unit=None).source.most == ROWS_PER_UNIT
+
+
+def test_how_many_rows_are_averaged_is_said_and_tells_one_seeded_run_from_another(tmp_path) -> None:
+    """The same noise on means over 2 and over 3 rows would show how they differ."""
+    table = make_table()
+    two, three = (start(make(), table, rows_per_unit=most) for most in (2, 3))
+    assert two.secret != three.secret
+    assert start(make(), table, rows_per_unit=2).secret == two.secret
+    assert two.plan.identity(dict(two.model.named_parameters()))["rows_per_unit"] == 2
+    card = json.loads((two.release(tmp_path / "release") / CARD).read_text())
+    assert card["rows_per_unit"] == card["plan"]["rows_per_unit"] == 2
+    assert "at most 2 are looked at in one step" in (tmp_path / "release" / "PRIVACY.md").read_text()
+    by_row = make(unit="example", examples=len(table.x)).start(make_model(), losses, table.content)
+    card = json.loads((by_row.release(tmp_path / "rows") / CARD).read_text())
+    assert "rows_per_unit" not in card
+    assert card["plan"]["rows_per_unit"] is None
 
 
 def test_a_run_counts_units() -> None:
@@ -280,9 +303,9 @@ def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, s
             break
     kept.close()
     moved_row = replace(table, ids=[*table.ids[:-1], table.ids[0]])
-    for other in (begin(moved_row), begin(table, 2)):
+    for other, said in ((begin(moved_row), "other data"), (begin(table, 2), "rows_per_unit was 3 and is 2")):
         kept = Checkpoints(tmp_path)
-        with pytest.raises(Refused, match="other data"):
+        with pytest.raises(Refused, match=said):
             kept.restore(other, kept.newest().saved)
         kept.close()
     again, kept = begin(table), Checkpoints(tmp_path)

@@ -10,10 +10,10 @@ A `Before` is a `Beside` (its name, its event, its adjacency) together with what
 `make_releases` is the one place where this happens, in this order: **charge, write down, release, keep**. The ledger
 covers the run's first step, and with it every release beside the plan, before any noise is drawn; so after a crash at
 any instant the ledger holds at least what was released. Noise derives from the run's first secret and the part's key.
-Before it is drawn, a digest (keyed with the secret) of all that the release is computed from is written into the
-folder, and the values after it. A run that goes on reads the values; where a crash came between the two, the same
-secret on the same content makes the same bits, which is the same release. On other content it is refused: the same
-noise on two sums would show their difference.
+Before it is drawn, a digest (keyed with the secret) of all that the release is computed from, the noise's scale
+included, is written into the folder, and the values after it. A run that goes on reads the values; where a crash came
+between the two, the same secret on the same content makes the same bits, which is the same release. On other content
+it is refused: the same noise on two sums would show their difference.
 
 Values are tensors by name, as safetensors keeps them: every bit.
 """
@@ -21,8 +21,10 @@ Values are tensors by name, as safetensors keeps them: every bit.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +35,7 @@ from torch import Tensor
 from hush.beside import Beside
 from hush.errors import BadInput, Refused
 from hush.files import PRIVATE, write_atomic
+from hush.privacy import event_json
 from hush.randomness import Secret
 
 Values = Mapping[str, Tensor]
@@ -46,12 +49,13 @@ class Before:
 
     ``key`` names its noise and its file; a word that no other part of the plan has. ``release(secret)`` draws noise
     from this secret alone and returns what is public. ``content()`` are the bytes of everything private that it looks
-    at."""
+    at. ``by_unit`` says whether each unit counts as one, however many rows it has; else each row does."""
 
     key: str
     beside: Beside
     release: Callable[[Secret], Values] = field(repr=False)
     content: Callable[[], Iterable[bytes]] = field(repr=False)
+    by_unit: bool = False
 
 
 class HasBeside(Protocol):
@@ -60,6 +64,11 @@ class HasBeside(Protocol):
     @property
     def beside(self) -> tuple[Beside, ...]:
         """The releases that its event holds."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """Whose rows are one example; "example" where each row is."""
         ...
 
 
@@ -84,6 +93,7 @@ class Covered(Protocol):
 
 
 _met: dict[str, str] = {}  # which content the noise of a secret has met in this process
+_made: dict[tuple[str, str], set[str]] = {}  # which parts of a run stood for one and the same entry of its plan
 
 
 def make_releases(run: Covered, parts: Sequence[Before], folder: Path | None = None) -> dict[str, Values]:
@@ -91,10 +101,7 @@ def make_releases(run: Covered, parts: Sequence[Before], folder: Path | None = N
     if len({part.key for part in parts}) < len(parts):
         raise BadInput("two releases before training have the same key and would share their noise: rename one")
     for part in parts:
-        if part.beside not in run.plan.beside:
-            raise Refused(
-                f"the plan's event does not hold {part.beside.name}: make the plan with beside=(part.beside,)"
-            )
+        _check_held(run, part)
     return {
         part.key: _make(run, part, None if folder is None else folder / NAMED.format(key=part.key)) for part in parts
     }
@@ -107,7 +114,7 @@ def find_releases(folder: Path) -> list[Path]:
 
 def _make(run: Covered, part: Before, path: Path | None) -> Values:
     secret = run.secret.first.child(f"before {part.key}")
-    content = _digest(secret, part.content())
+    content = _digest(secret, part)
     kept = None if path is None else _read(path)
     known = kept if kept is not None and kept.noise == secret.name else None
     _check_same(_met.setdefault(secret.name, content) if known is None else known.content, content, part)
@@ -128,17 +135,36 @@ def _make(run: Covered, part: Before, path: Path | None) -> Values:
     return values
 
 
+def _check_held(run: Covered, part: Before) -> None:
+    """The plan's event holds as many releases like this one as there are parts that it stands for."""
+    made = _made.setdefault((run.secret.first.name, repr(part.beside)), set())
+    if len(made | {part.key}) > run.plan.beside.count(part.beside):
+        other = "another one like " if made else ""
+        raise Refused(
+            f"the plan's event does not hold {other}{part.beside.name}: make the plan with beside=(part.beside,), once "
+            "for each part"
+        )
+    if part.by_unit != (run.plan.unit != "example"):
+        raise Refused(
+            f"the plan protects one {run.plan.unit}, and {part.beside.name} would count "
+            f"{'units' if part.by_unit else 'rows'}: give the units of the rows exactly where the plan has a unit"
+        )
+    made.add(part.key)
+
+
 def _check_same(before: str, now: str, part: Before) -> None:
     if before != now:
         raise Refused(
-            f"the noise of {part.beside.name} was drawn for other data, and on these it would show the difference: "
-            "give the data that it was drawn for, or start a new run with another secret"
+            f"the noise of {part.beside.name} was drawn for other data or at another scale, and here it would show the "
+            "difference: give the data and the share of ε that it was drawn for, or start a new run with another secret"
         )
 
 
-def _digest(secret: Secret, content: Iterable[bytes]) -> str:
+def _digest(secret: Secret, part: Before) -> str:
+    """Of what is released, and of how much noise it gets: the same draws at two scales would give it away."""
     found = hashlib.blake2b(key=secret.derive("before content", 0, size=32), digest_size=32)
-    for piece in content:
+    noise = json.dumps([event_json.to_json(part.beside.event), part.beside.adjacency, part.beside.lost])
+    for piece in chain((noise.encode(),), part.content()):
         found.update(len(piece).to_bytes(8, "little"))
         found.update(piece)
     return found.hexdigest()

@@ -49,6 +49,8 @@ def make_card(
         "plan": describe(mechanism),
         "versions": read_versions("hush", "torch", "dp-accounting"),
     }
+    if mechanism.rows_per_unit is not None:
+        stated["rows_per_unit"] = mechanism.rows_per_unit
     return {**stated, **_check_figures(figures or {}, stated.keys())}
 
 

@@ -127,7 +127,7 @@ def account_steps(mechanism: Mechanism, steps: int | None = None) -> tuple[Guara
     """Every ε of the first ``steps`` steps, each with its status; the proven one first."""
     if not mechanism.private:
         return (_promise_nothing(mechanism),)
-    return tuple(_account(mechanism, claim) for claim in claim_steps(mechanism, steps))
+    return tuple(_account(mechanism, claim, mechanism.delta_left()) for claim in claim_steps(mechanism, steps))
 
 
 def account_attempts(mechanism: Mechanism, history: History, coordinates: int = 1) -> tuple[Guarantee, ...]:
@@ -136,10 +136,8 @@ def account_attempts(mechanism: Mechanism, history: History, coordinates: int = 
     if not mechanism.private or not history.again:
         return account_steps(mechanism)
     attempts = history.reached(mechanism.steps).attempts
-    said = mechanism.assuming(BLINDLY)
-    steps = sum(attempt.taken for attempt in attempts)
-    lost = len(attempts) * mechanism.tails_beside(coordinates)
-    return tuple(_account(said, claim, steps, lost) for claim in claim_attempts(mechanism, attempts))
+    said, left = mechanism.assuming(BLINDLY), find_accounted_delta(mechanism, history, coordinates)
+    return tuple(_account(said, claim, left) for claim in claim_attempts(mechanism, attempts))
 
 
 def find_accounted_delta(mechanism: Mechanism, history: History, coordinates: int = 1) -> float:
@@ -148,7 +146,7 @@ def find_accounted_delta(mechanism: Mechanism, history: History, coordinates: in
         return mechanism.delta_left()
     attempts = history.reached(mechanism.steps).attempts
     lost = len(attempts) * mechanism.tails_beside(coordinates)
-    return mechanism.delta_left(sum(attempt.taken for attempt in attempts)) - lost
+    return mechanism.delta_left(sum(attempt.taken for attempt in attempts), len(attempts)) - lost
 
 
 def pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
@@ -222,9 +220,9 @@ def _say_again(taken: Sequence[Attempt]) -> str:
     return f"steps {parts} were taken again with fresh noise, as their sums had changed, and every taking is counted"
 
 
-def _account(mechanism: Mechanism, claim: Claim, steps: int | None = None, lost: float = 0.0) -> Guarantee:
+def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
+    """The ε of a claim at what is ``left`` of δ."""
     accountant, epsilon = pick_accountant(mechanism, claim.event), math.inf
-    left = mechanism.delta_left(steps) - lost
     if left > 0:
         epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
     return Guarantee(

@@ -64,7 +64,7 @@ def plan_class_weights(
         if units is not None:
             yield weigh_units(units).tobytes()
 
-    return Before(KEY, Beside(NAME, noise.event, noise.adjacency, noise.lost), release, content)
+    return Before(KEY, Beside(NAME, noise.event, noise.adjacency, noise.lost), release, content, units is not None)
 
 
 def _read_labels(rows: Any) -> Cells:

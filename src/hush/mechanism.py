@@ -23,7 +23,7 @@ from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.scale import check_std, tail_delta
 from hush.proofs import find_sensitivity, own_adjacency
-from hush.queries import ADDED, Channel, Preparing, Query
+from hush.queries import ADDED, Channel, Preparing, Query, Remembering
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.sampling import OnePass, PoissonSampled, Room, SameOrder, Sampler, Separated
@@ -52,6 +52,7 @@ class Mechanism(ABC):
     arithmetic: arithmetic.Mode = "default"
     tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
     unit: str = "example"  # whose examples are one: all rows of a patient, say; what the guarantee is for
+    rows_per_unit: int | None = None  # how many of them are averaged at most, once a run on such data has started
     beside: tuple[Beside, ...] = ()  # other releases on the same data, which every claim about this one covers
 
     def __post_init__(self) -> None:
@@ -154,11 +155,11 @@ class Mechanism(ABC):
         rest = math.sqrt(others / left) if others else 0.0
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()} | free
 
-    def delta_left(self, steps: int | None = None) -> float:
+    def delta_left(self, steps: int | None = None, attempts: int = 1) -> float:
         """δ without what batches with more examples than places cost, the end of the noise's tails, and what the
-        releases beside training lose."""
+        releases beside training lose; where ``steps`` were taken in several attempts, each of them has tails."""
         count = self.steps if steps is None else steps
-        times = max(1, -(-count // self.steps))  # more than once where steps were taken again
+        times = max(attempts, -(-count // self.steps))
         return self.delta - times * self.tails - count * self.room.overflow - lose_beside(self.beside)
 
     def tails_beside(self, coordinates: int) -> float:
@@ -170,17 +171,20 @@ class Mechanism(ABC):
         return max(0.0, tail_delta(numbers, steps, mu, rate=rate, shared=shared) - self.tails)
 
     def tail_terms(self, coordinates: int) -> tuple[int, int, float, float, bool]:
-        """What the tails' cost depends on (`hush.privacy.scale`): numbers that get noise in a step, of so many in each
-        channel; steps; how far one example moves a release in standard deviations; the rate; and whether it moves all
-        steps together by no more than that, as it does where the whole run is one Gaussian (`hush.proofs`)."""
-        part, least = self.sampler.participation, self.noise.structure.least_scale
-        mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * least)
+        """What the tails' cost depends on (`hush.privacy.scale`): numbers that get noise at a time, of so many in each
+        channel; how often, that is the rows of Z; how far one example moves a release in standard deviations; the rate;
+        and whether it moves all steps together by no more than that, as it does where the whole run is one Gaussian
+        (`hush.proofs`). What a hidden state remembers of an example moves steps in which it has no part too."""
+        part, structure = self.sampler.participation, self.noise.structure
+        mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * structure.least_scale)
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
+        if isinstance(self.query, Remembering):
+            mu, rate = mu * self.query.reach, 1.0
         plain = all(channel.proof == "sum" for channel in self.query.channels.values())
         shared = plain and isinstance(part, (OnePass, SameOrder, Separated))
         if isinstance(self.query, Preparing):
             return coordinates * len(self.query.channels), self.query.count_releases(part, self.steps), mu, rate, False
-        return coordinates * len(self.query.channels), self.steps, mu, rate, shared
+        return coordinates * len(self.query.channels), max(self.steps, structure.draws), mu, rate, shared
 
     def with_secret(self, secret: Secret) -> Self:
         """The same with what its secret's origin adds to the assumptions."""
@@ -198,9 +202,11 @@ class Mechanism(ABC):
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of. Tails are the model's; a plan without
-        releases beside it does not speak of them, nor one whose unit is an example of that."""
+        releases beside it does not speak of them, nor one whose unit is an example of that. How many rows of a unit are
+        averaged decides what is summed: two runs that differ in it never share their noise."""
         unsaid = {"tails"} | ({"beside"} if not self.beside else set())
         unsaid |= {"unit"} if self.unit == "example" else set()
+        unsaid |= {"rows_per_unit"} if self.rows_per_unit is None else set()
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}
         accounted = {
             "participation": self.sampler.participation,

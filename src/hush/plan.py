@@ -119,14 +119,15 @@ class Plan(Mechanism):
         """
         validate.whole(microbatch=microbatch)
         self._check_owners(unit, rows_per_unit)
-        if isinstance(secret, int):
-            secret = Secret.from_seed(secret, self._known_for_a_seed(model))
         rows = as_source(data)
         source = rows if unit is None else Units.of(rows, unit, rows_per_unit)
         self._check_examples(len(source))
         if isinstance(data, DataLoader):
             check_rows(rows)
-        with_tails = self.with_tails(count_coordinates(self, model, source))
+        plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
+        if isinstance(secret, int):
+            secret = Secret.from_seed(secret, plan._known_for_a_seed(model))
+        with_tails = plan.with_tails(count_coordinates(plan, model, source))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
             with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")

@@ -88,7 +88,7 @@ def plan_ranges(
         if units is not None:
             yield weigh_units(units).tobytes()
 
-    return Before(KEY, Beside(NAME, noise.event, noise.adjacency, noise.lost), release, content)
+    return Before(KEY, Beside(NAME, noise.event, noise.adjacency, noise.lost), release, content, units is not None)
 
 
 def find_ranges(

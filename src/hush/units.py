@@ -27,7 +27,6 @@ weight zero: they add exactly nothing, a copy is finite where the row is, and th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,6 +45,7 @@ from hush.source import Source, to_each
 
 ROWS_PER_UNIT = 8
 """How many rows of a unit are averaged at most, by default."""
+MOST_ROWS = 4096  # that can be asked for: every unit of a batch takes the room of as many
 
 
 class UnitRows(NamedTuple):
@@ -69,6 +69,8 @@ class Units:
         """From one hashable for each row."""
         most = ROWS_PER_UNIT if most is None else most
         validate.whole(rows_per_unit=most)
+        if most > MOST_ROWS:
+            raise BadInput(f"rows_per_unit must be at most {MOST_ROWS}, for every unit takes the room of as many rows")
         numbers = number_units(ids)
         if len(numbers) != len(rows):
             raise BadInput("the units are not as many as the rows of the data: give one for each row, in their order")
@@ -198,9 +200,17 @@ def number_units(ids: Any) -> NDArray[np.int64]:
         numbers = [seen.setdefault(value, len(seen)) for value in values]
     except TypeError as error:
         raise BadInput("a row's unit must be something hashable: a number or a text for each row") from error
-    if any(value is None or (isinstance(value, float) and math.isnan(value)) for value in seen):
+    if any(value is None or _differs_from_itself(value) for value in seen):
         raise BadInput("some rows have no unit: every row belongs to one, so name it or leave those rows out")
     return np.asarray(numbers, np.int64)
+
+
+def _differs_from_itself(value: Any) -> bool:
+    """Whether it is a NaN, of whatever type: each would be a unit of its own."""
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):  # such as a missing value that compares with nothing
+        return True
 
 
 def _list_ids(ids: Any) -> Iterable[Any]:

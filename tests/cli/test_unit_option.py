@@ -137,6 +137,8 @@ def test_arrays_have_units_too(tmp_path, hush) -> None:
     np.savez(tmp_path / "t.npz", data=x, y=y, who=np.array([r[0] for r in rows]))
     result = hush("train", "--data", tmp_path / "t.npz", "--unit", "who", "--epochs", 1, "--json")
     assert json.loads(result.stdout)["unit"] == "who"
+    result = hush("train", "--data", tmp_path / "t.npz", "--unit", "y", code=2)
+    assert "is to be predicted, and cannot be both that and the unit" in result.stderr
     half = len(x) // 2
     parts = {"x_train": x[:half], "y_train": y[:half], "x_test": x[half:], "y_test": y[half:]}
     np.savez(tmp_path / "both.npz", **parts, who=np.arange(half) // 2, who_test=1000 + np.arange(len(x) - half))
@@ -144,6 +146,9 @@ def test_arrays_have_units_too(tmp_path, hush) -> None:
     np.savez(tmp_path / "both.npz", **parts, who=np.arange(half) // 2, who_test=np.arange(len(x) - half))
     result = hush("train", "--data", tmp_path / "both.npz", "--unit", "who", "--epochs", 1, code=2)
     assert "are in the data to train on and in the data to test on" in result.stderr
+    np.savez(tmp_path / "both.npz", **parts, who=np.arange(half) // 2, who_test=np.arange(len(x) - half) * 1.0)
+    result = hush("train", "--data", tmp_path / "both.npz", "--unit", "who", "--epochs", 1, code=2)
+    assert "are in the data to train on and in the data to test on" in result.stderr  # of whatever type the ids are
 
 
 def test_a_table_of_its_own_to_test_on_names_its_units(table: Path, tmp_path, train) -> None:
@@ -170,7 +175,8 @@ def test_a_column_that_looks_like_an_id_is_named_and_its_values_are_not(table: P
     ("more", "said"),
     [
         (["--unit", "patient"], "did you mean 'patient_id'"),
-        (["--unit", "sick"], "is to be predicted"),
+        (["--unit", "sick"], "is to be predicted, and cannot be both that and the unit"),
+        (["--unit", "example"], "is the word for a single row"),
         (["--rows-per-unit", "3"], "say with --unit which column it is"),
         (["--unit", "patient_id", "--rows-per-unit", "0"], "rows_per_unit must be a whole number"),
     ],

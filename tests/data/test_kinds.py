@@ -108,6 +108,18 @@ def test_no_value_of_the_rows_decides_an_encoding(tmp_path: Path) -> None:
     assert infer_schema(again, "y", {}).columns == columns
 
 
+def test_the_time_of_one_date_decides_nothing(tmp_path: Path) -> None:
+    """One row more with a time of day must not change how many inputs the model has."""
+    days = [f"2020-{1 + i // 28:02}-{1 + i % 28:02}" for i in range(MANY)]
+
+    def is_timed(cells: list[str]) -> bool:
+        return infer_schema(write(tmp_path, d=cells, y=["u", "v"]), "y", {}).columns[0].time
+
+    assert not is_timed(days)
+    assert not is_timed([*days[:-1], "2020-01-31 10:30"])
+    assert is_timed([f"{day}T09:15" for day in days])
+
+
 def test_what_is_assumed(tmp_path: Path) -> None:
     path = write(tmp_path, n=["1,5", "2"], y=["u", "v"])
     kinds = "the names and kinds of the columns are public (kinds were read off the rows)"

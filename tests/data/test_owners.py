@@ -38,6 +38,36 @@ def test_a_name_has_one_number_wherever_it_is_read(tmp_path) -> None:
         read_owner_array(tmp_path / "t.npz", "nobody", 1)
 
 
+def test_an_id_is_one_unit_however_its_number_is_kept(tmp_path) -> None:
+    """A column of ids that was once read as fractions has 7.0 in one part and 7 in another."""
+    table = write(tmp_path / "t.csv", ["who"], [["7"], ["7.0"], ["-7.00"], ["7.5"], ["70"]])
+    seven, minus = identify("7"), identify("-7")
+    assert read_owners(table, "who").tolist() == [seven, seven, minus, identify("7.5"), identify("70")]
+    assert len({seven, minus, identify("7.5"), identify("70")}) == 4
+    kept = {
+        "whole": np.array([7, -7]),
+        "fraction": np.array([7.0, -7.0]),
+        "single": np.array([7, -7], np.float32),
+        "text": np.array(["7", " -7 "]),
+        "octets": np.array([b"7", b"-7"]),
+    }
+    np.savez(tmp_path / "t.npz", **kept)
+    for name in kept:
+        assert read_owner_array(tmp_path / "t.npz", name, 2).tolist() == [seven, minus], name
+
+
+@pytest.mark.parametrize("values", [np.array(["a", ""]), np.array(["a", " NA"]), np.array([1.0, np.nan, np.inf])[:2]])
+def test_an_array_that_names_nobody_is_refused_without_quoting_it(tmp_path, values: np.ndarray) -> None:
+    np.savez(tmp_path / "t.npz", who=values)
+    with pytest.raises(BadInput, match="names nobody in row 2"):
+        read_owner_array(tmp_path / "t.npz", "who", 2)
+
+
+def test_names_that_no_text_file_can_hold_are_names_too(tmp_path) -> None:
+    np.savez(tmp_path / "t.npz", who=np.array(["\ud800", "a"]))
+    assert len(set(read_owner_array(tmp_path / "t.npz", "who", 2).tolist())) == 2
+
+
 def test_a_row_that_is_nobodys_is_refused_without_quoting_a_cell(tmp_path) -> None:
     for blank in ("", " ", "NA", "nan"):
         table = write(tmp_path / "t.csv", ["who", "secret"], [["b", "x93"], [blank, "y17"]])

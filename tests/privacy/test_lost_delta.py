@@ -15,6 +15,7 @@ from dp_accounting import dp_event
 from hush.ledger.account import Account, Ledger
 from hush.ledger.chain import entry_hash
 from hush.ledger.entries import OLDER
+from hush.ledger.scope import WHOLE_ROW
 from hush.ledger.total import Cost, add_up, use_filter
 from hush.privacy.accounting import epsilon
 from hush.privacy.scale import tail_delta
@@ -149,3 +150,26 @@ class TestOlderLines:
         assert ledger.spends("d")["a"].steps == 200
         assert ledger.total("d").status == "claimed"
         assert ledger.total("d").epsilon >= ledger.so_far("d").epsilon
+
+
+class TestALossThatIsForOneEpsilon:
+    """What tails cost beside the ε of a run is less than what they cost beside any: the rest is ``beside``."""
+
+    run = Cost("add-remove", "proven", 1e-5, dp_event.GaussianDpEvent(3.0), lost=1e-9, beside=2e-7)
+
+    def at(self, delta: float) -> float:
+        return epsilon(dp_event.GaussianDpEvent(3.0), delta, accountant="gdp")
+
+    def test_alone_and_at_its_own_delta_it_is_as_it_was_stated(self):
+        assert add_up([self.run], 1e-5).epsilon == pytest.approx(self.at(1e-5 - 1e-9), rel=1e-12)
+        assert add_up([self.run]).epsilon == add_up([self.run], 1e-5).epsilon
+
+    def test_at_a_smaller_delta_its_epsilon_is_larger_and_all_is_charged(self):
+        assert add_up([self.run], 1e-6).epsilon == pytest.approx(self.at(1e-6 - 1e-9 - 2e-7), rel=1e-12)
+
+    def test_for_two_changes_all_is_charged(self):
+        of_patients = replace(self.run, unit="patient_id")
+        each = add_up([of_patients], 1e-5, scope=WHOLE_ROW).epsilon / 2
+        inner = 1e-5 / (1 + math.exp(each)) - 1e-9 - 2e-7
+        assert each >= self.at(inner) * (1 - 1e-9)
+        assert add_up([of_patients], 1e-5, scope=of_patients.scope).epsilon == add_up([self.run], 1e-5).epsilon

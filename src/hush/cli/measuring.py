@@ -41,8 +41,8 @@ FEW = 3  # classes whose recall is told
 def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None) -> Plan:
     """The plan with figures of so much ε beside it, and σ such that both stay within the ``total`` ε, if there is one.
 
-    The rows are split by their position, so one row more or less would move others from one part to the other: the two
-    are composed, and no parallel composition is claimed."""
+    Rows without units are split by their position, so that one more or less would move others from one part to the
+    other. The two are composed, also where units are split by their identity: no parallel composition is claimed."""
     if task.classes is None:
         raise BadInput(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
     if total is not None and epsilon >= total:

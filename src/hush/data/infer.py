@@ -79,7 +79,7 @@ def infer(
     if target is None:
         raise BadInput(f"name the column to predict in '{path}': target=… (on the command line --target)")
     found = inspect_table(path, given, public, target=target, unit=unit, count=count)
-    if target not in found.seen:
+    if target not in found.seen or unit == target:
         return Inferred(found, None, found.problems)
     columns = tuple(with_range(finding.column, given) for finding in found.findings)
     own = next(column for column in columns if column.name == target)

@@ -97,7 +97,7 @@ def inspect_table(
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())
     problems += [found.problem for found in findings if found.problem and found.column.name != target]
     if unit and unit == target:
-        problems.append(f"column '{unit}' of '{path}' cannot be both the target and the unit of privacy")
+        problems.insert(0, f"column '{unit}' of '{path}' is to be predicted, and cannot be both that and the unit")
     if unit in seen and seen[unit].missing:
         problems.append(f"column '{unit}' of '{path}' has rows without a value, and every row must belong to a unit")
     return Inspection(path, findings, seen, tuple(problems))

@@ -225,7 +225,7 @@ def _guess_number(seen: Evidence, public: Collection[str]) -> Guess:
 def _guess_date(seen: Evidence) -> Guess:
     why = "nearly all cells are dates"
     best = max(UNAMBIGUOUS, key=lambda form: seen.counts[form])
-    column = Column(seen.name, "date", form=best, time=seen.counts["time"] > 0)
+    column = Column(seen.name, "date", form=best, time=seen.counts["time"] > seen.present / 2)
     if seen.is_most(seen.counts[best] + (seen.counts[ISO] if best != ISO else 0)):
         return Guess(column, f"{why}, written {best}")
     if seen.is_most(seen.counts["slashes"]):

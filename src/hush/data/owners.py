@@ -1,26 +1,34 @@
 """Whose each row of a file is: the column or array that names the unit of privacy.
 
 A name becomes a number of 64 bits, by BLAKE2b. Should two names have the same number, their rows are one unit: it is
-protected as a whole, and so is each of them.
+protected as a whole, and so is each of them. So spellings that may mean one unit are one name: a whole number is the
+same with and without ".0", as tables have it whose ids were once read as fractions, in whatever type it is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hush.data.numerals import is_missing
 from hush.data.pictures import read_array
 from hush.data.reading import Cells, count_rows, pieces_by_part
 from hush.data.splits import Identities
-from hush.data.tables import MISSING, map_texts, no_column, texts
+from hush.data.tables import map_texts, no_column, texts
 from hush.errors import BadInput
+
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
 def identify(text: str) -> int:
     """The number of a name."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"hush unit").digest()
+    found = _WHOLE.fullmatch(text)
+    name = text if found is None else found[1]
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, person=b"hush unit").digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
@@ -32,7 +40,7 @@ def read_owners(place: Path, unit: str) -> Identities:
         part, done = path, done if path == part else 0
         if unit not in piece:
             raise no_column(unit, piece, path)
-        missing = map_texts(piece[unit], lambda text: text.lower() in MISSING).astype(bool)
+        missing = map_texts(piece[unit], is_missing).astype(bool)
         if missing.any():
             row = done + int(np.argmax(missing)) + 1
             raise BadInput(
@@ -57,11 +65,23 @@ def read_owner_array(path: Path, unit: str, rows: int, *, test: bool = False) ->
     values = read_array(path, name)
     if values.ndim != 1 or len(values) != rows or values.dtype.kind not in "iubUSf":
         raise BadInput(f"the array '{name}' of '{path}' must name the unit of each row: one number or text for each")
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise BadInput(f"the array '{name}' of '{path}' says whose the rows are and has values that are not finite")
     different, where = np.unique(values, return_inverse=True)
-    numbered = np.array([identify(str(value)) for value in different.tolist()], np.int64)
+    names = _write_names(different)
+    if any(map(is_missing, names)):
+        row = int(np.flatnonzero([is_missing(names[place]) for place in where.reshape(-1)])[0]) + 1
+        raise BadInput(f"the array '{name}' of '{path}' says whose the rows are and names nobody in row {row}")
+    numbered = np.array([identify(text) for text in names], np.int64)
     return np.asarray(numbered[where.reshape(-1)])
+
+
+def _write_names(values: NDArray[np.generic]) -> list[str]:
+    """The names as a table would write them, whatever type they are kept in; numbers that are not finite are none."""
+    if values.dtype.kind == "f":
+        return ["" if not np.isfinite(value) else repr(value) for value in values.astype(np.float64).tolist()]
+    texts_of = (
+        value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values.tolist()
+    )
+    return [text.strip() for text in texts_of]
 
 
 def check_apart(train: Identities, test: Identities, unit: str) -> None:

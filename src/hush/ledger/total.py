@@ -61,7 +61,7 @@ class Cost:
     points: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
     lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
-    beside: float = 0.0  # δ that it loses in addition where it is composed with others
+    beside: float = 0.0  # δ that it loses in addition at a larger ε than its own, and where it is composed with others
     unit: str = ROW
     protects: Protects = "example"
 
@@ -112,7 +112,6 @@ def add_up(
     costs: Sequence[Cost], delta: float | None = None, *, scope: Scope = WHOLE_ROW, caps: Caps = NO_CAPS
 ) -> Total:
     """The total of these costs for a scope at ``delta``; by default at the smallest δ that is natural for them."""
-    costs = charge_beside(costs) if len(costs) > 1 else costs
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs}, scope)
@@ -120,7 +119,9 @@ def add_up(
     if why and status != "none":
         delta = delta or max(cost.delta for cost in costs)
         return Total(math.inf, delta, adjacency, "none", UNBOUNDED, len(costs), scope=scope, reason=why)
-    changing = [_Change(c, 1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency)) for c in costs]
+    changes = [1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency) for c in costs]
+    costs = costs if _is_as_stated(costs, changes, delta) else charge_beside(costs)
+    changing = [_Change(*pair) for pair in zip(costs, changes, strict=True)]
     delta = _natural_delta(changing) if delta is None else delta
     if not costs or status == "none":
         return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, len(costs), scope=scope)
@@ -130,8 +131,13 @@ def add_up(
     return Total(spent, delta, adjacency, status, _how(changing, parts), len(costs), assumed, scope)
 
 
+def _is_as_stated(costs: Sequence[Cost], changes: Sequence[int], delta: float | None) -> bool:
+    """Whether this is one cost for one change at no smaller a δ, and so no larger an ε, than it was stated for."""
+    return len(costs) == 1 and changes[0] == 1 and (delta is None or delta >= costs[0].delta)
+
+
 def charge_beside(costs: Sequence[Cost]) -> list[Cost]:
-    """These costs with what they lose where they stand beside others."""
+    """These costs with what they lose at any ε: beside others, for several changes, and at a smaller δ."""
     return [
         replace(cost, lost=cost.lost + cost.beside, points=tuple((d + cost.beside, e) for d, e in cost.points))
         for cost in costs

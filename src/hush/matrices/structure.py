@@ -33,6 +33,7 @@ class Structure(ABC):
     - blocks: `block_norms` counts every run of steps once, with at least the largest column norm in it;
     - least: ‖row t of M‖ · sens(C) is at least `least_scale`, and so is ‖row t of M‖ where every step stands alone;
     - alike: only where M = I;
+    - draws: Z has at most `draws` rows;
     - spread: `inverse_norms` are the norms of the rows of M, `column_norms` those of the columns of C;
     - error: `rmse` is √(‖AM‖²_F / T), and `prefix_variances` are the squared norms of the rows of AM for prefix sums.
 
@@ -100,6 +101,11 @@ class Structure(ABC):
     def prefix_variances(self) -> Array:
         """Variance of the noise accumulated up to every step, for Z of unit variance: squared row norms of AM."""
         return np.asarray((np.cumsum(self.noise_map(), axis=0) ** 2).sum(axis=1))
+
+    @property
+    def draws(self) -> int:
+        """How many rows of Z the noise of all steps is made of, at most."""
+        return self.steps
 
     @property
     def alike(self) -> bool:

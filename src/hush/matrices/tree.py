@@ -102,6 +102,11 @@ class Tree(Structure):
         """Most node estimates held at once while streaming."""
         return self.leaves.bit_length()
 
+    @property
+    def draws(self) -> int:
+        """Plain: of every step's nodes the largest. Honaker: all nodes."""
+        return self.steps if self.estimate == "plain" else self._last_row() + 1
+
     def step(self, step: int) -> TreeStep:
         """How the noise of this step comes from fresh rows of Z and from the stack."""
         if not 0 <= step < self.steps:

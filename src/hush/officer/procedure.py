@@ -101,7 +101,7 @@ def _influence(read: Read) -> tuple[str, ...]:
     if kind == "Adaptive":
         limited += "largest size, which was adjusted from step to step by counts with noise of their own"
     else:
-        limited += "a fixed largest size"
+        limited += "fixed largest size"
     if kind == "ErrorFeedback":
         limited += "; what was cut off was kept and came back in later steps"
     return (f"{limited}. Then the changes were added up.",)

@@ -42,6 +42,7 @@ from hush.problems.problem import LOSSES, Notes, Problem, make_classification, m
 from hush.randomness import seeded
 from hush.validate import one_of
 
+ROW = "example"  # what the unit of privacy is called where it is a row
 TASKS = ("classification", "regression")
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 TEST = 0.2
@@ -81,6 +82,8 @@ def from_files(
     is trained and tested on. ``tell`` is told how far the reading of a long table is. ``private_ranges``: numeric
     columns without a range await one that is released with noise before training (`hush.problems.released`)."""
     place, given = Path(path), read_schema(schema)
+    if unit == ROW:
+        raise BadInput(f"'{ROW}' is the word for a single row, and no unit can be called so: rename that column")
     _check_task(task, target_range, loss)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
@@ -216,6 +219,8 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
 def _read_npz(
     path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None = None
 ) -> _Own:
+    if unit is not None and unit in (target or "y", f"{target or 'y'}_train"):
+        raise BadInput(f"the array '{unit}' of '{path}' is to be predicted, and cannot be both that and the unit")
     own = _read_npz_rows(path, target, given, regression, unit)
     if unit is None:
         return own

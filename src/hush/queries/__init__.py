@@ -4,7 +4,7 @@ from hush.queries.adaptive import Adaptive, Quantile
 from hush.queries.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
 from hush.queries.error_feedback import ErrorFeedback
 from hush.queries.plain import PlainSum
-from hush.queries.query import ADDED, BY_TABLE, ByTable, Channel, Claim, Preparing, Proof, Query
+from hush.queries.query import ADDED, BY_TABLE, ByTable, Channel, Claim, Preparing, Proof, Query, Remembering
 from hush.queries.two_point import TwoPoint
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Proof",
     "Quantile",
     "Query",
+    "Remembering",
     "TwoPoint",
     "clip_factors",
     "total_norms",

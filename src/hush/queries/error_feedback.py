@@ -85,6 +85,11 @@ class ErrorFeedback:
         """One channel whose proof needs the hidden state; an example's own gradient adds at most the clip."""
         return {"gradient": Channel(self.clip / self.scale, proof="hidden-state")}
 
+    @property
+    def reach(self) -> float:
+        """Its own gradient and the error together, (C₁ + 2C₂)/C₁: the error may differ by all that is fed back."""
+        return 1.0 + 2.0 * self.feedback / self.clip
+
     def init(self, params: Named) -> tuple[State, State]:
         """Nothing public; the error is zero."""
         return {}, {"error": {name: torch.zeros_like(p) for name, p in params.items()}}

@@ -132,3 +132,13 @@ class Preparing(Protocol):
     def count_releases(self, participation: Participation, steps: int) -> int:
         """How often a record meets noise in so many steps, at most."""
         ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A query whose hidden state carries an example on: it can move a step in which it takes no part."""
+
+    @property
+    def reach(self) -> float:
+        """How far one example moves the sum of a step at most, in units of its channel's bound."""
+        ...
