@@ -22,6 +22,7 @@ from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
 from hush.sanitize.cut import count_numbers, find_cut
+from hush.sanitize.layer import check_training, find_layer
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range
 from hush.source import Source
 
@@ -63,6 +64,12 @@ class Published:
         layer.noise_multiplier = noise_std["rows"]
         return self, source
 
+    def make_ready(self) -> None:
+        """Nothing is computed before the first step."""
+
+    def recall(self, public: State) -> None:
+        """Nothing of the model depends on it."""
+
     def count_numbers(self, model: nn.Module, source: Source) -> int:
         """n, the width of the layer."""
         return count_numbers(find_cut(model, source))
@@ -77,6 +84,7 @@ class Published:
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the piece's summed loss."""
+        check_training(find_layer(model)[1])
         return PlainSum().piece(model, losses, content, public)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
