@@ -22,9 +22,20 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "reproduction.md"
 KEPT = (
     *("key", "outcome", "reason", "config", "versions", "test_loss", "test_accuracy", "validation_loss"),
-    *("validation_accuracy", "epsilon", "delta", "status", "adjacency", "accountant", "noise_multiplier"),
-    *("sensitivity", "noise_std", "steps", "steps_taken", "examples", "parameters", "train_seconds", "confusion"),
+    *("validation_accuracy", "epsilon", "delta", "status", "protects", "adjacency", "accountant"),
+    *(
+        "noise_multiplier",
+        "sensitivity",
+        "noise_std",
+        "steps",
+        "steps_taken",
+        "examples",
+        "parameters",
+        "train_seconds",
+        "confusion",
+    ),
 )
+CURVE = ("epoch", "test_accuracy", "test_loss", "epsilon", "spread")
 Record = dict[str, Any]
 
 
@@ -39,7 +50,7 @@ def collect(store: Path, spec: Path) -> Path:
             continue
         record = json.loads((folder / "record.json").read_text())
         curve = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-        shown = [{k: e[k] for k in ("epoch", "test_accuracy", "test_loss", "epsilon") if k in e} for e in curve]
+        shown = [{k: e[k] for k in CURVE if k in e} for e in curve]
         lines.append(json.dumps({k: record[k] for k in KEPT if k in record} | {"curve": shown}))
     out = RESULTS / f"{spec.stem}.jsonl"
     RESULTS.mkdir(exist_ok=True)

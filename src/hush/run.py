@@ -60,6 +60,11 @@ class Run:
             check_model(model)
         self.device = next(iter(self._params.values())).device
         self._query, taken = plan.query, source
+        if plan.releases_rows and not isinstance(plan.query, Preparing):
+            raise BadInput(
+                f"{type(plan.query).__name__} releases single records and cannot be prepared for a run: it needs every "
+                "method of hush.queries.Preparing"
+            )
         if isinstance(plan.query, Preparing):
             stds = plan.channel_stds()
             self._query, taken = plan.query.prepare(model, losses, source, lambda: self._secret, stds)
@@ -105,6 +110,8 @@ class Run:
     def step(self, batch: Batch) -> Record:
         """Sum, add noise, update."""
         self._check(batch)
+        if isinstance(self._query, Preparing):
+            self._query.make_ready()
         self.cover()
         sums, channels, private = self._sum(batch)
         while self._witness is not None and not self._witness.meets(channels):
@@ -230,6 +237,8 @@ class Run:
         self._secret, self.history = Secret.from_json(state["secret"]), History.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # drawn by the secret before
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
+        if isinstance(self._query, Preparing):
+            self._query.recall(self._public)
         self._noising.restore(state["noise"])
         self._summing.restore(state["microbatch"], state["company"])
 

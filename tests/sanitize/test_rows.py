@@ -14,6 +14,7 @@ from hush.charging import charge
 from hush.checkpoint import Checkpoints
 from hush.errors import BadInput, Refused
 from hush.ledger.account import Ledger
+from hush.ledger.scope import Scope
 from hush.loop import train
 from hush.privacy.scale import grid
 from hush.sanitize import Sanitize
@@ -93,8 +94,9 @@ def test_another_release_has_other_noise_and_the_same_one_the_same() -> None:
 
 def test_nothing_is_released_before_the_ledger_is_charged(monkeypatch, tmp_path) -> None:
     order: list[str] = []
-    compute = ReleasedRows._compute
-    monkeypatch.setattr(ReleasedRows, "_compute", lambda self: (order.append("released"), compute(self))[1])
+    compute, add = ReleasedRows._compute, ReleasedRows._add_noise
+    monkeypatch.setattr(ReleasedRows, "_compute", lambda self: (order.append("computed"), compute(self))[1])
+    monkeypatch.setattr(ReleasedRows, "_add_noise", lambda self, s: (order.append("released"), add(self, s))[1])
     kept = Checkpoints(tmp_path / "run")
     run = start(secret=None)
     ledger = Ledger(tmp_path / "l.jsonl")
@@ -105,8 +107,10 @@ def test_nothing_is_released_before_the_ledger_is_charged(monkeypatch, tmp_path)
     run.covered_by(lambda steps: (charges.cover(steps), order.append("charged"))[0])
     run.step(next(run.batches()))
     kept.close()
-    assert order[:2] == ["charged", "released"]
-    assert ledger.total("d").epsilon == pytest.approx(run.plan.guarantee().epsilon, rel=1e-6)
+    assert order == ["computed", "charged", "released"]
+    features, whole = (ledger.total("d", scope=Scope(protects=what)).epsilon for what in ("features", "example"))
+    assert features == pytest.approx(run.plan.guarantee().epsilon, rel=1e-6)
+    assert whole == math.inf
 
 
 @pytest.mark.parametrize("after", [0, 1, 6])

@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
+from networks import data, losses, network, plan
 
 from hush.errors import BadInput
+from hush.loop import train
 from hush.privacy.guarantee import Guarantee
-from hush.sanitize import find_stop, flag_flat, flag_steady, measure_spread, state_stop
-from hush.sanitize.stopping import find_chord_slope, fit_slope
+from hush.sanitize import Stop, find_stop, flag_flat, flag_steady, measure_spread, state_stop, take_until
+from hush.sanitize.stopping import find_chord_slope, fit_slope, watch_epochs
 
 NO, YES = False, True
 PLATEAU = [8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0]
@@ -99,3 +101,38 @@ def test_a_stop_is_proven_at_the_plan_and_claimed_at_itself() -> None:
         state_stop(early, planned)
     claimed = Guarantee(2.0, 1e-5, status="claimed", reason="a paper says so")
     assert state_stop(planned, claimed)[1].reason.endswith("; a paper says so")
+
+
+def test_a_run_stops_where_its_own_series_is_flat() -> None:
+    """The series of a run that goes on, and of one that is stopped by it: the same epochs, then none."""
+    per_epoch, made = 5, plan("sanitize", steps=30)
+
+    def begin():
+        return made.start(network("sanitize"), losses, data(), secret=1)
+
+    whole = list(watch_epochs((record.numbers() for record in train(begin())), per_epoch))
+    assert len(whole) == 6
+    slopes = [abs(find_chord_slope(whole[end - 3 : end])) for end in range(3, 7)]
+    stop = Stop(3, sorted(slopes)[1])
+    expected = stop.find(whole)
+    assert expected is not None
+    run = begin()
+    assert take_until((record.numbers() for record in train(run)), stop, per_epoch) == expected
+    assert run.next == expected * per_epoch
+    planned, early = state_stop(made.guarantee(), made.guarantee(run.next))
+    assert (planned.status, early.status) == ("claimed", "claimed")
+    assert early.epsilon <= planned.epsilon
+    assert take_until((record.numbers() for record in train(begin())), Stop(3, 0.0), per_epoch) is None
+
+
+def test_the_series_is_that_of_the_noisy_outputs() -> None:
+    made = plan("sanitize", steps=5, noise_multiplier=50.0)
+    run = made.start(network("sanitize"), losses, data(), secret=1)
+    (found,) = watch_epochs((record.numbers() for record in train(run)), 5)
+    assert found == pytest.approx(run.model[1].noise_std, rel=0.2)  # which here are nearly all noise
+
+
+def test_a_stop_by_steady_slopes_is_that_of_the_flags() -> None:
+    series = [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert Stop(3, 1e-9, adaptive=True).find(series) == 4
+    assert Stop(3, 1e-9).find(series) is None

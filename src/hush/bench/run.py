@@ -171,6 +171,7 @@ class _Trial:
         line: dict[str, Any] = {"step": step, "epoch": step / _per_epoch(self.plan, self.trial)}
         line |= self._figures("validation") if self.problem.validation is not None else {}
         line |= self._figures("test")
+        line |= self._spread()
         self.progress.epochs.append(line)
         self.progress.evaluation_seconds += time.perf_counter() - clock
         if not all(bool(torch.isfinite(p).all()) for p in trainable(self.model).values()):
@@ -185,6 +186,15 @@ class _Trial:
             self.last = found
         accuracy = {} if found.accuracy is None else {f"{part}_accuracy": found.accuracy}
         return {f"{part}_loss": found.loss, **accuracy}
+
+    def _spread(self) -> dict[str, float]:
+        """Of the published sanitisation layer: the mean spread of its noisy outputs since the last evaluated epoch, by
+        which its paper stops. It is made of what the paper takes to be released."""
+        curves, since = self.progress.curves, self.progress.epochs[-1]["step"] if self.progress.epochs else 0
+        if "spread" not in curves:
+            return {}
+        total, examples = sum(curves["spread"][since:]), sum(curves["examples"][since:])
+        return {"spread": total / examples} if examples and math.isfinite(total) else {}
 
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
@@ -205,6 +215,7 @@ class _Trial:
             "delta": guarantee.delta,
             "status": guarantee.status,
             "adjacency": guarantee.adjacency,
+            "protects": guarantee.protects,
             "accountant": guarantee.accountant,
             "guarantee": guarantee.sentence(),
             "assumptions": list(guarantee.assumptions),

@@ -214,6 +214,7 @@ def _train_and_measure(
         "delta": guarantee.delta,
         "unit": guarantee.unit,
         "status": guarantee.status,
+        "protects": guarantee.protects,
         "noise_multiplier": run.plan.sigma if run.plan.private else 0.0,
         "steps": run.plan.steps,
         **measured,

@@ -125,6 +125,14 @@ class Preparing(Protocol):
         first step asks for it, so that a ledger is charged first; ``secret()`` is the run's at that time."""
         ...
 
+    def make_ready(self) -> None:
+        """Called before a step is covered by a ledger: whatever can fail without releasing anything fails here."""
+        ...
+
+    def recall(self, public: State) -> None:
+        """Called when a run goes on from this public state: bring back into the model what it says."""
+        ...
+
     def count_numbers(self, model: nn.Module, source: Source) -> int:
         """How many numbers of one record are released at a time."""
         ...

@@ -2,12 +2,13 @@
 
 from hush.sanitize.funnel import build_funnel
 from hush.sanitize.layer import Sanitize, find_layer, insert
-from hush.sanitize.stopping import find_stop, flag_flat, flag_steady, measure_spread, state_stop
+from hush.sanitize.stopping import Stop, find_stop, flag_flat, flag_steady, measure_spread, state_stop, take_until
 from hush.sanitize.threshold import AdaptiveThreshold
 
 __all__ = [
     "AdaptiveThreshold",
     "Sanitize",
+    "Stop",
     "build_funnel",
     "find_layer",
     "find_stop",
@@ -16,4 +17,5 @@ __all__ = [
     "insert",
     "measure_spread",
     "state_stop",
+    "take_until",
 ]

@@ -52,6 +52,14 @@ class Adapting:
         self.threshold.adapt(model)
         return replace(self, model=model), taken
 
+    def make_ready(self) -> None:
+        """Nothing is computed before the first step."""
+
+    def recall(self, public: State) -> None:
+        """The C of the run that goes on, in place of the one that the first weights gave."""
+        if self.model is not None:
+            find_layer(self.model)[1].clip = float(public["clip"])
+
     @property
     def nonnegative(self) -> bool:
         """Whether the layer clamps to [0, C]."""

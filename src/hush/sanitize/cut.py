@@ -1,15 +1,16 @@
 """Where a model is cut: what stands before its sanitisation layer, and what goes on from what the layer gives.
 
-The cut is made by running the model, so that the layer may stand at any place of any model. *Before* it is every
-parameter that its input depends on. *After* it is a function of the rows that it hands on, and of nothing else of the
-data: that is checked, by fixing those rows and changing the inputs (`check_nothing_passes`), and where all that holds
-the layer is `nn.Sequential` it is so by construction.
+The cut is made by running the model on made-up inputs, so that the layer may stand at any place of any model. *Before*
+it is every parameter that its input depends on. *After* it is a function of the rows that it hands on, and of nothing
+else of the data: that is checked, by fixing those rows and changing the inputs (`hush.sanitize.checks`), and where all
+that holds the layer is `nn.Sequential` it is so by construction. What the proofs take of a front is checked too: one
+row of the layer for each example, made of that example alone, once in a forward pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.errors import BadInput, Refused
-from hush.named import Losses, trainable
+from hush.named import trainable
 from hush.randomness import seeded
 from hush.sanitize.layer import Sanitize, find_layer
 from hush.source import Source, to_each
@@ -41,7 +42,7 @@ class Cut:
     def find_rows(self, inputs: Tensor) -> Tensor:
         """What reaches the layer, within its range: without noise, so private."""
         with torch.no_grad(), evaluating(self.model):
-            reached: Tensor = self.layer.bound(_reach(self.model, self.layer, inputs))
+            reached: Tensor = self.layer.bound(reach_layer(self.model, self.layer, inputs))
         return reached
 
     def run_head(self, rows: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class Cut:
         rows = nn.functional.dropout(rows, self.layer.dropout, self.layer.training and self.layer.place == "after")
         if self.after is None:
             inputs = torch.zeros(len(rows), *first_of(self.like).shape[1:], dtype=first_of(self.like).dtype)
-            with _handing_on(self.layer, rows):
+            with handing_on(self.layer, rows):
                 return _call(self.model, inputs.to(rows.device))
         for module in self.after:
             rows = module(rows)
@@ -78,6 +79,13 @@ def first_of(content: Any) -> Tensor:
 def find_cut(model: nn.Module, source: Source) -> Cut:
     """The cut of a model at its sanitisation layer, tried on made-up inputs; what mixes examples is refused."""
     name, layer = find_layer(model)
+    like = source.take(torch.empty(0, dtype=torch.int64))
+    first_of(like)
+    if len(like) != 2:
+        raise BadInput(
+            f"sanitising needs data that are pairs, and these have {len(like)} parts: all but the first would be taken "
+            "for labels, which are not protected; join the features into one tensor"
+        )
     for place, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise Refused(
@@ -85,59 +93,55 @@ def find_cut(model: nn.Module, source: Source) -> Cut:
                 "activations of others too, which the noise on its own does not cover: convert it with "
                 "model = hush.to_group_norm(model)"
             )
-    like = source.take(torch.empty(0, dtype=torch.int64))
     device = next(model.parameters()).device
     with seeded(0), evaluating(model), torch.enable_grad():
-        reached = _reach(model, layer, first_of(make_up(like, device)))
+        check_uses(layer, lambda: _call(model, first_of(make_up(like, device))), "model calls", name)
+        more = reach_layer(model, layer, first_of(make_up(like, device, 2 * PROBES)))
+        reached = reach_layer(model, layer, first_of(make_up(like, device)))
+        _check_shapes(reached.shape, more.shape, name)
         layer(reached)  # which checks the width
         params = trainable(model)
-        found = torch.autograd.grad(reached.sum(), list(params.values()), allow_unused=True) if _needs(reached) else ()
+        needed = list(params.values()) if reached.requires_grad else []
+        found = torch.autograd.grad(reached.sum(), needed, allow_unused=True) if needed else ()
     before = frozenset(name for name, grad in zip(params, found, strict=False) if grad is not None)
     return Cut(model, layer, name, like, reached.shape[1:], before, _list_after(model, name))
 
 
 def make_up(like: Any, device: torch.device, rows: int = PROBES) -> Any:
-    """Content of these shapes that shows nothing of the data: normal numbers, and zeros for integers."""
+    """Content of these shapes that shows nothing of the data: normal numbers, and 0 or 1 for integers."""
 
     def invent(t: Tensor) -> Tensor:
         shape = (rows, *t.shape[1:])
-        made = torch.randn(shape) if t.is_floating_point() else torch.zeros(shape)
+        made = torch.randn(shape) if t.is_floating_point() else torch.randint(0, 2, shape)
         return made.to(device, t.dtype)
 
     return to_each(invent, like)
 
 
-def check_frozen(cut: Cut) -> None:
-    """Refuse a trained parameter before the layer: it would learn from the raw features."""
-    if cut.before:
-        names = ", ".join(sorted(cut.before)[:3])
+def _check_shapes(few: torch.Size, more: torch.Size, name: str) -> None:
+    """One row for each example, as many as there are: else n would not be the numbers of one example."""
+    if (len(few) and few[0] == PROBES) and more == (2 * PROBES, *few[1:]):
+        return
+    raise BadInput(
+        f"the sanitisation layer at '{name}' needs one row for each example in its first dimension, and {PROBES} "
+        f"examples reach it as {tuple(few)}: put it where all numbers of an example are in one row"
+    )
+
+
+def check_uses(layer: Sanitize, run: Callable[[], Any], whose: str, name: str) -> None:
+    """Refuse what sends an example through the layer more than once."""
+    times: list[None] = []
+    handle = layer.register_forward_hook(lambda module, given, out: times.append(None))
+    try:
+        run()
+    finally:
+        handle.remove()
+    if len(times) > 1:
         raise Refused(
-            f"'{names}' is trained and stands before the sanitisation layer at '{cut.name}', so that it would take the "
-            "raw features past the noise: freeze all that is before the layer (requires_grad_(False)), or use method "
-            "sanitize-hybrid, which adds noise to its gradients too"
+            f"the {whose} the sanitisation layer at '{name}' {len(times)} times for one example, and each time would "
+            "be a release of its own, of which one was counted: let every example pass it once (no views, no shared "
+            "layer)"
         )
-
-
-def check_nothing_passes(cut: Cut, losses: Losses) -> None:
-    """Refuse a model or a loss that sees the inputs by another way than the layer: with the layer's rows held fixed,
-    other inputs must not change a single loss."""
-    device = next(cut.model.parameters()).device
-    with seeded(0), evaluating(cut.model), torch.no_grad():
-        content = make_up(cut.like, device)
-        other = (make_up(cut.like, device)[0], *content[1:])
-        rows = torch.randn(PROBES, *cut.shape, device=device)
-        with _handing_on(cut.layer, rows):
-            found = [losses(cut.model, tried) for tried in (content, other)]
-    if not torch.equal(*found):
-        raise Refused(
-            f"the model or its loss sees the inputs by another way than the sanitisation layer at '{cut.name}' (a "
-            "shortcut around it, or a loss that compares with the inputs), and what passes by the layer has no noise: "
-            "put the layer where everything passes"
-        )
-
-
-def _needs(reached: Tensor) -> bool:
-    return reached.requires_grad
 
 
 class _Reached(Exception):
@@ -146,7 +150,7 @@ class _Reached(Exception):
         self.value = value
 
 
-def _reach(model: nn.Module, layer: Sanitize, inputs: Tensor) -> Tensor:
+def reach_layer(model: nn.Module, layer: Sanitize, inputs: Tensor) -> Tensor:
     """The layer's input; what comes after is not computed."""
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -163,7 +167,7 @@ def _reach(model: nn.Module, layer: Sanitize, inputs: Tensor) -> Tensor:
 
 
 @contextmanager
-def _handing_on(layer: Sanitize, rows: Tensor) -> Iterator[None]:
+def handing_on(layer: Sanitize, rows: Tensor) -> Iterator[None]:
     """Within it, the layer hands on these rows whatever it gets."""
     handle = layer.register_forward_hook(lambda module, given, out: rows)
     try:
@@ -173,10 +177,10 @@ def _handing_on(layer: Sanitize, rows: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it, the model is in evaluation; each module's own mode comes back after."""
+def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Within it, the model is in evaluation (or in training); each module's own mode comes back after."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:

@@ -22,12 +22,13 @@ of both, the labels and what was released before.
    C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations if i is in B_t, and 0
    otherwise.
 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and public coins (dropout): the head sees xⱼ in no other way, which is
-   checked before the run starts (`hush.sanitize.cut.check_nothing_passes`). So h is post-processing of Y.
+   checked before the run starts (`hush.sanitize.checks.check_nothing_passes`), as is that φ_θ maps each record alone
+   and that a record passes the layer once in a step. So h is post-processing of Y.
 3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and ∂aⱼ/∂θ is
    a function of xⱼ and θ. It is clipped to norm c for each record alone. Fixing Y and what was before, the sums of the
    neighbours differ in the one addend of i, by at most 2c; the noise is independent of Y's: 2/s_g standard deviations
    if i is in B_t, and 0 otherwise. A parameter that the layer's input depends on belongs to θ with all of its gradient,
-   wherever else it is used.
+   wherever else it is used, and so does every other one that the rows alone do not reach (`find_behind`).
 4. Releases that are each a Gaussian mechanism of μ_m given all earlier ones, with all μ_m fixed beforehand, compose to
    μ² = Σ μ_m² (Dong, Roth, Su 2022, corollary 3.3, adaptively). Fixing the batches fixes who takes part when; k
    participations give k·(4/s_a² + 4/s_g²). ∎
@@ -68,7 +69,9 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, WithoutReplacement
-from hush.sanitize.cut import check_nothing_passes, count_numbers, find_cut
+from hush.sanitize.checks import check_alone, check_nothing_passes, check_used_once, find_behind
+from hush.sanitize.cut import Cut, count_numbers, find_cut
+from hush.sanitize.layer import Sanitize, check_training
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_noise
 from hush.source import Source
 
@@ -86,6 +89,7 @@ class Hybrid:
     clipping: Clipping
     nonnegative: bool = False
     before: frozenset[str] | None = None  # the parameters before the layer, once a run has a model
+    layer: Noisy | None = None
 
     def __post_init__(self) -> None:
         if self.clipping.per_layer:
@@ -107,16 +111,16 @@ class Hybrid:
         """The model cut at its layer, which gets its share of the noise; refused where anything passes by it."""
         cut = find_cut(model, source)
         check_range(cut.layer, self.nonnegative)
-        if not cut.before:
-            raise Refused(
-                f"nothing that is trained stands before the sanitisation layer at '{cut.name}': use method "
-                "sanitize-once, which costs less"
-            )
-        if cut.layer.draw is not None:
-            raise Refused("the layer draws its noise from a function of its own: leave draw out")
-        check_nothing_passes(cut, losses)
+        _check_cut(cut, losses)
         set_noise(cut.layer, noise_std["rows"])
-        return replace(self, before=cut.before), source
+        before = frozenset(trainable(model)) - find_behind(cut, losses)
+        return replace(self, before=before, layer=Noisy(cut.layer, cut.layer.noise_multiplier)), source
+
+    def make_ready(self) -> None:
+        """Nothing is computed before the first step."""
+
+    def recall(self, public: State) -> None:
+        """Nothing of the model depends on it."""
 
     def count_numbers(self, model: nn.Module, source: Source) -> int:
         """n, the width of the layer."""
@@ -137,6 +141,8 @@ class Hybrid:
         """Σ clip(∂ℓᵢ/∂θ) and Σ ∂ℓᵢ/∂ω; an example is left out of either where that gradient is not finite."""
         if self.before is None:
             raise Refused("a run tells what stands before the layer: start the plan")
+        if self.layer is not None:
+            self.layer.check()
         tape = record(model, losses, content)
         squared = tape.squared_norms()
         weights, norms = self._weigh({name: squared[name] for name in trainable(model)})
@@ -175,6 +181,34 @@ class Hybrid:
         gradient = 2.0 * self.clipping.bound / noise_std["gradient"]
         event = count_participations(participation, steps, rows**2 + gradient**2)
         return (Claim(event, "replace", "proven", PROVEN, "features"),)
+
+
+@dataclass(frozen=True, eq=False)
+class Noisy:
+    """A layer, and the σ that was accounted for it."""
+
+    layer: Sanitize
+    noise_multiplier: float
+
+    def check(self) -> None:
+        """Refuse to take a step in which the layer would add other noise, or none."""
+        check_training(self.layer)
+        if self.layer.noise_multiplier != self.noise_multiplier or self.layer.draw is not None:
+            raise Refused("the layer's noise was changed after the run had begun: make a new plan and run")
+
+
+def _check_cut(cut: Cut, losses: Losses) -> None:
+    """Refuse what the proof does not cover."""
+    if not cut.before:
+        raise Refused(
+            f"nothing that is trained stands before the sanitisation layer at '{cut.name}': use method "
+            "sanitize-once, which costs less"
+        )
+    if cut.layer.draw is not None:
+        raise Refused("the layer draws its noise from a function of its own: leave draw out")
+    check_nothing_passes(cut, losses)
+    check_used_once(cut, losses)
+    check_alone(cut, training=True)
 
 
 def count_participations(participation: Participation, steps: int, each: float) -> Any:

@@ -95,6 +95,14 @@ class RandomisedLabels:
         answers = Answers(model, source, secret, 1 / noise_std["labels"], prior / prior.sum(), share)
         return replace(self, answers=answers), Numbered(source)
 
+    def make_ready(self) -> None:
+        """The labels are read, and those that are none of the classes refused."""
+        if self.answers is not None:
+            self.answers.read_labels()
+
+    def recall(self, public: State) -> None:
+        """Nothing of the model depends on it."""
+
     def count_numbers(self, model: nn.Module, source: Source) -> int:
         """One label, by coins."""
         return 1
@@ -174,6 +182,7 @@ class Answers:
     prior: Priors
     share: float
     _first: tuple[bytes, Tensor] | None = field(default=None, repr=False)
+    _labels: Integers | None = field(default=None, repr=False)
 
     def find(self, public: State) -> Tensor:
         """The answer of every example, −1 where there is none yet."""
@@ -196,7 +205,7 @@ class Answers:
         return torch.from_numpy(np.where(self._is_first(secret), -1, answers))
 
     def _answer(self, secret: Secret, stream: str, priors: Priors) -> Integers:
-        return respond(self._read_labels(), self.epsilon, priors, draw_integers(secret, stream, len(self.source)))
+        return respond(self.read_labels(), self.epsilon, priors, draw_integers(secret, stream, len(self.source)))
 
     def _is_first(self, secret: Secret) -> np.ndarray:
         """Which examples are in the first part: by coins that know no label."""
@@ -204,7 +213,13 @@ class Answers:
             return np.ones(len(self.source), dtype=bool)
         return draw_integers(secret, "labels/split", len(self.source)) < int(self.share * VALUES)
 
-    def _read_labels(self) -> Integers:
+    def read_labels(self) -> Integers:
+        """The true labels, read once and checked: private."""
+        if self._labels is None:
+            self._labels = self._read()
+        return self._labels
+
+    def _read(self) -> Integers:
         parts = [self.source.take(chunk)[-1] for chunk in self._chunks()]
         labels = torch.cat([part.cpu() for part in parts])
         if labels.dim() != 1 or labels.is_floating_point():

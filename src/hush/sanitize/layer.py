@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush import validate
-from hush.errors import BadInput, nearest
+from hush.errors import BadInput, Refused, nearest
 from hush.privacy.scale import grid
 
 Place = Literal["after", "before"]
@@ -102,6 +102,7 @@ class Sanitize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Dropout, clip and noise, in the order that ``place`` says."""
         self._meet_width(x)
+        own = x.dtype
         if self.place == "before":
             x = functional.dropout(x, self.dropout, self.training)
         x = self.bound(x)
@@ -109,10 +110,12 @@ class Sanitize(nn.Module):
             x = self.noised(x)
         if self.place == "after":
             x = functional.dropout(x, self.dropout, self.training)
-        return x
+        return x.to(own)
 
     def bound(self, x: Tensor) -> Tensor:
-        """Every element within the range, one that is not a number 0."""
+        """Every element within the range, one that is not a number 0; at least in single precision, in which C has all
+        of its digits but the last."""
+        x = x if x.dtype == torch.float64 else x.float()
         return torch.where(x.isnan(), torch.zeros_like(x), x).clamp(self.low, self.clip)
 
     def noised(self, x: Tensor) -> Tensor:
@@ -166,6 +169,14 @@ def insert(model: nn.Module, name: str, layer: Sanitize) -> nn.Module:
     parent, _, last = name.rpartition(".")
     known[parent].register_module(last, pair)
     return model
+
+
+def check_training(layer: Sanitize) -> None:
+    """Refuse a step in which the layer adds no noise."""
+    if not (layer.training or layer.noisy_evaluation):
+        raise Refused(
+            "the sanitisation layer is in evaluation, where it adds no noise: call model.train() before run.step"
+        )
 
 
 def find_layer(model: nn.Module) -> tuple[str, Sanitize]:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from dp_accounting import dp_event
-from torch import nn
+from torch import Tensor, nn
 
 from hush import validate
 from hush.named import Losses, Named, State, Sums
@@ -22,7 +23,9 @@ from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
 from hush.sanitize.cut import count_numbers, find_cut
+from hush.sanitize.layer import check_training, find_layer
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range
+from hush.sanitize.stopping import sum_spreads
 from hush.source import Source
 
 CLAIMED = (
@@ -63,6 +66,12 @@ class Published:
         layer.noise_multiplier = noise_std["rows"]
         return self, source
 
+    def make_ready(self) -> None:
+        """Nothing is computed before the first step."""
+
+    def recall(self, public: State) -> None:
+        """Nothing of the model depends on it."""
+
     def count_numbers(self, model: nn.Module, source: Source) -> int:
         """n, the width of the layer."""
         return count_numbers(find_cut(model, source))
@@ -76,8 +85,17 @@ class Published:
         return {}, {}
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The gradient of the piece's summed loss."""
-        return PlainSum().piece(model, losses, content, public)
+        """The gradient of the piece's summed loss; beside it the spread of the noisy outputs, which a stop looks at."""
+        layer = find_layer(model)[1]
+        check_training(layer)
+        spreads: list[Tensor] = []
+        hook = layer.register_forward_hook(lambda module, given, out: spreads.append(sum_spreads(out)))
+        try:
+            sums = PlainSum().piece(model, losses, content, public)
+        finally:
+            hook.remove()
+        sums["diagnostics"] |= {"spread": torch.stack(spreads).sum()} if spreads else {}
+        return sums
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         """The sum as it is."""

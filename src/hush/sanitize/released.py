@@ -13,6 +13,10 @@ coordinate of a − a′ is at most 2C (or C) in absolute value: ‖a − a′�
 √k·2C√n/(Cσ√n) = 2√k/σ standard deviations apart, whatever C and n are. Batches, gradients, updates and stops are
 functions of the y, the labels and coins that know nothing of the features: post-processing. ∎
 
+What it takes of the model is checked before a run starts (`hush.sanitize.checks`): nothing that is trained moves φ, and
+φ maps each record alone. That the same noise meets the same rows again after a resume is checked by a digest of what
+was released, kept with the run's state.
+
 So k releases at σ are worth one release at σ/√k, and sampling amplifies nothing: everybody is released. The dropout
 factor 1 − p of the published noise is not used here, for it is an average: the noise is Cσ√n whatever the dropout.
 """
@@ -37,9 +41,10 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
-from hush.sanitize.cut import Cut, Head, check_frozen, count_numbers, find_cut
+from hush.sanitize.checks import check_alone, check_frozen
+from hush.sanitize.cut import Cut, Head, count_numbers, find_cut
 from hush.sanitize.layer import Sanitize
-from hush.sanitize.rows import ReleasedRows
+from hush.sanitize.rows import DIGEST, ReleasedRows
 from hush.source import Source
 
 ROWS = Channel(1.0, proof="rows", exact=True)  # in units of C√n, half of what a record can move
@@ -62,6 +67,7 @@ class Released:
     turn: int = 1
     nonnegative: bool = False
     cut: Cut | None = None  # once a run has a model
+    rows: ReleasedRows | None = None
 
     def __post_init__(self) -> None:
         validate.whole(releases=self.releases, turn=self.turn)
@@ -83,9 +89,18 @@ class Released:
         cut = find_cut(model, source)
         check_range(cut.layer, self.nonnegative)
         check_frozen(cut)
+        check_alone(cut, training=False)
         set_noise(cut.layer, noise_std["rows"])
         rows = ReleasedRows(cut, source, secret, cut.layer.noise_std, self.releases, self.turn)
-        return replace(self, cut=cut), rows
+        return replace(self, cut=cut, rows=rows), rows
+
+    def make_ready(self) -> None:
+        """The rows without their noise."""
+        if self.rows is not None:
+            self.rows.make_ready()
+
+    def recall(self, public: State) -> None:
+        """Nothing of the model depends on it."""
 
     def count_numbers(self, model: nn.Module, source: Source) -> int:
         """n, the width of the layer."""
@@ -96,13 +111,14 @@ class Released:
         return self.releases
 
     def init(self, params: Named) -> tuple[State, State]:
-        """No state."""
-        return {}, {}
+        """Public: a digest of every release, none of which is there yet."""
+        return {"releases": torch.zeros(self.releases, DIGEST, dtype=torch.int64)}, {}
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the piece's summed loss, on released rows."""
-        if self.cut is None:
+        if self.cut is None or self.rows is None:
             raise Refused("rows are released by a run: start the plan")
+        self.rows.check(public["releases"])
         params, head = trainable(model), Head(self.cut)
         with drawing(proven=False, again=True):
             values = check_per_example(losses(head, content))
@@ -117,8 +133,8 @@ class Released:
         return {"gradient": sums["gradient"]}, private
 
     def observe(self, release: Release, update: Named, public: State) -> State:
-        """Nothing to learn from it."""
-        return public
+        """The digests, with that of the release that was used."""
+        return public if self.rows is None else {"releases": self.rows.note(public["releases"])}
 
     def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
         """One Gaussian of μ = 2√k/σ (or half of that), however many steps are taken."""

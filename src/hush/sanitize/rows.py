@@ -8,6 +8,7 @@ rows, when a ledger has been charged.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from hush.source import Source
 CHUNK = 500  # records through the front at a time
 PIECE = 32 * BLOCK  # numbers of noise at a time
 PATIENCE = 2.0  # seconds before anything is said
+DIGEST = 4  # numbers of 64 bits that stand for a release
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class ReleasedRows:
     turn: int
     _bounded: Tensor | None = field(default=None, repr=False)
     _released: tuple[int, bytes, Tensor] | None = field(default=None, repr=False)
+    _digest: Tensor = field(default_factory=lambda: torch.zeros(DIGEST, dtype=torch.int64), repr=False)
     _number: int = 0
 
     def __len__(self) -> int:
@@ -57,16 +60,42 @@ class ReleasedRows:
             return (torch.empty(0, *self.cut.shape), *beside)
         return (self.release()[indices], *beside)
 
+    def make_ready(self) -> None:
+        """Compute what is to be released, so that whatever can fail does so before anything is charged."""
+        if self._bounded is None:
+            self._bounded = self._compute()
+
     def release(self) -> Tensor:
         """All rows of the present release, on the CPU."""
         secret = self.secret()
         if self._released is None or self._released[:2] != (self._number, secret.key):
             self._released = self._number, secret.key, self._add_noise(secret)
+            self._digest = digest_rows(self._released[2])
         return self._released[2]
 
+    def note(self, digests: Tensor) -> Tensor:
+        """The digests of the releases so far, with that of the present one."""
+        if self._released is None or self._released[0] != self._number:
+            return digests
+        noted = digests.clone()
+        noted[self._number] = self._digest
+        return noted
+
+    def check(self, digests: Tensor) -> None:
+        """Refuse rows that are not those that this run released before: the noise would be the same, and the difference
+        free of it."""
+        before = digests[self._number].cpu()
+        self.release()
+        if bool(before.any()) and not torch.equal(before, self._digest):
+            raise Refused(
+                "the rows that this run released are not the same when they are computed again (another clip or "
+                "width, other code or another machine), and going on would put the same noise on other rows, whose "
+                "difference is free of noise: go on with what the run began with, or start a new run"
+            )
+
     def _add_noise(self, secret: Secret) -> Tensor:
-        if self._bounded is None:
-            self._bounded = self._compute()
+        self.make_ready()
+        assert self._bounded is not None
         rows = self._bounded.double()
         add_noise([rows], self._draw(secret, rows.numel()), self.std, grid(self.std), 1.0)
         return rows.to(self._bounded.dtype)
@@ -92,3 +121,9 @@ class ReleasedRows:
                 raise BadInput("records of different shapes cannot be released as rows of one width: pad them")
             parts.append(found)
         return torch.cat(parts)
+
+
+def digest_rows(rows: Tensor) -> Tensor:
+    """What tells released rows from others: BLAKE2b of their bytes, as whole numbers."""
+    raw = hashlib.blake2b(rows.contiguous().numpy().tobytes(), digest_size=8 * DIGEST).digest()
+    return torch.frombuffer(bytearray(raw), dtype=torch.int64).clone()

@@ -9,8 +9,8 @@ consecutive windows, which overlap but for one epoch at either end, lie within `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -26,7 +26,52 @@ STOPPED = (
 
 def measure_spread(outputs: Tensor) -> float:
     """The standard deviation of each example's noisy outputs, over its n coordinates, averaged over the examples."""
-    return float(outputs.detach().flatten(1).double().std(dim=1, correction=0).mean())
+    return float(sum_spreads(outputs)) / len(outputs)
+
+
+def sum_spreads(outputs: Tensor) -> Tensor:
+    """Σ over the examples of the standard deviation of each one's noisy outputs."""
+    return outputs.detach().flatten(1).double().std(dim=1, correction=0).sum()
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run of method `sanitize` stops: at the first epoch whose window of ``length`` epochs is flat to ``limit``,
+    or with an ``adaptive`` C moves as steadily as that."""
+
+    length: int
+    limit: float
+    adaptive: bool = False
+
+    def flag(self, series: Sequence[float]) -> list[bool]:
+        """The flag of every epoch."""
+        return (flag_steady if self.adaptive else flag_flat)(series, self.length, self.limit)
+
+    def find(self, series: Sequence[float]) -> int | None:
+        """After how many epochs the run stops, if it does."""
+        return find_stop(self.flag(series))
+
+
+def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
+    """The mean spread of every epoch once it is over, from the figures of a run's steps."""
+    total = examples = 0.0
+    for taken, found in enumerate(steps, 1):
+        total, examples = total + found["spread"], examples + found["examples"]
+        if taken % per_epoch == 0:
+            yield total / max(examples, 1.0)
+            total = examples = 0.0
+
+
+def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:
+    """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.loop.train(run))``, until
+    ``stop`` says so: after how many epochs, None at the end. What may then be said of the run is
+    ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
+    series: list[float] = []
+    for spread in watch_epochs(steps, per_epoch):
+        series.append(spread)
+        if (after := stop.find(series)) is not None:
+            return after
+    return None
 
 
 def find_chord_slope(window: Sequence[float]) -> float:
