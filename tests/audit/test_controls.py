@@ -23,7 +23,6 @@ from twins import (
 import hush
 from hush.audit.adversaries import Adversary, Difference, FixedPlaces, LowBits, WhiteBox
 from hush.audit.auditing import audit_stage, judge_claim
-from hush.audit.halves import Layered
 from hush.audit.method import make_audit_plan, make_audit_stage
 from hush.audit.stage import Stage, make_digits_stage
 from hush.audit.verdict import Verdict
@@ -62,15 +61,15 @@ def test_clipping_left_out_for_one_layer() -> None:
 
 
 def test_lambda_noise_that_is_too_small_by_the_root_of_the_steps() -> None:
-    """What a public benchmark injects: differences of Λ A C⁻¹ Z in the place of C⁻¹ Z. The last step gets the noise that
-    all others lack, and a reader of the first eight does not wait for it."""
+    """What a public benchmark injects: differences of Λ A C⁻¹ Z in the place of C⁻¹ Z. The last step gets the noise
+    that all others lack, and a reader of the first eight does not wait for it."""
     plan, reader = (
         hush.make_plan("dp-matrix-me-lambda", examples=32, batch_size=32, steps=16, epsilon=4.0),
         WhiteBox(read=8),
     )
     work = prefix_sums(16).matrix()
     rows = np.linalg.inv(work) @ distances(16, 16) @ work @ plan.noise.structure.noise_map()
-    assert _audit(plan, reader, 300).verdict == "consistent"
+    assert _audit(plan, reader, 160).verdict == "consistent"
     assert _audit(dataclasses.replace(plan, noise=Mapped(plan.noise, 1.0, rows)), reader, 300).verdict == "refuted"
 
 
@@ -103,10 +102,15 @@ def test_division_by_the_real_length_of_a_batch() -> None:
 
 
 def test_float32_noise_without_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the canary seven runs of ten release a value that is finer than its sum with the canary could be; on the
+    grid no value is, whoever is there."""
     plan = _whole(steps=4)
-    assert _audit(plan, LowBits(), 100).verdict == "consistent"
+    on_grid = audit_stage(plan, make_digits_stage(), adversary=LowBits(), runs=40, seed=101)
+    assert on_grid.verdicts[0].verdict == "consistent"
+    assert not on_grid.scores.inside.any()
+    assert not on_grid.scores.outside.any()
     monkeypatch.setattr("hush.noising.add_noise", add_float32_noise)
-    assert _audit(plan, LowBits(), 100).verdict == "refuted"
+    assert _audit(plan, LowBits(), 300).verdict == "refuted"
 
 
 def test_error_feedback_as_published() -> None:
@@ -120,23 +124,27 @@ def test_error_feedback_as_published() -> None:
 
 
 def test_the_sanitisation_layer_as_published() -> None:
-    """The weights that read a pixel of the canary's own move if and only if it is there; frozen, they do not."""
+    """The weights that read a pixel of the canary's own move if and only if it is there."""
     plan = make_audit_plan("sanitize", 4.0, 1e-5)
     stage = make_audit_stage(plan)
-    (found,) = audit_stage(plan, stage, runs=SEPARATED, seed=101).verdicts
+    audit = audit_stage(plan, stage, runs=SEPARATED, seed=101)
+    (found,) = audit.verdicts
     assert (found.status, found.verdict, found.adversary) == ("claimed", "refuted", "feature-canary")
-    held = dataclasses.replace(stage, model=Layered(frozen=True))
-    assert audit_stage(plan, held, runs=8, seed=101).scores.inside.max() == 0
+    assert audit.scores.outside.max() == 0 < audit.scores.inside.min()
 
 
-@pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid", "label-rr"])
-def test_released_rows_and_answers_show_what_they_may_and_no_more(method: str) -> None:
-    plan = make_audit_plan(method, 4.0, 1e-5)
-    found = audit_stage(plan, make_audit_stage(plan), runs=SEPARATED, seed=101)
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [("sanitize-once", 4.0), ("sanitize-frozen", 4.0), ("sanitize-hybrid", 4.0), ("label-rr", 1.0)],
+)
+def test_released_rows_and_answers_show_what_they_may_and_no_more(method: str, epsilon: float) -> None:
+    """With a quarter of the noise they show more, and the claim that is made for all of it is refuted."""
+    plan = make_audit_plan(method, epsilon, 1e-5)
+    found = audit_stage(plan, make_audit_stage(plan), runs=160, seed=101)
     (verdict,) = found.verdicts
     assert (verdict.adversary, verdict.verdict) == ("released-values", "consistent")
-    twin = dataclasses.replace(plan, sigma=plan.sigma / 8)
-    caught = audit_stage(twin, make_audit_stage(twin), runs=SEPARATED, seed=101).scores
+    twin = dataclasses.replace(plan, sigma=plan.sigma / 4)
+    caught = audit_stage(twin, make_audit_stage(twin), runs=160, seed=101).scores
     assert judge_claim(found.claims[0], caught, "released-values").verdict == "refuted"
 
 
