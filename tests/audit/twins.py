@@ -18,7 +18,7 @@ from hush.named import Losses, State, Sums
 from hush.noise.noise import Noise, Rows
 from hush.queries.clipped import clipped_sums
 from hush.randomness import Secret
-from hush.sampling import Partitioned, PoissonSampled, Room
+from hush.sampling import PoissonSampled, Room
 
 
 @dataclass(frozen=True)
@@ -107,24 +107,22 @@ class RealLength(hush.ClippedSum):
 
 @dataclass(frozen=True)
 class CalledPoisson:
-    """Fixed batches in the same order every epoch, which are said to be sampled anew."""
+    """Batches in the order of the data, from its end on and the same every epoch, which are said to be sampled."""
 
-    inner: Partitioned
-    rate: float
-
-    @property
-    def examples(self) -> int:
-        return self.inner.examples
+    examples: int
+    batch_size: int
+    steps: int
 
     @property
     def participation(self) -> PoissonSampled:
-        return PoissonSampled(self.rate, self.inner.steps)
+        return PoissonSampled(self.batch_size / self.examples, self.steps)
 
     def room(self, chance: float) -> Room:
-        return Room(2 * self.inner.batch_size)
+        return Room(2 * self.batch_size)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
-        return self.inner.indices(secret, step, self.inner.examples)
+        last = population - step * self.batch_size
+        return torch.arange(max(0, last - self.batch_size), max(0, last))
 
 
 def halve_noise(plan: hush.Plan) -> hush.Plan:

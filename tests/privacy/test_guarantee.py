@@ -159,8 +159,18 @@ def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Guarantee(1.0, 1e-5, status="claimed", method="dp-y").status == "claimed"
 
 
-def test_the_shipped_findings_can_be_read() -> None:
-    assert all(found.epsilon_lower > found.claimed_epsilon and found.status in STATUSES for found in findings())
+def test_a_curve_that_is_refuted_before_its_epsilon_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding("dp-x", claimed_epsilon=4.0, epsilon_lower=3.69, delta=1e-5, confidence=0.95)
+    monkeypatch.setattr(module, "findings", lambda: (found,))
+    stated = str(Guarantee(2.0, 1e-5, status="claimed", method="dp-x"))
+    assert "an audit refuted the trade-off curve that was stated (99.99% confidence), and measured at least" in stated
+    assert "ε = 3.69 at δ = 1e-5 (95% confidence) where ε = 4 was stated" in stated
+
+
+def test_the_shipped_findings_are_of_claims_that_are_broken_by_more_than_chance() -> None:
+    found = {(entry.method, entry.status): entry for entry in findings()}
+    assert set(found) == {("dp-dice", "claimed"), ("sanitize", "claimed")}
+    assert all(entry.epsilon_lower > entry.claimed_epsilon and entry.source for entry in found.values())
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(math.inf, 1e-5), (1.0, 1.0), (math.inf, 1.0)])

@@ -14,6 +14,7 @@ import numpy as np
 
 from hush.audit.likelihood import log_ratio
 from hush.audit.watching import Game, measure_loss
+from hush.claims import claim_steps
 from hush.errors import Refused
 from hush.plan import Plan
 from hush.randomness import Secret
@@ -46,13 +47,12 @@ class Adversary(Protocol):
 
 @dataclass(frozen=True)
 class WhiteBox:
-    """The canary's gradient at the clip in a direction of its own, read from every release by its likelihood.
-
-    The last ``left_out`` releases are not looked at: a reader need not wait for them."""
+    """The canary's gradient at the clip in a direction of its own, read from every release by its likelihood, or from
+    the first ``read`` of them: a reader need not wait for the last."""
 
     name: str = "white-box"
     sees: str = "every release"
-    left_out: int = 0
+    read: int | None = None
 
     def applies(self, plan: Plan) -> bool:
         """To every plan that releases noisy gradient sums, each of them bounded by itself."""
@@ -60,9 +60,8 @@ class WhiteBox:
 
     def score(self, game: Game, secret: Secret, *, present: bool) -> float:
         """The log-likelihood ratio of all releases along the canary's direction."""
-        seen = game.watch(secret, present=present)
-        read = len(seen.stds) - self.left_out
-        return log_ratio(game.plan, seen.along(game.stage)[:read], seen.stds[:read])
+        seen = game.watch(secret, present=present, read=self.read)
+        return log_ratio(game.plan, seen.along(game.stage), seen.stds)
 
 
 @dataclass(frozen=True)
@@ -84,23 +83,27 @@ class HiddenState:
 
 @dataclass(frozen=True)
 class FixedPlaces:
-    """Batches that are said to be sampled anew, read as if they came in the same order every epoch."""
+    """Batches that are said to be sampled anew, read as if they came in the same order every epoch: the canary in the
+    batch of this ``place`` (from 0), where the order of the data tells it, or in any of them."""
 
     name: str = "fixed-places"
     sees: str = "every release"
+    place: int | None = None
+    read: int | None = None
 
     def applies(self, plan: Plan) -> bool:
         """To plans of Poisson batches."""
         return _releases_gradients(plan, "sum") and isinstance(plan.sampler.participation, PoissonSampled)
 
     def score(self, game: Game, secret: Secret, *, present: bool) -> float:
-        """The log-likelihood ratio where the canary is in every b-th batch, averaged over the b places."""
+        """The sum of the releases at the place; or the log-likelihood ratio, averaged over the b places."""
         part = game.plan.sampler.participation
         if not isinstance(part, PoissonSampled):
             raise Refused("only Poisson batches can be read as if they came in the same order")
-        seen = game.watch(secret, present=present)
-        order = SameOrder(max(1, round(1 / part.rate)), part.steps)
-        return log_ratio(game.plan, seen.along(game.stage), seen.stds, order)
+        seen, places = game.watch(secret, present=present, read=self.read), max(1, round(1 / part.rate))
+        if self.place is not None:
+            return float(seen.along(game.stage)[self.place :: places].sum())
+        return log_ratio(game.plan, seen.along(game.stage), seen.stds, SameOrder(places, part.steps))
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,63 @@ class Difference:
         return float((first.along(game.stage) - second.along(game.stage)).sum())
 
 
-ALL: tuple[Adversary, ...] = (WhiteBox(), HiddenState(), FixedPlaces(), Difference(), LowBits(), BlackBox())
+@dataclass(frozen=True)
+class FeatureCanary:
+    """A feature that is zero in every other record: the weights that read it move if and only if the canary is in."""
+
+    name: str = "feature-canary"
+    sees: str = "the released model"
+
+    def applies(self, plan: Plan) -> bool:
+        """To plans that let the layers before a sanitisation layer learn from raw features."""
+        channels = plan.query.channels
+        return "rows" in channels and plan.private and not _is_proven(plan)
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """How far those weights are from where they began."""
+        before, after = game.stage.model, game.watch(secret, present=present).model
+        return float(np.linalg.norm(game.stage.pick(after.state_dict()) - game.stage.pick(before.state_dict())))
+
+
+@dataclass(frozen=True)
+class ReleasedValues:
+    """What stands for the canary alone, a released row or the answer for its label, read from the gradients that are
+    made of it: the canary's loss is one from which it can be read."""
+
+    name: str = "released-values"
+    sees: str = "every gradient, which shows all that was released"
+
+    def applies(self, plan: Plan) -> bool:
+        """To plans that release rows or answers, and train on nothing else."""
+        return plan.private and (
+            "labels" in plan.query.channels or ("rows" in plan.query.channels and _is_proven(plan))
+        )
+
+    def score(self, game: Game, secret: Secret, *, present: bool) -> float:
+        """The sum of all gradients along the canary's direction."""
+        return float(game.watch(secret, present=present).along(game.stage).sum())
+
+
+ALL: tuple[Adversary, ...] = (
+    WhiteBox(),
+    HiddenState(),
+    ReleasedValues(),
+    FeatureCanary(),
+    FixedPlaces(),
+    Difference(),
+    LowBits(),
+    BlackBox(),
+)
+
+
+def _is_proven(plan: Plan) -> bool:
+    return any(claim.status == "proven" for claim in claim_steps(plan))
 
 
 def _releases_gradients(plan: Plan, proof: str) -> bool:
+    """Whether the gradient is all that gets noise, and its bound is proven in this way."""
     channels = plan.query.channels
-    return plan.private and "gradient" in channels and channels["gradient"].proof == proof
+    return plan.private and "rows" not in channels and "gradient" in channels and channels["gradient"].proof == proof
 
 
 def strongest(plan: Plan) -> Adversary:

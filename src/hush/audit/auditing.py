@@ -29,6 +29,7 @@ from hush.audit.bounds import (
 from hush.audit.stage import Stage, extend
 from hush.audit.verdict import PRINTED, Verdict, decide
 from hush.audit.watching import Game
+from hush.claims import claim_steps
 from hush.errors import BadInput, Refused
 from hush.named import Losses
 from hush.plan import Plan
@@ -88,14 +89,15 @@ def collect_scores(
 
 
 def judge_claim(
-    guarantee: Guarantee, scores: Scores, adversary: str, *, comparisons: int = 1, method: str = ""
+    guarantee: Guarantee, scores: Scores, adversary: str, *, comparisons: int = 1, status: str = ""
 ) -> Verdict:
-    """What the scores say about one claim, which is a trade-off curve and not only its (ε, δ)."""
+    """What the scores say about one claim, which is a trade-off curve and not only its (ε, δ). ``status`` is that which
+    its method gives it, where an earlier finding has changed the guarantee's own."""
     errors, delta = scores.count_for_verdict(), guarantee.delta
     p = refutation_p(errors, curve_of_guarantee(guarantee))
     return Verdict(
-        method=method or guarantee.method,
-        status=guarantee.status,
+        method=guarantee.method,
+        status=status or guarantee.status,
         claimed_epsilon=guarantee.epsilon,
         delta=delta,
         epsilon_lower=float(bound_epsilon(scores.count_for_bound(delta), delta, PRINTED)),
@@ -109,6 +111,15 @@ def judge_claim(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """One adversary's scores of one plan, and what they say about each of its claims."""
+
+    claims: tuple[Guarantee, ...]
+    verdicts: tuple[Verdict, ...]
+    scores: Scores
+
+
 def audit_stage(
     plan: Plan,
     stage: Stage,
@@ -118,16 +129,19 @@ def audit_stage(
     seed: int | None = None,
     comparisons: int = 1,
     progress: Progress | None = None,
-) -> tuple[Verdict, ...]:
+) -> Audit:
     """Every finite claim of a plan, audited on a stage by one adversary (the strongest that applies)."""
     if not plan.private:
         raise Refused(f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one")
     chosen = adversary or strongest(plan)
     if not chosen.applies(plan):
         raise Refused(f"the adversary '{chosen.name}' does not apply to method '{plan.method}': use another")
-    claims = [claim for claim in plan.claims() if claim.status != "none"]
+    stated = [claim.status for claim in claim_steps(plan)]
+    claims = [pair for pair in zip(plan.claims(), stated, strict=True) if pair[0].status != "none"]
     scores = collect_scores(plan, stage, chosen, runs=runs, seed=seed, progress=progress)
-    return tuple(judge_claim(c, scores, chosen.name, comparisons=comparisons * len(claims)) for c in claims)
+    made = comparisons * len(claims)
+    verdicts = [judge_claim(claim, scores, chosen.name, comparisons=made, status=own) for claim, own in claims]
+    return Audit(tuple(claim for claim, _ in claims), tuple(verdicts), scores)
 
 
 def audit_plan(
@@ -156,4 +170,4 @@ def audit_plan(
     audits = [
         audit_stage(plan, stage, adversary=a, runs=runs, seed=seed, comparisons=made, progress=progress) for a in chosen
     ]
-    return tuple(verdict for verdicts in audits for verdict in verdicts)
+    return tuple(verdict for audit in audits for verdict in audit.verdicts)

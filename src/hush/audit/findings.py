@@ -15,17 +15,21 @@ from hush.privacy.guarantee import Finding
 
 def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
     """Put the refuted claims into the file, each method and status once; what was found before stays (findings are
-    kept), unless this audit measured more."""
+    kept), unless this audit measured more beyond what was claimed."""
     known = {(found.method, found.status): found for found in _read(path)}
     for verdict in verdicts:
         if not verdict.refuted:
             continue
         new = _find(verdict)
         old = known.get((new.method, new.status))
-        if old is None or new.epsilon_lower > old.epsilon_lower:
+        if old is None or _excess(new) > _excess(old):
             known[new.method, new.status] = new
     entries = [dataclasses.asdict(known[key]) for key in sorted(known)]
     write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())
+
+
+def _excess(found: Finding) -> float:
+    return found.epsilon_lower - found.claimed_epsilon
 
 
 def _find(verdict: Verdict) -> Finding:

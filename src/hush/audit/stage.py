@@ -38,13 +38,17 @@ BLANK = (0, 32)  # two pixels that are zero in all 8×8 digits, one in the upper
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A model, ordinary rows, the canary's row, and the unit vector along which the canary is to be seen."""
+    """A model, ordinary rows, the canary's row, and the vector along which the canary is to be seen.
+
+    ``opposite`` is the row that takes the canary's place where only a half of it is private: the other half is alike in
+    both. There is no canary more or less then, and no column of kinds and amounts."""
 
     model: nn.Module
     losses: Losses
     rows: tuple[Tensor, ...]
     canary: tuple[Tensor, ...]
     direction: Named
+    opposite: tuple[Tensor, ...] | None = None
 
     def fresh_model(self) -> nn.Module:
         """The model as it was before any step."""
@@ -53,10 +57,13 @@ class Stage:
     def data(self, plan: Plan, present: bool) -> tuple[Tensor, ...]:
         """The rows of a run with the canary, or of its neighbour: every row's kind and amount come last."""
         adjacency = plan.neighbours
-        others = plan.sampler.examples - (0 if adjacency == "add-remove" else 1)
+        others = plan.sampler.examples - (0 if adjacency == "add-remove" and self.opposite is None else 1)
         if others > len(self.rows[0]):
             raise BadInput(f"the plan is for {others} rows beside the canary, and there are {len(self.rows[0])}")
         rows = [column[:others] for column in self.rows]
+        if self.opposite is not None:
+            chosen = self.canary if present else self.opposite
+            return tuple(torch.cat([column, row]) for column, row in zip(rows, chosen, strict=True))
         kinds, amounts = torch.zeros(others, dtype=torch.bool), torch.zeros(others)
         if present or adjacency != "add-remove":
             rows = [torch.cat([column, row]) for column, row in zip(rows, self.canary, strict=True)]
@@ -91,10 +98,15 @@ class Halves(nn.Module):
         return upper + lower
 
 
+def read_digits() -> tuple[Tensor, Tensor]:
+    """Real 8×8 digits as rows of 64 numbers from 0 to 1, and their labels."""
+    images, labels = as_arrays(load_digits().train)
+    return images.reshape(len(images), -1) / 16, labels
+
+
 def make_digits_stage() -> Stage:
     """Real digits, a linear model of two layers side by side, and a canary in two blank pixels."""
-    images, labels = as_arrays(load_digits().train)
-    images = images.reshape(len(images), -1) / 16
+    images, labels = read_digits()
     blank = torch.zeros(1, 64)
     blank[0, list(BLANK)] = 1.0
     direction = {}

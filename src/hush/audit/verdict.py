@@ -9,7 +9,7 @@ of anything: a better adversary may find more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -66,3 +66,11 @@ class Verdict:
         """Plain JSON types; what is infinite is null."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in found.items()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Verdict:
+        """Back from `to_json`; other keys are left out."""
+        known = {name: data[name] for name in Verdict.__dataclass_fields__ if name in data}
+        for name in ("claimed_epsilon", "epsilon_lower", "epsilon_if_gaussian", "epsilon_estimate"):
+            known[name] = math.inf if known[name] is None else float(known[name])
+        return Verdict(**known)

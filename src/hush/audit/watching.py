@@ -64,11 +64,14 @@ class Game:
         self.plan, self.stage = plan, stage
         self._started: dict[bool, tuple[Run, Watching, State]] = {}
 
-    def watch(self, secret: Secret, *, present: bool) -> Seen:
-        """Run the plan whole, with the canary or without it, and keep what its reader sees."""
+    def watch(self, secret: Secret, *, present: bool, read: int | None = None) -> Seen:
+        """Run the plan, with the canary or without it, and keep what its reader sees: all of it, or what there is after
+        ``read`` steps, for a reader who does not wait for the rest."""
         run, watching = self._begin(secret, present)
         for batch in run.batches():
             run.step(batch)
+            if run.next == read:
+                break
         released = np.stack(watching.values) * self.plan.divisor
         return Seen(released, np.asarray(watching.stds) * self.plan.divisor, run.model)
 

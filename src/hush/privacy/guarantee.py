@@ -1,14 +1,15 @@
 """Guarantee: what is known about the privacy of a release, printed as one honest sentence.
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
-could not be proven), ``refuted`` (an audit measured more), ``none`` (no privacy: ordinary training). Only a proven ε
-reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status ``none``. Printed
-numbers are rounded up, never down.
+could not be proven), ``refuted`` (an audit showed that it does not hold), ``none`` (no privacy: ordinary training).
+Only a proven ε reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status
+``none``. Printed numbers are rounded up, never down.
 
 `refuted.json` beside this file ships the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
-"confidence": 0.95, "source": "what was run"}``. A guarantee made for a listed method, with the listed status, becomes
-refuted. ``status`` says which kind of ε the audit broke ("claimed" or "proven").
+"confidence": 0.95, "source": "what was run"}``, where the confidence is that of ``epsilon_lower``. A guarantee made for
+a listed method, with the listed status, becomes refuted. ``status`` says which kind of ε the audit broke ("claimed" or
+"proven").
 """
 
 from __future__ import annotations
@@ -53,6 +54,17 @@ class Finding:
     status: str = "claimed"
     source: str = ""
 
+    def tell(self) -> str:
+        """What was found. A trade-off curve can be refuted, which takes 99.99 %, by runs that are too few to bound the
+        single ε beyond what was stated: both are said then."""
+        measured = (
+            f"measured at least ε = {rounded_down(self.epsilon_lower)} at δ = {rounded_up(self.delta)} "
+            f"({self.confidence:.0%} confidence) where ε = {rounded_up(self.claimed_epsilon)} was stated"
+        )
+        if self.epsilon_lower > self.claimed_epsilon:
+            return f"an audit {measured}"
+        return f"an audit refuted the trade-off curve that was stated (99.99% confidence), and {measured}"
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -90,12 +102,7 @@ class Guarantee:
         finding = _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
-            measured = (
-                f"an audit measured at least ε = {rounded_down(finding.epsilon_lower)} "
-                f"at δ = {rounded_up(finding.delta)} ({finding.confidence:.0%} confidence) "
-                f"where ε = {rounded_up(finding.claimed_epsilon)} was stated"
-            )
-            object.__setattr__(self, "reason", "; ".join(part for part in (measured, self.reason) if part))
+            object.__setattr__(self, "reason", "; ".join(part for part in (finding.tell(), self.reason) if part))
 
     @property
     def private(self) -> bool:

@@ -1,0 +1,113 @@
+"""`hush audit`: one method, all of them and on from where it was stopped, one object a line, findings and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hush.audit import method as catalogue_of_audits
+from hush.audit.method import list_audited, make_audit_plan, make_audit_stage
+from hush.audit.store import AuditSettings, find_audits, read_audits
+from hush.cli import main
+from hush.errors import BadInput
+from hush.methods import catalogue
+
+FEW = ("--runs", "8", "--seed", "3")
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["audit", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_every_method_that_claims_something_can_be_audited() -> None:
+    assert set(list_audited()) == set(catalogue()) - {"sgd"}
+    for name in list_audited():
+        plan = make_audit_plan(name, 4.0, 1e-5)
+        assert 3.9 < plan.claims()[-1].epsilon <= 4.0
+        assert make_audit_stage(plan).direction
+
+
+def test_a_method_by_name_says_what_was_claimed_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "--method", "sanitize-once", *FEW)
+    assert code == 0
+    assert out.startswith("sanitize-once, proven ε = 4 at δ = 1e-5: at least ε = 0 (95 %) was measured by")
+    assert out.endswith("consistent\n")
+
+
+def test_a_factory_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "--method", "hush.methods.independent:dp_sgd", *FEW, "--epsilon", "2", "--json")
+    (found,) = map(json.loads, out.splitlines())
+    assert code == 0
+    assert (found["method"], found["adversary"]) == ("hush.methods.independent:dp_sgd", "white-box")
+    assert 1.9 < found["claimed_epsilon"] <= 2
+
+
+def test_all_goes_on_where_it_was_stopped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "audits.jsonl"
+    monkeypatch.setattr(catalogue_of_audits, "list_audited", lambda: ("sanitize-once", "label-rr"))
+    code, out, _ = ask(capsys, "--all", *FEW, "--json", "--store", str(store))
+    assert code == 0
+    assert [json.loads(line)["method"] for line in out.splitlines()] == ["sanitize-once", "label-rr"]
+    first, second = store.read_text().splitlines()
+    store.write_text(f"{first}\n{second[:40]}")  # broken off while it was written
+    made: list[str] = []
+    original = catalogue_of_audits.make_audit_plan
+    monkeypatch.setattr(
+        catalogue_of_audits, "make_audit_plan", lambda name, *more: made.append(name) or original(name, *more)
+    )
+    code, again, _ = ask(capsys, "--all", *FEW, "--json", "--store", str(store))
+    assert (code, again, made) == (0, out, ["label-rr"])
+    assert [entry["comparisons"] for entry in read_audits(store)] == [2, 2]
+    code, table, _ = ask(capsys, "--all", *FEW, "--store", str(store))
+    assert (code, made) == (0, ["label-rr"])
+    assert "label-rr" in table.splitlines()[-2]
+
+
+def test_other_settings_are_another_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "audits.jsonl"
+    ask(capsys, "--method", "label-rr", *FEW, "--store", str(store))
+    assert find_audits(store, "label-rr", AuditSettings(runs=8, seed=3))
+    assert not find_audits(store, "label-rr", AuditSettings(runs=8, seed=4))
+    assert not find_audits(store, "label-rr", AuditSettings(runs=8, seed=3, epsilon=1.0))
+
+
+def test_what_is_refuted_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = tmp_path / "findings.json"
+    given = ("--method", "sanitize", "--epsilon", "1", "--runs", "80", "--seed", "3")
+    code, out, _ = ask(capsys, *given, "--update", str(found), "--page", str(tmp_path / "page.html"))
+    assert code == 0
+    assert out.endswith("refuted\n")
+    (entry,) = json.loads(found.read_text())
+    assert (entry["method"], entry["status"]) == ("sanitize", "claimed")
+    assert entry["epsilon_lower"] > 2 > entry["claimed_epsilon"]
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>sanitize: refuted</h1>" in page
+    for place in ("scores", "curve", "growth"):
+        assert f'<div id="{place}"></div>' in page
+    assert "http" not in page.split("const figures")[1]
+
+
+def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for given, why in (
+        ((), "--method NAME, or --all"),
+        (("--method", "dp-sgd", "--all"), "--method NAME, or --all"),
+        (("--all", "--page", str(tmp_path / "p.html")), "give --method"),
+        (("--method", "sgd"), "adds no noise"),
+        (("--method", "label-rr", "--runs", "4"), "at least 8 runs"),
+    ):
+        code, out, err = ask(capsys, *given)
+        assert (code != 0, out) == (True, "")
+        assert why in " ".join(err.split())
+
+
+def test_another_file_is_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"method": "dp-sgd"}\n')
+    with pytest.raises(BadInput, match="line 1 of .* is no audit"):
+        read_audits(path)
