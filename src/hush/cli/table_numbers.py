@@ -11,7 +11,7 @@ from hush.problems import Problem
 from hush.problems.table_defaults import LOGISTIC, choose_numbers
 
 METHOD = "dp-sgd"
-CHOSEN = ("batch_size", "lr", "average")
+CHOSEN = ("batch_size", "lr", "average", "microbatch")
 FOR_RATE = ("clip", "clip_mode", "settings")  # a learning rate is one for its clipping and momentum
 
 

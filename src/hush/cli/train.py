@@ -108,7 +108,9 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, KeepingOptions):
         metadata=option("Fixes sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
     )
     device: str = field(default="cpu", metadata=option("Where to train: cpu, cuda, cuda:0 or mps.", MACHINE))
-    microbatch: int = field(default=MICROBATCH, metadata=option("Most examples held in memory at a time.", MACHINE))
+    microbatch: int = field(
+        default=MICROBATCH, metadata=option("Most examples held in memory at a time; 4096 rows of a table.", MACHINE)
+    )
 
     def __post_init__(self) -> None:
         validate.whole(checkpoint_every=self.checkpoint_every)
