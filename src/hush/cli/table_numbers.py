@@ -23,8 +23,10 @@ def note_open(given: Given) -> Given:
 
 
 def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Collection[str]) -> dict[str, Any]:
-    """The numbers that are left open, for a table's classes and DP-SGD; nothing for any other data or method."""
-    if task.schema is None or task.classes is None or method != METHOD or not left_open:
+    """The numbers that are left open, for a table's classes, DP-SGD and a model that comes with hush; nothing for any
+    other data, method or model."""
+    known = task.schema is not None and task.classes is not None and task.architecture.source == "shipped"
+    if not known or method != METHOD or not left_open:
         return {}
     numbers = choose_numbers(task.examples, epsilon, linear=task.architecture.name == LOGISTIC)
     filled = {name: value for name, value in vars(numbers).items() if name in left_open}
