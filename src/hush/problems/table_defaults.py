@@ -2,7 +2,8 @@
 
 Everything follows from public numbers: N, the examples to train on (units where rows have one), and the ε asked for.
 Nothing is looked up in the rows. The numbers are for classification with DP-SGD and a model that comes with hush; a
-number to predict, other methods and other models keep their own. They were chosen on some tables and are reported on others (docs/tables.md).
+number to predict, other methods and other models keep their own. They were chosen on some tables and are reported on
+others (docs/tables.md).
 
 - **Model.** Logistic regression below 5 000 examples: noise grows with the number of weights, and a small table does
   not pay for a hidden layer. One hidden layer of 32 from there on.
