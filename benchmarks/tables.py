@@ -1,7 +1,7 @@
 """What `hush train --data` reaches on tables with its defaults, beside scikit-learn without privacy and Opacus.
 
-    python benchmarks/tables.py run [--only adult] [--work DIR]   # results/tables/runs.jsonl, each run once
-    python benchmarks/tables.py render                            # docs/tables.md
+    python benchmarks/tables.py run [--only adult] [--who hush] [--work DIR]  # results/tables/runs.jsonl, each run once
+    python benchmarks/tables.py render                                        # docs/tables.md
 
 A run that is in the file is not made again, so the command can be stopped at any time. Adult comes from $HUSH_DATA;
 every other table is made here or comes with scikit-learn. A test holds that the page is what the file gives.
@@ -167,12 +167,16 @@ def train_opacus(table: Table, epsilon: float, seed: int) -> dict[str, Any]:
     return measure(chances, labels) | {"epsilon": spent, "noise_multiplier": optimizer.noise_multiplier}
 
 
-def run_missing(only: str | None, work: Path) -> None:
+def list_done() -> list[dict[str, Any]]:
+    """The jobs of the runs in the file."""
+    return [json.loads(line)["job"] for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+
+
+def run_missing(only: str | None, who: str | None, work: Path) -> None:
     """Make the runs that are not in the file yet, and add each as soon as it is finished."""
     RECORDS.parent.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(line)["job"] for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
     for job in list_jobs():
-        if asdict(job) in done or (only is not None and job.table != only):
+        if asdict(job) in list_done() or only not in (None, job.table) or who not in (None, job.who):
             continue
         found = make_run(job, work)
         with RECORDS.open("a") as file:
@@ -185,6 +189,7 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("run", "render"))
     parser.add_argument("--only", choices=tuple(TABLES), help="this table alone")
+    parser.add_argument("--who", choices=sorted({job.who for job in list_jobs()}), help="these runs alone")
     parser.add_argument("--work", type=Path, help="where tables are written; a temporary folder by default")
     return parser.parse_args()
 
@@ -196,4 +201,4 @@ if __name__ == "__main__":
         PAGE.write_text(render())
         sys.exit()
     with tempfile.TemporaryDirectory() as temporary:
-        run_missing(asked.only, asked.work or Path(temporary))
+        run_missing(asked.only, asked.who, asked.work or Path(temporary))
