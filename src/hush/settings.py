@@ -137,5 +137,7 @@ class PlanSettings:
     )
     average: str | None = field(
         default=None,
-        metadata=option("Release averaged weights: ema:0.999, or tail:0.25 for the last quarter.", LENGTH, axis=True),
+        metadata=option(
+            "Release averaged weights: ema:0.999, or tail:0.25 for the last quarter; or none.", LENGTH, axis=True
+        ),
     )

@@ -16,7 +16,7 @@ from hush.errors import BadInput, nearest
 from hush.gradients import Augmented
 from hush.named import Losses
 from hush.problems import Problem
-from hush.problems.own_data import HELD, TASKS, TEST, from_files
+from hush.problems.own_data import EARLIER, HELD, TASKS, TEST, from_files
 from hush.settings import DATA, PRIVACY, option
 from hush.source import as_source
 from hush.units import ROWS_PER_UNIT
@@ -47,7 +47,11 @@ class TaskOptions:
     )
     model: str | None = field(
         default=None,
-        metadata=option("Your own data: mlp, logistic, lenet, cnn, or your own as `module:factory`.", DATA),
+        metadata=option(
+            "Your own data: mlp, mlp-64-32 (widths of hidden layers), logistic, lenet, cnn, or your own as "
+            "`module:factory`. By default cnn for images; for a table logistic below 5000 examples, else mlp-32.",
+            DATA,
+        ),
     )
     schema: Path | None = field(
         default=None,
@@ -142,6 +146,7 @@ class TaskOptions:
         default=0.0,
         metadata=option("Fraction of the training data to hold out; neither trained on nor reported.", DATA),
     )
+    resumed: bool = False  # its settings are those that a run has kept
     seed: int = field(default=0, metadata=option("Fixes initial weights and splits (public).", MACHINE))
 
 
@@ -210,7 +215,7 @@ def _load(given: TaskOptions) -> Problem:
     found = from_files(
         given.data,
         target=given.target,
-        model=given.model,
+        model=EARLIER if given.model is None and given.resumed else given.model,
         schema=given.schema,
         public=tuple(given.public.split("+")) if given.public is not None else (),
         test=TEST if given.test_data is None else given.test_data,

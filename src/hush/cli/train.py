@@ -18,6 +18,7 @@ from hush.cli.devices import find_device
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, open_keeper
 from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
+    DEFAULT_EPSILON,
     EPSILON_OR_THREE,
     PlanOptions,
     check_delta,
@@ -32,6 +33,7 @@ from hush.cli.preparing import asks_for_releases, plan_before, release_before
 from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error, note_interrupts
+from hush.cli.table_numbers import choose_for_table, name_model, note_open
 from hush.errors import BadInput, HushError
 from hush.ledger.account import BudgetSpent
 from hush.loop import train as take_steps
@@ -43,7 +45,7 @@ from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.run import Run
-from hush.settings import METHOD, PRIVACY, option
+from hush.settings import LENGTH, METHOD, PRIVACY, option
 from hush.stepping import MICROBATCH
 
 MOST_SEED = 2**63  # what torch takes
@@ -64,7 +66,27 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, KeepingOptions):
             f"Settings that are known to work: {', '.join(read_recipes())}. Flags given beside it win.", METHOD
         ),
     )
-    lr: float | None = field(default=None, metadata=option("Learning rate; the method's own by default.", METHOD))
+    lr: float | None = field(
+        default=None,
+        metadata=option(
+            "Learning rate; the method's own by default, √(Nε)/80 up to 3 for dp-sgd on a table, half of it for "
+            "logistic.",
+            METHOD,
+        ),
+    )
+    batch_size: int = field(
+        default=256,
+        metadata=option("Expected number of examples a step; N/16 up to 4096 for dp-sgd on a table.", LENGTH),
+    )
+    average: str | None = field(
+        default=None,
+        metadata=option(
+            "Release averaged weights: ema:0.999, or tail:0.25 for the last quarter; or none. For dp-sgd on a table "
+            "tail:0.5.",
+            LENGTH,
+        ),
+    )
+    left_open: frozenset[str] = frozenset()  # numbers that nobody gave
     clip: float | None = field(default=None, metadata=option("Clip norm c of one example's gradient.", METHOD))
     clip_mode: str | None = field(
         default=None,
@@ -86,7 +108,9 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, KeepingOptions):
         metadata=option("Fixes sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
     )
     device: str = field(default="cpu", metadata=option("Where to train: cpu, cuda, cuda:0 or mps.", MACHINE))
-    microbatch: int = field(default=MICROBATCH, metadata=option("Most examples held in memory at a time.", MACHINE))
+    microbatch: int = field(
+        default=MICROBATCH, metadata=option("Most examples held in memory at a time; 4096 rows of a table.", MACHINE)
+    )
 
     def __post_init__(self) -> None:
         validate.whole(checkpoint_every=self.checkpoint_every)
@@ -104,7 +128,7 @@ def recall(given: Given) -> Given:
         return recipe | given
     path = given["out"] / "private" / OPTIONS
     if path.is_file():
-        return read_settings(path, Training) | recipe | given
+        return read_settings(path, Training) | recipe | given | {"resumed": True}
     if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
         raise BadInput(
             f"the run in '{given['out']}' cannot go on, as its options are gone: say what to train with --problem or "
@@ -113,7 +137,7 @@ def recall(given: Given) -> Given:
     return recipe | given
 
 
-@take(Training, resolve=lambda given: let_batch_fit(recall(given)))
+@take(Training, resolve=lambda given: let_batch_fit(note_open(recall(given))))
 def train(given: Training) -> None:
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
 
@@ -125,7 +149,7 @@ def train(given: Training) -> None:
             return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
-        given = fit_batch(given, task.examples)
+        given = fit_batch(_fill_in(given, task), task.examples)
         plan, parts, candidates = _plan(given, task, keeper)
         task = sanitise_task(task, plan, given)
         if plan.private:
@@ -170,6 +194,15 @@ def _with_own_data(given: Training) -> Training:
     if given.data is not None and theirs is not None and given.problem == theirs:
         return replace(given, problem=None)
     return given
+
+
+def _fill_in(given: Training, task: Problem) -> Training:
+    """The model's name, and a table's numbers where nobody gave others: a run keeps what it began with."""
+    if given.data is None:
+        return given
+    epsilon = default_to_three(given).epsilon or DEFAULT_EPSILON
+    chosen = choose_for_table(task, given.method, epsilon, given.left_open)
+    return replace(given, **{"model": name_model(task), **chosen})
 
 
 def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[Before, ...], tuple[Candidate, ...]]:

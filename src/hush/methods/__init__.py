@@ -105,7 +105,7 @@ def make_plan(
         raise BadInput(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
     if rule is not None:
         plan = put_in_place(plan, rule)
-    if setting.average is not None:
+    if setting.average not in (None, "none"):
         plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(setting.average)))
     if plan.private:
         return _with_noise(plan, setting, calibrate)

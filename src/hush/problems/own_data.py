@@ -39,12 +39,15 @@ from hush.imports import call_with, find_version, import_factory
 from hush.problems.architectures import build_shipped, shipped
 from hush.problems.models import Encoder
 from hush.problems.problem import LOSSES, Notes, Problem, make_classification, make_regression
+from hush.problems.table_defaults import choose_model
 from hush.randomness import seeded
 from hush.validate import one_of
 
 ROW = "example"  # what the unit of privacy is called where it is a row
 TASKS = ("classification", "regression")
 MODELS = ("mlp", "logistic", "lenet", "cnn")
+MLP = (128, 64)  # the hidden layers of mlp where their widths are not in its name
+EARLIER = "mlp or cnn"  # what a run had that was begun when every table got the same mlp
 TEST = 0.2
 COUNT = "the number of rows and the order in which they are split are public"
 COUNT_UNITS = (
@@ -72,10 +75,11 @@ def from_files(
 ) -> Problem:
     """A problem from a file or folder; a table may be in several files, as a folder or a pattern of names.
 
-    ``target``: the column (or array) of labels. ``model``: mlp, logistic, lenet, cnn or ``package.module:factory``,
-    called with those of (shape, features, classes) that it takes; by default cnn for images, else mlp. ``schema``: the
-    public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off the
-    rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
+    ``target``: the column (or array) of labels. ``model``: mlp, or mlp-64-32 with hidden layers of these widths,
+    logistic, lenet, cnn or ``package.module:factory``, called with those of (shape, features, classes) that it takes;
+    by default cnn for images, for a table's classes as :mod:`hush.problems.table_defaults` says, else mlp. ``schema``:
+    the public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off
+    the rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
     ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
     schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
     column (or array) that says whose each row is, where all rows of one are one example; it is no feature, and nobody
@@ -91,10 +95,11 @@ def from_files(
     if private_ranges:
         read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
+    examples, tested = count_examples(split.train), count_examples(split.test)
+    model = model or _choose_model(read, examples if split.owners is None else split.owners.count)
     architecture = _choose_architecture(model, find_shape(split.train), read.schema, len(read.classes) or 1)
     network = _choose_factory(architecture, read.schema)
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
-    examples, tested = count_examples(split.train), count_examples(split.test)
     whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
     summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
@@ -319,14 +324,18 @@ def _list_columns(own: _Own) -> list[str]:
     return [] if own.schema is None else [column.name for column in own.schema.features]
 
 
-def _choose_architecture(
-    model: str | None, shape: tuple[int, ...], schema: Schema | None, classes: int
-) -> Architecture:
+def _choose_model(read: _Own, examples: int) -> str:
+    """By what kind of data it is, and for a table's classes by their number of examples."""
+    table = read.schema is not None and read.target_range is None
+    return choose_model(examples) if table else EARLIER
+
+
+def _choose_architecture(model: str, shape: tuple[int, ...], schema: Schema | None, classes: int) -> Architecture:
     """The chosen model, behind an encoder if the data is a table."""
     if schema is None:
-        return _name_model(model or "cnn", shape, classes)
+        return _name_model("cnn" if model == EARLIER else model, shape, classes)
     width = Encoder(schema.features).width
-    return replace(_name_model(model or "mlp", (width,), classes), encoder=True)
+    return replace(_name_model("mlp" if model == EARLIER else model, (width,), classes), encoder=True)
 
 
 def _choose_factory(architecture: Architecture, schema: Schema | None) -> Callable[[], nn.Module]:
@@ -352,7 +361,9 @@ def _name_model(model: str, shape: tuple[int, ...], classes: int) -> Architectur
         own = {"shape": shape, "features": flat, "classes": classes}
         return Architecture("factory", model, own, find_version(model))
     if model == "mlp":
-        return shipped("mlp", widths=(flat, 128, 64, classes))
+        return shipped("mlp", widths=(flat, *MLP, classes))
+    if model.startswith("mlp-"):
+        return shipped("mlp", widths=(flat, *_read_widths(model), classes))
     if model == "logistic":
         return shipped("logistic", features=flat, classes=classes)
     if model not in MODELS:
@@ -360,6 +371,14 @@ def _name_model(model: str, shape: tuple[int, ...], classes: int) -> Architectur
     if len(shape) != 3:
         raise BadInput(f"the model '{model}' is for images, and an example here has the shape {shape}: use mlp")
     return shipped(model, shape=shape, classes=classes)
+
+
+def _read_widths(model: str) -> tuple[int, ...]:
+    """The widths of the hidden layers: mlp-64-32."""
+    parts = model.split("-")[1:]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 6 and int(part) > 0 for part in parts):
+        raise BadInput(f"'{model}' is no model: the widths of hidden layers are whole numbers, as in mlp-64-32")
+    return tuple(map(int, parts))
 
 
 def _check_module(built: Any, model: str) -> nn.Module:
