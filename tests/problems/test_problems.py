@@ -41,7 +41,7 @@ OTHERS = {  # their data takes longer to read; their models are in test_models.p
     "cifar10-sanitized",
     "cifar10-part-resnet18-sanitized",
     "mnist-sanitized",
-    "mnist-sanitized-frozen",
+    "mnist-scattering-sanitized",
     "cifar10-scattering",
     "mnist-scattering",
     "fashion-scattering",

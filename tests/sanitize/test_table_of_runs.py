@@ -84,7 +84,7 @@ def test_rows_with_and_without_stopping(script: ModuleType, monkeypatch, tmp_pat
 def test_each_method_says_what_it_protects(script: ModuleType, monkeypatch, tmp_path: Path) -> None:
     runs = [
         record("mnist-sanitized", "sanitize", 0.9, threshold_share=0.05),
-        record("mnist-sanitized-frozen", "sanitize-once", 0.5),
+        record("mnist-scattering-sanitized", "sanitize-once", 0.5),
         record("mnist-funnel", "label-rr", 0.6, stages=1),
         record("mnist-funnel", "dp-sgd", 0.7),
     ]

@@ -263,7 +263,7 @@ _ROWS = (
         layer=_BODY,
     ),  # 659 732
     Row(
-        "mnist-sanitized-frozen",
+        "mnist-scattering-sanitized",
         f"MNIST, {_FROZEN}",
         MNIST_WAVES,
         _name_linear(81 * 7 * 7),
