@@ -1,0 +1,291 @@
+"""Charts as SVG text: lines with error bars, grids of cells, dots in rows. Every point says itself in a title.
+
+All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; `STYLE` gives them values
+where a chart stands alone. Kinds of ε are told apart by dash, marker and words, not by colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from markupsafe import escape
+
+from hush.printable import make_printable
+
+WIDTH, HEIGHT = 380, 250
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 44  # margins of the plot in its picture
+COLOURS = 8
+MOST_NAMED = 34  # characters of a name in a legend
+
+STYLE = """
+svg{--ink:#1d2329;--soft:#59636e;--paper:#fff;--line:#d3d8de;--s0:#1f5fa8;--s1:#b3401f;--s2:#2e7d4f;--s3:#7b4fa6;
+--s4:#8a6100;--s5:#0f7c86;--s6:#a8326e;--s7:#55606b;--low:#eef3f8;--high:#1f4e79;background:#fff}
+@media(prefers-color-scheme:dark){svg{--ink:#e4e7eb;--soft:#a0a9b4;--paper:#1b1f24;--line:#3a424b;--s0:#7db4ee;
+--s1:#f0936f;--s2:#74c796;--s3:#c3a0ea;--s4:#e0b34f;--s5:#5fc7d0;--s6:#ee8dbb;--s7:#aab4bf;--low:#20303f;--high:#8ebbe8;
+background:#1b1f24}}
+"""
+BASE = """
+text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-serif}
+.name{font-size:12px;text-anchor:middle}.grid{stroke:var(--line);stroke-width:.7;fill:none}
+.axis{stroke:var(--soft);fill:none}.curve{fill:none;stroke-width:2}.mark{stroke-width:1.8}
+.claimed{stroke-dasharray:6 4}.refuted{stroke-dasharray:2 4}.cell{stroke:var(--paper);stroke-width:1}
+.hatch{stroke:var(--soft);stroke-width:1.4}.best{fill:none;stroke:var(--ink);stroke-width:2.5}
+.value{font-size:10px;text-anchor:middle;pointer-events:none}.end{text-anchor:end}.middle{text-anchor:middle}
+"""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The title with its unit, and the scale; ``percent`` shows shares in %."""
+
+    title: str
+    log: bool = False
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point, half the length of its error bar, and what it says of itself."""
+
+    x: float
+    y: float
+    text: str = ""
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line; ``status`` decides dash and marker, ``method`` is what a filter finds it by."""
+
+    name: str
+    points: Sequence[Point]
+    status: str = "proven"
+    method: str = ""
+    dots: bool = True
+    line: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a grid: a value, or none and a reason that is hatched over it."""
+
+    value: float | None
+    label: str
+    text: str
+    best: bool = False
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places in the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    ticks: tuple[float, ...] = field(default=())
+
+    def at(self, value: float) -> float:
+        """The place of a value."""
+        low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (self.end - self.start) * (value - low) / (high - low)
+
+
+def text_of(value: object) -> str:
+    """Text that is safe inside SVG and HTML."""
+    return str(escape(make_printable(value)))
+
+
+def draw_lines(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> str:
+    """Lines with markers and error bars over two axes, and a legend below."""
+    drawable = [_keep_drawable(one, across, up) for one in series]
+    points = [point for one in drawable for point in one.points]
+    if not points:
+        return ""
+    x = _make_scale([p.x for p in points], LEFT, WIDTH - RIGHT, across.log, most=5)
+    ends = [p.y + side * p.spread for p in points for side in (-1, 0, 1)]
+    y = _make_scale([e for e in ends if not up.log or e > 0], HEIGHT - BOTTOM, TOP, up.log, most=6)
+    parts = [_draw_frame(x, y, across, up)]
+    parts += [_draw_series(number, one, x, y) for number, one in enumerate(drawable)]
+    named = [(number, one) for number, one in enumerate(drawable) if one.name]
+    legend, extra = _draw_legend(named)
+    return _wrap(title, HEIGHT + extra, "".join(parts) + legend)
+
+
+def draw_cells(
+    title: str, across: Axis, down: Axis, columns: Sequence[str], rows: Sequence[str], cells: Sequence[Sequence[Cell]]
+) -> str:
+    """A grid of cells, coloured by value; the best has a frame and a star, what diverged is hatched."""
+    left = 22 + max(30, min(110, 6 * max((min(len(name), 16) for name in rows), default=4)))
+    wide = (WIDTH - left - RIGHT) / max(1, len(columns))
+    high = max(16.0, min(34.0, 300 / max(1, len(rows))))
+    bottom = TOP + high * len(rows)
+    values = [cell.value for row in cells for cell in row if cell.value is not None]
+    low, top = (min(values), max(values)) if values else (0.0, 1.0)
+    parts = []
+    for j, row in enumerate(cells):
+        for i, cell in enumerate(row):
+            share = 0.5 if cell.value is None or top == low else (cell.value - low) / (top - low)
+            parts.append(_draw_cell(cell, left + i * wide, TOP + j * high, wide, high, share))
+    crowded = max((len(name) for name in columns), default=0) * 6 > wide
+    for i, name in enumerate(columns):
+        x, y = left + (i + 0.5) * wide, bottom + 14
+        place = f'transform="translate({x:.1f} {y:.1f}) rotate(-35)" class="end"' if crowded else f'x="{x:.1f}" y="{y:.1f}" class="middle"'
+        parts.append(f"<text {place}>{text_of(_shorten(name, 16))}</text>")
+    for j, name in enumerate(rows):
+        y = TOP + (j + 0.5) * high + 4
+        parts.append(f'<text class="end" x="{left - 5}" y="{y:.1f}">{text_of(_shorten(name, 16))}</text>')
+    under = bottom + (50 if crowded else 34)
+    parts.append(f'<text class="name" x="{left + wide * len(columns) / 2:.1f}" y="{under:.1f}">{text_of(across.title)}</text>')
+    parts.append(f'<text class="name" transform="translate(13 {(TOP + bottom) / 2:.1f}) rotate(-90)">{text_of(down.title)}</text>')
+    return _wrap(title, under + 10, "".join(parts))
+
+
+def make_standalone(svg: str) -> str:
+    """The chart as a file of its own, with its colours in it."""
+    return svg.replace("<g ", f"<style>{STYLE}{BASE}</style><g ", 1)
+
+
+def _wrap(title: str, height: float, inside: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
+        f'height="{height:.0f}" role="img" aria-label="{text_of(title)}"><g class="all">{inside}</g></svg>'
+    )
+
+
+def _keep_drawable(one: Series, across: Axis, up: Axis) -> Series:
+    def fits(point: Point) -> bool:
+        finite = math.isfinite(point.x) and math.isfinite(point.y)
+        return finite and (point.x > 0 or not across.log) and (point.y > 0 or not up.log)
+
+    return Series(one.name, [p for p in one.points if fits(p)], one.status, one.method, one.dots, one.line)
+
+
+def _make_scale(values: Sequence[float], start: float, end: float, log: bool, most: int) -> Scale:
+    low, high = min(values), max(values)
+    if log:
+        low, high = (low / 1.5, high * 1.5) if low == high else (low / 1.08, high * 1.08)
+        return Scale(low, high, start, end, True, _log_ticks(low, high, most))
+    room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
+    step = _round_step((high - low + 2 * room) / most)
+    ticks = tuple(step * n for n in range(math.ceil((low - room) / step), math.floor((high + room) / step) + 1))
+    return Scale(low - room, high + room, start, end, False, ticks)
+
+
+def _round_step(step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= step * 0.999)
+
+
+@lru_cache(maxsize=256)
+def _log_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
+    """Powers of ten; with 2 and 5 between them where there is room."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        inside = tuple(tick for tick in ticks if low <= tick <= high)
+        if len(inside) <= most:
+            return inside
+    every = -(-len(inside) // most)
+    return inside[::every]
+
+
+def _tell_tick(value: float, axis: Axis) -> str:
+    if axis.percent:
+        return f"{100 * value:.4g}"
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    grid = "".join(f"M{x.at(t):.1f} {TOP}V{bottom}" for t in x.ticks)
+    grid += "".join(f"M{LEFT} {y.at(t):.1f}H{right}" for t in y.ticks)
+    words = [f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks]
+    words += [f'<text class="end" x="{LEFT - 5}" y="{y.at(t) + 4:.1f}">{_tell_tick(t, up)}</text>' for t in y.ticks]
+    return (
+        f'<path class="grid" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>{"".join(words)}'
+        f'<text class="name" x="{(LEFT + right) / 2}" y="{bottom + 34}">{text_of(across.title)}</text>'
+        f'<text class="name" transform="translate(13 {(TOP + bottom) / 2}) rotate(-90)">{text_of(up.title)}</text>'
+    )
+
+
+def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
+    colour, kind = f"var(--s{number % COLOURS})", text_of(one.status)
+    places = [(x.at(p.x), y.at(p.y), p) for p in one.points]
+    parts = []
+    if one.line and len(places) > 1:
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b, _ in places)
+        parts.append(f'<polyline class="curve {kind}" stroke="{colour}" points="{line}"/>')
+    for a, b, point in places:
+        if point.spread:
+            ends = [y.at(max(point.y - point.spread, y.low)), y.at(min(point.y + point.spread, y.high))]
+            parts.append(f'<path d="M{a:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{colour}" stroke-width="1.2"/>')
+        if one.dots:
+            title = f"<title>{text_of(point.text)}</title>" if point.text else ""
+            parts.append(f'<g class="pt">{draw_marker(number, one.status, a, b)}{title}</g>')
+    told = f' data-method="{text_of(one.method)}"' if one.method else ""
+    return f"<g{told}>{''.join(parts)}</g>"
+
+
+def draw_marker(number: int, status: str, x: float, y: float) -> str:
+    """Filled for a proven ε, hollow for a claimed one, a cross for a refuted one; the shape is the series'."""
+    colour = f"var(--s{number % COLOURS})"
+    fill = "var(--paper)" if status in ("claimed", "unknown") else colour
+    look = f'class="mark" fill="{fill}" stroke="{colour}"'
+    if status == "refuted":
+        return f'<path {look} d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"/>'
+    if number % 4 == 1:
+        return f'<rect {look} x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>'
+    if number % 4 == 2:
+        return f'<path {look} d="M{x:.1f} {y - 5:.1f}l5 8.5h-10z"/>'
+    if number % 4 == 3:
+        return f'<path {look} d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"/>'
+    return f'<circle {look} cx="{x:.1f}" cy="{y:.1f}" r="3.8"/>'
+
+
+def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:
+    """One entry a line; how much taller it makes the picture."""
+    parts = []
+    for place, (number, one) in enumerate(named):
+        y = HEIGHT + 8 + 17 * place
+        said = "" if one.status in ("proven", "") else f" ({one.status if one.status != 'none' else 'not private'})"
+        line = f'<path class="curve {text_of(one.status)}" stroke="var(--s{number % COLOURS})" d="M{LEFT} {y - 4}h26"/>'
+        told = f' data-method="{text_of(one.method)}"' if one.method else ""
+        parts.append(
+            f"<g{told}>{line if one.line else ''}{draw_marker(number, one.status, LEFT + 13, y - 4) if one.dots else ''}"
+            f'<text x="{LEFT + 34}" y="{y}">{text_of(_shorten(one.name, MOST_NAMED) + said)}</text></g>'
+        )
+    return "".join(parts), 17 * len(named) + (4 if named else 0)
+
+
+def _draw_cell(cell: Cell, x: float, y: float, wide: float, high: float, share: float) -> str:
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"'
+    if cell.value is None:
+        fill, ink = "var(--paper)", "var(--ink)"
+    else:
+        fill = f"color-mix(in srgb,var(--high) {100 * share:.0f}%,var(--low))"
+        ink = "var(--paper)" if share > 0.55 else "var(--ink)"
+    parts = [f'<rect class="cell" {box} style="fill:{fill}"/>']
+    if cell.diverged:
+        lines = "".join(f"M{x + k:.1f} {y + high:.1f}l{high:.1f} -{high:.1f}" for k in _spaced(wide - high, 8))
+        parts.append(f'<path class="hatch" d="{lines}"/>')
+    if cell.best:
+        parts.append(f'<rect class="best" x="{x + 2:.1f}" y="{y + 2:.1f}" width="{wide - 4:.1f}" height="{high - 4:.1f}"/>')
+    if wide > 19 and cell.label:
+        shown = ("★ " if cell.best and wide > 40 else "") + cell.label
+        under = f'<rect x="{x + wide / 2 - 3.2 * len(shown):.1f}" y="{y + high / 2 - 7:.1f}" width="{6.4 * len(shown):.1f}" height="14" fill="var(--paper)"/>' if cell.diverged else ""
+        parts.append(under + f'<text class="value" style="fill:{ink}" x="{x + wide / 2:.1f}" y="{y + high / 2 + 3.5:.1f}">{text_of(shown)}</text>')
+    return f'<g class="pt">{"".join(parts)}<title>{text_of(cell.text)}</title></g>'
+
+
+def _spaced(length: float, step: float) -> list[float]:
+    return [n * step for n in range(max(1, int(length // step) + 1))]
+
+
+def _shorten(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
