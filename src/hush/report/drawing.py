@@ -1,12 +1,13 @@
-"""Charts as SVG text: lines with error bars, grids of cells, dots in rows. Every point says itself in a title.
+"""Charts as SVG text: lines with error bars, and dots in rows. Every point says in a title what it is.
 
-All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; `STYLE` gives them values
-where a chart stands alone. Kinds of ε are told apart by dash, marker and words, not by colour alone.
+All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; a chart that
+stands alone gets those of the light one. Kinds of ε are told apart by dash, marker and words, not by colour alone.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,13 +21,19 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 44  # margins of the plot in its picture
 COLOURS = 8
 MOST_NAMED = 34  # characters of a name in a legend
 
-STYLE = """
-svg{--ink:#1d2329;--soft:#59636e;--paper:#fff;--line:#d3d8de;--s0:#1f5fa8;--s1:#b3401f;--s2:#2e7d4f;--s3:#7b4fa6;
---s4:#8a6100;--s5:#0f7c86;--s6:#a8326e;--s7:#55606b;--low:#eef3f8;--high:#1f4e79;background:#fff}
-@media(prefers-color-scheme:dark){svg{--ink:#e4e7eb;--soft:#a0a9b4;--paper:#1b1f24;--line:#3a424b;--s0:#7db4ee;
---s1:#f0936f;--s2:#74c796;--s3:#c3a0ea;--s4:#e0b34f;--s5:#5fc7d0;--s6:#ee8dbb;--s7:#aab4bf;--low:#20303f;--high:#8ebbe8;
-background:#1b1f24}}
-"""
+LIGHT = {
+    "ink": "#1d2329",
+    "soft": "#59636e",
+    "paper": "#ffffff",
+    "line": "#d3d8de",
+    "high": "#1f4e79",
+    **{
+        f"s{n}": colour
+        for n, colour in enumerate(
+            ("#1f5fa8", "#b3401f", "#2e7d4f", "#7b4fa6", "#8a6100", "#0f7c86", "#a8326e", "#55606b")
+        )
+    },
+}  # what the page's variables are in its light theme
 BASE = """
 text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-serif}
 .name{font-size:12px;text-anchor:middle}.grid{stroke:var(--line);stroke-width:.7;fill:none}
@@ -69,17 +76,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell of a grid: a value, or none and a reason that is hatched over it."""
-
-    value: float | None
-    label: str
-    text: str
-    best: bool = False
-    diverged: bool = False
-
-
-@dataclass(frozen=True)
 class Scale:
     """From values to places in the picture."""
 
@@ -114,44 +110,54 @@ def draw_lines(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> 
     parts += [_draw_series(number, one, x, y) for number, one in enumerate(drawable)]
     named = [(number, one) for number, one in enumerate(drawable) if one.name]
     legend, extra = _draw_legend(named)
-    return _wrap(title, HEIGHT + extra, "".join(parts) + legend)
+    return wrap(title, HEIGHT + extra, "".join(parts) + legend)
 
 
-def draw_cells(
-    title: str, across: Axis, down: Axis, columns: Sequence[str], rows: Sequence[str], cells: Sequence[Sequence[Cell]]
-) -> str:
-    """A grid of cells, coloured by value; the best has a frame and a star, what diverged is hatched."""
-    left = 22 + max(30, min(110, 6 * max((min(len(name), 16) for name in rows), default=4)))
-    wide = (WIDTH - left - RIGHT) / max(1, len(columns))
-    high = max(16.0, min(34.0, 300 / max(1, len(rows))))
-    bottom = TOP + high * len(rows)
-    values = [cell.value for row in cells for cell in row if cell.value is not None]
-    low, top = (min(values), max(values)) if values else (0.0, 1.0)
-    parts = []
-    for j, row in enumerate(cells):
-        for i, cell in enumerate(row):
-            share = 0.5 if cell.value is None or top == low else (cell.value - low) / (top - low)
-            parts.append(_draw_cell(cell, left + i * wide, TOP + j * high, wide, high, share))
-    crowded = max((len(name) for name in columns), default=0) * 6 > wide
-    for i, name in enumerate(columns):
-        x, y = left + (i + 0.5) * wide, bottom + 14
-        place = f'transform="translate({x:.1f} {y:.1f}) rotate(-35)" class="end"' if crowded else f'x="{x:.1f}" y="{y:.1f}" class="middle"'
-        parts.append(f"<text {place}>{text_of(_shorten(name, 16))}</text>")
-    for j, name in enumerate(rows):
-        y = TOP + (j + 0.5) * high + 4
-        parts.append(f'<text class="end" x="{left - 5}" y="{y:.1f}">{text_of(_shorten(name, 16))}</text>')
-    under = bottom + (50 if crowded else 34)
-    parts.append(f'<text class="name" x="{left + wide * len(columns) / 2:.1f}" y="{under:.1f}">{text_of(across.title)}</text>')
-    parts.append(f'<text class="name" transform="translate(13 {(TOP + bottom) / 2:.1f}) rotate(-90)">{text_of(down.title)}</text>')
-    return _wrap(title, under + 10, "".join(parts))
+def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) -> str:
+    """A row of dots for each series, at the points' x; a bar marks their mean."""
+    drawable = [one for one in (_keep_drawable(one, across, Axis("")) for one in series) if one.points]
+    if not drawable:
+        return ""
+    left = 22 + max(40, min(120, 6 * max(min(len(one.name), 19) for one in drawable)))
+    bottom = TOP + 24 * len(drawable)
+    x = _make_scale([p.x for one in drawable for p in one.points], left, WIDTH - RIGHT, across.log, most=5)
+    grid = "".join(f"M{x.at(t):.1f} {TOP}V{bottom}" for t in x.ticks)
+    parts = [f'<path class="grid" d="{grid}"/><path class="axis" d="M{left} {TOP}V{bottom}H{WIDTH - RIGHT}"/>']
+    parts += [
+        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks
+    ]
+    for number, one in enumerate(drawable):
+        y = TOP + 24 * number + 12
+        mean = x.at(sum(p.x for p in one.points) / len(one.points))
+        dots = "".join(
+            f'<g class="pt">{draw_marker(number, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
+            for p in one.points
+        )
+        told = f' data-method="{text_of(one.method)}"' if one.method else ""
+        parts.append(
+            f'<g{told}><path class="axis" stroke-width="2" d="M{mean:.1f} {y - 9}v18"/>{dots}'
+            f'<text class="end" x="{left - 5}" y="{y + 4}">{text_of(shorten(one.name, 19))}</text></g>'
+        )
+    parts.append(name_axes(across, down, (left + WIDTH - RIGHT) / 2, bottom + 34, (TOP + bottom) / 2))
+    return wrap(title, bottom + 44, "".join(parts))
 
 
 def make_standalone(svg: str) -> str:
-    """The chart as a file of its own, with its colours in it."""
-    return svg.replace("<g ", f"<style>{STYLE}{BASE}</style><g ", 1)
+    """The chart as a file of its own, with the colours of the light theme in it."""
+    ground = f'<style>{BASE}</style><rect width="100%" height="100%" fill="{LIGHT["paper"]}"/><g '
+    return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], svg.replace("<g ", ground, 1))
 
 
-def _wrap(title: str, height: float, inside: str) -> str:
+def name_axes(across: Axis, down: Axis, middle: float, bottom: float, height: float) -> str:
+    """The titles of both axes: centred at ``middle``, at the ``bottom``, and centred at a ``height``."""
+    return (
+        f'<text class="name x-title" x="{middle:.1f}" y="{bottom:.1f}">{text_of(across.title)}</text>'
+        f'<text class="name y-title" transform="translate(13 {height:.1f}) rotate(-90)">{text_of(down.title)}</text>'
+    )
+
+
+def wrap(title: str, height: float, inside: str) -> str:
+    """A whole picture of what is inside."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
         f'height="{height:.0f}" role="img" aria-label="{text_of(title)}"><g class="all">{inside}</g></svg>'
@@ -198,19 +204,22 @@ def _log_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
 def _tell_tick(value: float, axis: Axis) -> str:
     if axis.percent:
         return f"{100 * value:.4g}"
-    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.4g}"
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     grid = "".join(f"M{x.at(t):.1f} {TOP}V{bottom}" for t in x.ticks)
     grid += "".join(f"M{LEFT} {y.at(t):.1f}H{right}" for t in y.ticks)
-    words = [f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks]
+    words = [
+        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks
+    ]
     words += [f'<text class="end" x="{LEFT - 5}" y="{y.at(t) + 4:.1f}">{_tell_tick(t, up)}</text>' for t in y.ticks]
     return (
         f'<path class="grid" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>{"".join(words)}'
-        f'<text class="name" x="{(LEFT + right) / 2}" y="{bottom + 34}">{text_of(across.title)}</text>'
-        f'<text class="name" transform="translate(13 {(TOP + bottom) / 2}) rotate(-90)">{text_of(up.title)}</text>'
+        + name_axes(across, up, (LEFT + right) / 2, bottom + 34, (TOP + bottom) / 2)
     )
 
 
@@ -256,36 +265,14 @@ def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:
         said = "" if one.status in ("proven", "") else f" ({one.status if one.status != 'none' else 'not private'})"
         line = f'<path class="curve {text_of(one.status)}" stroke="var(--s{number % COLOURS})" d="M{LEFT} {y - 4}h26"/>'
         told = f' data-method="{text_of(one.method)}"' if one.method else ""
+        mark = draw_marker(number, one.status, LEFT + 13, y - 4) if one.dots else ""
         parts.append(
-            f"<g{told}>{line if one.line else ''}{draw_marker(number, one.status, LEFT + 13, y - 4) if one.dots else ''}"
-            f'<text x="{LEFT + 34}" y="{y}">{text_of(_shorten(one.name, MOST_NAMED) + said)}</text></g>'
+            f"<g{told}>{line if one.line else ''}{mark}"
+            f'<text x="{LEFT + 34}" y="{y}">{text_of(shorten(one.name, MOST_NAMED) + said)}</text></g>'
         )
     return "".join(parts), 17 * len(named) + (4 if named else 0)
 
 
-def _draw_cell(cell: Cell, x: float, y: float, wide: float, high: float, share: float) -> str:
-    box = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"'
-    if cell.value is None:
-        fill, ink = "var(--paper)", "var(--ink)"
-    else:
-        fill = f"color-mix(in srgb,var(--high) {100 * share:.0f}%,var(--low))"
-        ink = "var(--paper)" if share > 0.55 else "var(--ink)"
-    parts = [f'<rect class="cell" {box} style="fill:{fill}"/>']
-    if cell.diverged:
-        lines = "".join(f"M{x + k:.1f} {y + high:.1f}l{high:.1f} -{high:.1f}" for k in _spaced(wide - high, 8))
-        parts.append(f'<path class="hatch" d="{lines}"/>')
-    if cell.best:
-        parts.append(f'<rect class="best" x="{x + 2:.1f}" y="{y + 2:.1f}" width="{wide - 4:.1f}" height="{high - 4:.1f}"/>')
-    if wide > 19 and cell.label:
-        shown = ("★ " if cell.best and wide > 40 else "") + cell.label
-        under = f'<rect x="{x + wide / 2 - 3.2 * len(shown):.1f}" y="{y + high / 2 - 7:.1f}" width="{6.4 * len(shown):.1f}" height="14" fill="var(--paper)"/>' if cell.diverged else ""
-        parts.append(under + f'<text class="value" style="fill:{ink}" x="{x + wide / 2:.1f}" y="{y + high / 2 + 3.5:.1f}">{text_of(shown)}</text>')
-    return f'<g class="pt">{"".join(parts)}<title>{text_of(cell.text)}</title></g>'
-
-
-def _spaced(length: float, step: float) -> list[float]:
-    return [n * step for n in range(max(1, int(length // step) + 1))]
-
-
-def _shorten(name: str, most: int) -> str:
+def shorten(name: str, most: int) -> str:
+    """A name in so many characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"

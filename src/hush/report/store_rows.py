@@ -193,9 +193,9 @@ def _read_lines(path: Path) -> Reading:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"'{path}' cannot be read as text: name a store, a file of records or the folder of a run") from (
-            error
-        )
+        raise BadInput(
+            f"'{path}' cannot be read as text: name a store, a file of records or the folder of a run"
+        ) from (error)
     rows = [_read_line(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any(row.outcome in ENDED for row in rows):
         raise BadInput(f"'{path}' holds no record of a run: name a store, a file of records or the folder of a run")
