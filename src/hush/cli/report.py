@@ -14,7 +14,7 @@ import typer
 from hush.cli.console import be_patient, show, show_json
 from hush.cli.shell import AsJson
 from hush.errors import BadInput
-from hush.files import writable_directory, write_atomic
+from hush.files import PRIVATE, writable_directory, write_atomic
 
 
 class Format(StrEnum):
@@ -97,4 +97,21 @@ def _report_store(source: Path, out: Path | None, kind: Format) -> dict[str, Any
 
 
 def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
-    raise BadInput("not yet")
+    """Two files; the one in `private/` is for the owner of the data alone, like all that is there."""
+    from hush.artefact.folder import PRIVATE_PART
+    from hush.report.report_page import render_report
+    from hush.report.run_page import make_private_page, make_released_page
+
+    if kind is not Format.HTML:
+        raise BadInput(
+            "a run is reported as html; its release holds a PRIVACY.md, and markdown and latex are for stores"
+        )
+    inside = (source / PRIVATE_PART).is_dir()
+    out = out or (source / NAMES[kind] if inside else Path(NAMES[kind]))
+    page, private = make_released_page(source), make_private_page(source)
+    writable_directory(out.parent)
+    write_atomic(out, render_report(page).encode())
+    secret = source / PRIVATE_PART / NAMES[kind]
+    if private is not None:
+        write_atomic(secret, render_report(private).encode(), mode=PRIVATE)
+    return {"findings": list(page.findings), "out": str(out), "private": None if private is None else str(secret)}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hush.report.drawing import RIGHT, TOP, WIDTH, Axis, name_axes, shorten, text_of, wrap
 
+LOWEST = 130.0  # height of a grid, so that there is room for the name beside it
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -25,7 +27,7 @@ def draw_cells(
     """A grid of cells, coloured by value; the best has a frame and a star, what diverged is hatched."""
     left = 22 + max(30, min(110, 6 * max((min(len(name), 16) for name in rows), default=4)))
     wide = (WIDTH - left - RIGHT) / max(1, len(columns))
-    high = max(16.0, min(34.0, 300 / max(1, len(rows))))
+    high = max(LOWEST / max(1, len(rows)), 16.0, min(34.0, 300 / max(1, len(rows))))
     bottom = TOP + high * len(rows)
     values = [cell.value for row in cells for cell in row if cell.value is not None]
     low, top = (min(values), max(values)) if values else (0.0, 1.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from markupsafe import escape
@@ -19,6 +19,7 @@ from hush.printable import make_printable
 WIDTH, HEIGHT = 380, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 44  # margins of the plot in its picture
 COLOURS = 8
+CROWDED = 14  # points of a line, from which on its markers are small
 MOST_NAMED = 34  # characters of a name in a legend
 
 LIGHT = {
@@ -73,6 +74,7 @@ class Series:
     method: str = ""
     dots: bool = True
     line: bool = True
+    look: int | None = None  # its colour and marker; its place among the series by default
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def text_of(value: object) -> str:
 
 def draw_lines(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> str:
     """Lines with markers and error bars over two axes, and a legend below."""
-    drawable = [_keep_drawable(one, across, up) for one in series]
+    drawable = [_keep_drawable(one, across, up, place) for place, one in enumerate(series)]
     points = [point for one in drawable for point in one.points]
     if not points:
         return ""
@@ -107,15 +109,16 @@ def draw_lines(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> 
     ends = [p.y + side * p.spread for p in points for side in (-1, 0, 1)]
     y = _make_scale([e for e in ends if not up.log or e > 0], HEIGHT - BOTTOM, TOP, up.log, most=6)
     parts = [_draw_frame(x, y, across, up)]
-    parts += [_draw_series(number, one, x, y) for number, one in enumerate(drawable)]
-    named = [(number, one) for number, one in enumerate(drawable) if one.name]
+    parts += [_draw_series(one.look or 0, one, x, y) for one in drawable]
+    named = [(one.look or 0, one) for one in drawable if one.name]
     legend, extra = _draw_legend(named)
     return wrap(title, HEIGHT + extra, "".join(parts) + legend)
 
 
 def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) -> str:
     """A row of dots for each series, at the points' x; a bar marks their mean."""
-    drawable = [one for one in (_keep_drawable(one, across, Axis("")) for one in series) if one.points]
+    kept = [_keep_drawable(one, across, Axis(""), place) for place, one in enumerate(series)]
+    drawable = [one for one in kept if one.points]
     if not drawable:
         return ""
     left = 22 + max(40, min(120, 6 * max(min(len(one.name), 19) for one in drawable)))
@@ -130,7 +133,7 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
         y = TOP + 24 * number + 12
         mean = x.at(sum(p.x for p in one.points) / len(one.points))
         dots = "".join(
-            f'<g class="pt">{draw_marker(number, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
+            f'<g class="pt">{draw_marker(one.look or 0, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
             for p in one.points
         )
         told = f' data-method="{text_of(one.method)}"' if one.method else ""
@@ -164,12 +167,13 @@ def wrap(title: str, height: float, inside: str) -> str:
     )
 
 
-def _keep_drawable(one: Series, across: Axis, up: Axis) -> Series:
+def _keep_drawable(one: Series, across: Axis, up: Axis, place: int) -> Series:
     def fits(point: Point) -> bool:
         finite = math.isfinite(point.x) and math.isfinite(point.y)
         return finite and (point.x > 0 or not across.log) and (point.y > 0 or not up.log)
 
-    return Series(one.name, [p for p in one.points if fits(p)], one.status, one.method, one.dots, one.line)
+    look = place if one.look is None else one.look
+    return replace(one, points=[p for p in one.points if fits(p)], look=look)
 
 
 def _make_scale(values: Sequence[float], start: float, end: float, log: bool, most: int) -> Scale:
@@ -226,6 +230,7 @@ def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
 def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
     colour, kind = f"var(--s{number % COLOURS})", text_of(one.status)
     places = [(x.at(p.x), y.at(p.y), p) for p in one.points]
+    size = 1.0 if len(places) <= CROWDED else 0.55
     parts = []
     if one.line and len(places) > 1:
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b, _ in places)
@@ -236,25 +241,29 @@ def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
             parts.append(f'<path d="M{a:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{colour}" stroke-width="1.2"/>')
         if one.dots:
             title = f"<title>{text_of(point.text)}</title>" if point.text else ""
-            parts.append(f'<g class="pt">{draw_marker(number, one.status, a, b)}{title}</g>')
+            parts.append(f'<g class="pt">{draw_marker(number, one.status, a, b, size)}{title}</g>')
     told = f' data-method="{text_of(one.method)}"' if one.method else ""
     return f"<g{told}>{''.join(parts)}</g>"
 
 
-def draw_marker(number: int, status: str, x: float, y: float) -> str:
+def draw_marker(number: int, status: str, x: float, y: float, size: float = 1.0) -> str:
     """Filled for a proven ε, hollow for a claimed one, a cross for a refuted one; the shape is the series'."""
     colour = f"var(--s{number % COLOURS})"
     fill = "var(--paper)" if status in ("claimed", "unknown") else colour
     look = f'class="mark" fill="{fill}" stroke="{colour}"'
     if status == "refuted":
-        return f'<path {look} d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"/>'
+        r = 4 * size
+        cross = f"M{x - r:.1f} {y - r:.1f}L{x + r:.1f} {y + r:.1f}M{x + r:.1f} {y - r:.1f}L{x - r:.1f} {y + r:.1f}"
+        return f'<path {look} d="{cross}"/>'
     if number % 4 == 1:
-        return f'<rect {look} x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>'
+        r = 3.5 * size
+        return f'<rect {look} x="{x - r:.1f}" y="{y - r:.1f}" width="{2 * r:.1f}" height="{2 * r:.1f}"/>'
+    r = 5 * size
     if number % 4 == 2:
-        return f'<path {look} d="M{x:.1f} {y - 5:.1f}l5 8.5h-10z"/>'
+        return f'<path {look} d="M{x:.1f} {y - r:.1f}l{r:.1f} {1.7 * r:.1f}h{-2 * r:.1f}z"/>'
     if number % 4 == 3:
-        return f'<path {look} d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"/>'
-    return f'<circle {look} cx="{x:.1f}" cy="{y:.1f}" r="3.8"/>'
+        return f'<path {look} d="M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"/>'
+    return f'<circle {look} cx="{x:.1f}" cy="{y:.1f}" r="{0.76 * r:.1f}"/>'
 
 
 def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:

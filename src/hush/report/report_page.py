@@ -20,7 +20,13 @@ from hush.printable import as_json_data, make_printable
 from hush.report.drawing import BASE
 from hush.report.store_figures import Figure
 
-UNSAFE: dict[str, str | int | None] = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+UNSAFE: dict[str, str | int | None] = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 Place = tuple[str, tuple[str, ...], tuple[str, ...]]  # problem, methods, epsilons
 
 

@@ -28,6 +28,11 @@ class Figure:
     rows: tuple[tuple[Any, ...], ...]
 
 
+def _look(groups: Sequence[Group]) -> dict[str, int]:
+    """A colour and a marker for each method, the same in every figure."""
+    return {method: number for number, method in enumerate(sorted({g.method for g in groups}))}
+
+
 def measure_axis(metric: str, part: str = "test") -> Axis:
     """The axis of a figure of merit."""
     return (
@@ -39,13 +44,16 @@ def measure_axis(metric: str, part: str = "test") -> Axis:
 
 def draw_utility(groups: Sequence[Group]) -> Iterator[Figure]:
     """Mean and spread of the best setting over ε, a picture for each problem."""
+    look = _look(groups)
     for problem, some in _split(groups, lambda g: g.problem):
         drawn = [g for g in some if g.chosen is not None and g.chosen.mean is not None]
         numbers = [order_epsilon(g.epsilon)[0] for g in drawn if g.epsilon not in ("none", "unknown")]
         if not numbers:
             continue
         metric = drawn[0].metric
-        series = [_utility_line(method, own, numbers) for method, own in _split(drawn, lambda g: g.method)]
+        series = [
+            _utility_line(method, own, numbers, look[method]) for method, own in _split(drawn, lambda g: g.method)
+        ]
         rows = tuple(
             (g.problem, g.method, g.epsilon, g.status, _mean(g), g.chosen.spread if g.chosen else None, _seeds(g))
             for g in drawn
@@ -56,17 +64,17 @@ def draw_utility(groups: Sequence[Group]) -> Iterator[Figure]:
         yield Figure("utility", title, problem, _methods(drawn), _epsilons(drawn), svg, columns, rows)
 
 
-def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float]) -> Series:
+def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float], look: int) -> Series:
     """A method over ε; one without ε is a level line."""
     if all(g.epsilon == "none" for g in groups):
         text = f"{method}, not private: {tell_mean(groups[0])}"
         ends = dict.fromkeys((min(numbers), max(numbers)))
-        return Series(method, [Point(x, _mean(groups[0]), text) for x in ends], "none", method)
+        return Series(method, [Point(x, _mean(groups[0]), text) for x in ends], "none", method, look=look)
     points = [
         Point(order_epsilon(g.epsilon)[0], _mean(g), _tell_group(g), (g.chosen.spread or 0.0) if g.chosen else 0.0)
         for g in groups
     ]
-    return Series(method, points, groups[0].status, method)
+    return Series(method, points, groups[0].status, method, look=look)
 
 
 def draw_curves(groups: Sequence[Group]) -> Iterator[Figure]:
@@ -81,6 +89,7 @@ def draw_spending(groups: Sequence[Group]) -> Iterator[Figure]:
 
 
 def _draw_over_epochs(groups: Sequence[Group], section: str, name: str, up: Axis, what: str) -> Iterator[Figure]:
+    look = _look(groups)
     for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
         series, rows = [], []
         for g in some:
@@ -89,7 +98,7 @@ def _draw_over_epochs(groups: Sequence[Group], section: str, name: str, up: Axis
                 continue
             key = g.best.key
             told = [Point(x, y, f"{g.method}, epoch {x:g}: {_tell(y, up)}, run {key}") for x, y in points]
-            series.append(Series(g.method, told, g.status, g.method))
+            series.append(Series(g.method, told, g.status, g.method, look=look[g.method]))
             rows += [(problem, g.method, epsilon, g.status, key, x, y) for x, y in points]
         if series:
             title = f"{what}: {problem}, ε = {epsilon}"
@@ -115,6 +124,7 @@ def _list_points(row: Row, name: str) -> list[tuple[float, float]]:
 
 def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
     """The test figure of every seed of the best setting."""
+    look = _look(groups)
     for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
         drawn = [g for g in some if g.chosen is not None and len(g.chosen.rows) > 1]
         if not drawn:
@@ -127,7 +137,7 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
                 for row, y in found
                 if y is not None
             ]
-            series.append(Series(g.method, points, g.status, g.method))
+            series.append(Series(g.method, points, g.status, g.method, look=look[g.method]))
             rows += [(problem, g.method, epsilon, row.key, row.config.get("seed"), y) for row, y in found]
         title = f"Seed by seed: {problem}, ε = {epsilon}"
         svg = draw_dots(title, measure_axis(drawn[0].metric), Axis("method"), series)
@@ -138,6 +148,7 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
 
 def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
     """The learning rate and the epochs of the best setting at each batch size."""
+    look = _look(groups)
     for name, axis in (
         ("lr", Axis("best learning rate (log scale)", log=True)),
         ("epochs", Axis("best number of epochs")),
@@ -147,7 +158,7 @@ def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
             for g in some:
                 points = _list_best(g, name)
                 told = [Point(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
-                series += [Series(g.method, told, g.status, g.method)] if len(points) > 1 else []
+                series += [Series(g.method, told, g.status, g.method, look=look[g.method])] if len(points) > 1 else []
                 rows += [(problem, g.method, epsilon, x, y) for x, y in points] if len(points) > 1 else []
             if series:
                 title = f"{axis.title.partition(' (')[0].capitalize()} by batch size: {problem}, ε = {epsilon}"
@@ -173,13 +184,18 @@ def draw_times(groups: Sequence[Group]) -> Iterator[Figure]:
         ("train_seconds", "Training time", "training time, s (log scale)"),
         ("inference_seconds", "Inference time", "inference, s an example (log scale)"),
     )
+    look = _look(groups)
     for name, what, unit in kinds:
         for problem, some in _split(groups, lambda g: g.problem):
             series, rows = [], []
             for method, own in _split(some, lambda g: g.method):
                 found = [(row, row.number(name)) for g in own for row in g.rows]
                 points = [Point(y, 0.0, f"{method}: {y:.3g} s, run {row.key}") for row, y in found if y]
-                series.append(Series(method, points[:: -(-len(points) // MOST_POINTS) or 1], own[0].status, method))
+                series.append(
+                    Series(
+                        method, points[:: -(-len(points) // MOST_POINTS) or 1], own[0].status, method, look=look[method]
+                    )
+                )
                 rows += [(problem, method, row.epsilon_label, row.key, y) for row, y in found if y]
             title = f"{what} on {problem}"
             svg = draw_dots(title, Axis(unit, log=True), Axis("method"), series)
