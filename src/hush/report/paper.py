@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from hush.printable import escape_cell, make_printable
+from hush.printable import make_printable
 from hush.report.drawing import make_standalone
 from hush.report.report_page import Page, TableRow
 from hush.report.store_rows import Reading
@@ -50,14 +50,14 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
             "|---|---|---|---|---|---|",
         ]
         names = ("key", "outcome", "problem", "method", "epsilon", "reason")
-        lines += [f"| {' | '.join(escape_cell(row[name]) for name in names)} |" for row in page.troubles] + [""]
+        lines += [f"| {' | '.join(escape_text(row[name]) for name in names)} |" for row in page.troubles] + [""]
     if page.notes:
         lines += ["## About this report", "", *(f"- {escape_text(note)}" for note in page.notes), ""]
     return "\n".join(lines).rstrip() + "\n", pictures
 
 
 def escape_text(text: str) -> str:
-    """A line of Markdown that shows the text as it is: no tag, link or emphasis begins in it."""
+    """A line or cell of Markdown that shows the text as it is: no tag, link or emphasis begins in it."""
     shown = make_printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]#|])", r"\\\1", shown)
 
@@ -67,15 +67,15 @@ def _paragraphs(texts: Sequence[str]) -> list[str]:
 
 
 def _draw_table(page: Page) -> list[str]:
-    head = f"| {' | '.join(escape_cell(name) for name in page.table_columns)} |"
+    head = f"| {' | '.join(escape_text(name) for name in page.table_columns)} |"
     return [head, "|---" * len(page.table_columns) + "|", *(_draw_row(row) for row in page.table)]
 
 
 def _draw_row(row: TableRow) -> str:
     cells = []
     for cell in row.cells:
-        text = escape_cell(cell.text) + (f" ({escape_cell(cell.badge)})" if cell.badge else "")
-        cells.append(text + (f"<br><sub>{escape_cell(cell.under)}</sub>" if cell.under else ""))
+        text = escape_text(cell.text) + (f" ({escape_text(cell.badge)})" if cell.badge else "")
+        cells.append(text + (f"<br><sub>{escape_text(cell.under)}</sub>" if cell.under else ""))
     return f"| {' | '.join(cells)} |"
 
 

@@ -86,6 +86,7 @@ class Page:
     runs: Sheet = field(default_factory=Sheet)
     choices: tuple[Sequence[str], Sequence[str], Sequence[str]] = ((), (), ())
     notes: Sequence[str] = ()
+    table_last: bool = False  # else it stands before the figures
 
     @property
     def runs_columns(self) -> tuple[str, ...]:
@@ -96,13 +97,13 @@ class Page:
 def render_report(page: Page) -> str:
     """The whole file."""
     content = {
-        "choices": dict(zip(("problem", "method", "epsilon"), page.choices, strict=True)),
+        "choices": _make_printable(dict(zip(("problem", "method", "epsilon"), page.choices, strict=True))),
         "sections": [
             {"id": section.id, "figures": [_pack_figure(figure) for figure in section.figures]}
             for section in page.sections
         ],
-        "overview": vars(page.overview),
-        "runs": vars(page.runs),
+        "overview": _make_printable(vars(page.overview)),
+        "runs": _make_printable(vars(page.runs)),
         "style": BASE,
     }
     source = files("hush.report")
@@ -117,9 +118,17 @@ def embed_json(value: Any) -> str:
 
 
 def _pack_figure(figure: Figure) -> dict[str, Any]:
-    return {name: value for name, value in vars(figure).items() if name != "section"} | {
-        "title": make_printable(figure.title)
-    }
+    told = {name: value for name, value in vars(figure).items() if name not in ("section", "svg")}
+    return {**_make_printable(told), "svg": figure.svg}
+
+
+def _make_printable(value: Any) -> Any:
+    """The same data with every text made printable, so that names are the same in data and in tables."""
+    if isinstance(value, str):
+        return make_printable(value)
+    if isinstance(value, dict):
+        return {name: _make_printable(item) for name, item in value.items()}
+    return [_make_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @lru_cache(maxsize=1)

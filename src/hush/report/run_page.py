@@ -63,6 +63,7 @@ def make_released_page(folder: Path) -> Page:
         overview=Sheet(("setting", "value"), tuple(rows), tuple(("", ("",), ("",)) for _ in rows)),
         sections=[section for section in sections if section.figures],
         notes=[section.say for section in sections if not section.figures and section.say],
+        table_last=True,
     )
 
 
