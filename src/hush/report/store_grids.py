@@ -13,7 +13,7 @@ from hush.report.store_rows import Row, read_number
 from hush.report.summary import Group, Setting, group_settings, tell_figure
 
 SECTIONS = {"batch_size": "heat-batch", "epochs": "heat-epochs"}
-NAMES = {"batch_size": "batch size, examples", "epochs": "epochs, passes over the data"}
+NAMES = {"batch_size": "batch size, examples", "epochs": "epochs, passes"}
 MOST_CLASSES = 40
 
 
