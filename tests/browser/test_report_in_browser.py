@@ -45,10 +45,11 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 def show_all(page: Any) -> None:
     """Scroll through the page, so that every figure is drawn."""
-    height = page.evaluate("document.documentElement.scrollHeight")
-    for top in range(0, height, 600):
+    top = 0
+    while top < page.evaluate("document.documentElement.scrollHeight"):  # it grows, as what is out of sight is guessed
         page.evaluate(f"scrollTo(0, {top})")
         page.wait_for_timeout(20)
+        top += 600
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(50)
 
