@@ -44,9 +44,10 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 
 def show_all(page: Any) -> None:
-    """Scroll through the page, so that every figure is drawn."""
+    """Scroll through the page, so that every figure is drawn; what is out of sight is laid out too."""
+    page.add_style_tag(content="main > section { content-visibility: visible !important }")
     top = 0
-    while top < page.evaluate("document.documentElement.scrollHeight"):  # it grows, as what is out of sight is guessed
+    while top < page.evaluate("document.documentElement.scrollHeight"):
         page.evaluate(f"scrollTo(0, {top})")
         page.wait_for_timeout(20)
         top += 600

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hush.report.drawing import RIGHT, TOP, WIDTH, Axis, name_axes, shorten, text_of, wrap
 
+TURN = 0.6  # of the values' range: above it text is light on dark, in the dark theme the other way round
 LOWEST = 130.0  # height of a grid, so that there is room for the name beside it
 
 
@@ -56,8 +57,8 @@ def _draw_cell(cell: Cell, x: float, y: float, wide: float, high: float, share: 
     if cell.value is None:
         fill, ink = 'fill="var(--paper)"', "var(--ink)"
     else:
-        fill = f'fill="var(--high)" fill-opacity="{0.05 + 0.95 * share:.2f}"'
-        ink = "var(--paper)" if share > 0.55 else "var(--ink)"
+        fill = f'fill="var(--high)" fill-opacity="{_shade(share):.2f}"'
+        ink = "var(--paper)" if share > TURN else "var(--ink)"
     parts = [f'<rect class="cell" {box} {fill}/>']
     if cell.diverged:
         lines = "".join(f"M{x + k:.1f} {y + high:.1f}l{high:.1f} -{high:.1f}" for k in _spaced(wide - high, 8))
@@ -72,6 +73,11 @@ def _draw_cell(cell: Cell, x: float, y: float, wide: float, high: float, share: 
         at = f'x="{x + wide / 2:.1f}" y="{y + high / 2 + 3.5:.1f}"'
         parts.append(f'<text class="value" style="fill:{ink}" {at}>{text_of(shown)}</text>')
     return f'<g class="pt">{"".join(parts)}<title>{text_of(cell.text)}</title></g>'
+
+
+def _shade(share: float) -> float:
+    """How much of the strong colour: it grows with the share, and leaves out the middle, on which no text reads well."""
+    return 0.04 + 0.38 * share / TURN if share <= TURN else 0.76 + 0.24 * (share - TURN) / (1 - TURN)
 
 
 def _draw_ground(shown: str, x: float, y: float) -> str:
