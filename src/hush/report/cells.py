@@ -76,7 +76,7 @@ def _draw_cell(cell: Cell, x: float, y: float, wide: float, high: float, share: 
 
 
 def _shade(share: float) -> float:
-    """How much of the strong colour: it grows with the share, and leaves out the middle, on which no text reads well."""
+    """How much of the strong colour: it grows with the share, and leaves out the middle, where no text reads well."""
     return 0.04 + 0.38 * share / TURN if share <= TURN else 0.76 + 0.24 * (share - TURN) / (1 - TURN)
 
 

@@ -91,7 +91,8 @@ def _make_table_row(group: Group) -> TableRow:
     bound = "–" if group.finding is None else f"ε ≥ {rounded_down(group.finding.epsilon_lower)}"
     where = "" if group.finding is None else f"measured where ε = {group.finding.claimed_epsilon:g} was stated"
     best = None if group.best is None else group.best.figure("test")
-    by = " (chosen by the test part, which flatters)" if group.chosen_by == "test" and group.price.runs > 1 else ""
+    flatters = group.chosen_by == "test" and group.price.runs > 1 and group.best is not None
+    by = " (chosen by the test part, which flatters)" if flatters else ""
     counts = [f"{group.count(name)} {name}" for name in ("finished", "diverged", "failed") if group.count(name)]
     cells = (
         TableCell(group.problem),

@@ -156,6 +156,8 @@ def tell_epsilon(group: Group) -> str:
 def tell_price(group: Group) -> str:
     """What choosing has cost."""
     price = group.price
+    if group.best is None:
+        return "no run has finished"
     if price.epsilon is None or price.delta is None:
         return f"chosen from {price.runs} runs: {price.reason}" if price.runs > 1 else ""
     if price.runs == 1:
