@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from dp_accounting import dp_event
-from synthetic import make_record
 
 from hush.privacy.accounting import epsilon
 from hush.privacy.guarantee import Finding
 from hush.report import summary
 from hush.report.store_rows import Reading, make_row
 from hush.report.summary import make_groups, tell_findings, tell_mean, tell_price
+from synthetic import make_record
 
 
 def read(*runs: tuple[dict[str, Any], Any]) -> Reading:
