@@ -73,7 +73,7 @@ class Pricing:
         """What tells the event of this run from others; None where its event is not known."""
         if row.record.get("adjacency", adjacency) != adjacency:
             return None
-        names = ("noise_multiplier", "steps", "examples", "batch_size", "sample_rate", "delta", "epsilon")
+        names = ("noise_multiplier", "steps", "steps_taken", "examples", "batch_size", "sample_rate", "delta", "epsilon")
         options = {name: value for name, value in row.options.items() if name not in AFTERWARDS}
         told = json.dumps(options, sort_keys=True)
         identity = (row.method, row.record.get("accountant"), adjacency, told, *(row.number(name) for name in names))
