@@ -23,6 +23,7 @@ from hush.report.store_rows import CARD, Row, read_number
 
 SAME = (0.999, 1.01)  # of a recorded ε, between which a rebuilt event's ε is the same
 AFTERWARDS = ("lr", "momentum", "weight_decay")  # options of post-processing, which no event knows
+NUMBERS = ("noise_multiplier", "steps", "steps_taken", "examples", "batch_size", "sample_rate", "delta", "epsilon")
 Identity = tuple[Any, ...]
 
 
@@ -73,10 +74,9 @@ class Pricing:
         """What tells the event of this run from others; None where its event is not known."""
         if row.record.get("adjacency", adjacency) != adjacency:
             return None
-        names = ("noise_multiplier", "steps", "steps_taken", "examples", "batch_size", "sample_rate", "delta", "epsilon")
         options = {name: value for name, value in row.options.items() if name not in AFTERWARDS}
         told = json.dumps(options, sort_keys=True)
-        identity = (row.method, row.record.get("accountant"), adjacency, told, *(row.number(name) for name in names))
+        identity = (row.method, row.record.get("accountant"), adjacency, told, *(row.number(name) for name in NUMBERS))
         if identity not in self.events:
             self.events[identity] = _read_card(row) or _rebuild(row, adjacency)
         return identity if self.events[identity] is not None else None
