@@ -1,16 +1,23 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Both build .venv first.
+# `make test-browser` opens the pages in the system's Chromium; without one its tests are skipped and say why.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check clean
+.PHONY: demo test test-browser check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hush train --out demo/digits
+	$(BIN)/hush report demo/digits
 
 test: $(VENV)/.installed-test check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test-browser: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]' \
+	  || echo "Playwright cannot be installed from here: the tests of pages are skipped"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/browser
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check src tests

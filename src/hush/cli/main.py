@@ -9,7 +9,22 @@ from collections.abc import Sequence
 
 import typer
 
-from hush.cli import account, audit, bench, data, evaluate, export, ledger, methods, noise, plan, predict, train, verify
+from hush.cli import (
+    account,
+    audit,
+    bench,
+    data,
+    evaluate,
+    export,
+    ledger,
+    methods,
+    noise,
+    plan,
+    predict,
+    report,
+    train,
+    verify,
+)
 from hush.cli.console import accept_any_encoding, say, show
 from hush.cli.teaching import teach
 from hush.errors import HushError
@@ -34,6 +49,7 @@ app.command("export")(export.export)
 app.command("verify")(verify.verify)
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(noise.app, name="noise")

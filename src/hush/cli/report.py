@@ -1,0 +1,117 @@
+"""`hush report`: a store or a run as a page that people look at, or as a text for a paper.
+
+What draws a report is imported inside the functions, because the other commands have no use for it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hush.cli.console import be_patient, show, show_json
+from hush.cli.shell import AsJson
+from hush.errors import BadInput
+from hush.files import PRIVATE, writable_directory, write_atomic
+
+
+class Format(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+
+
+NAMES = {Format.HTML: "report.html", Format.MARKDOWN: "report.md", Format.LATEX: "report.tex"}
+
+
+def report(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE|RUN",
+            help="A store of `hush bench`, a file with a record a line, or the folder of `hush train --out`.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; report.html (.md, .tex) by default, a run's in its own folder."),
+    ] = None,
+    kind: Annotated[
+        Format, typer.Option("--format", help="html, markdown (figures beside it) or latex (a table).")
+    ] = Format.HTML,
+    as_json: AsJson = False,
+) -> None:
+    """Write a report: a page that needs no network. A run's has two: one to release, and one in `private/`.
+
+    Example: `hush report results/mnist-dpsgd.jsonl --out report.html`
+    """
+    if not source.exists():
+        raise BadInput(f"there is no '{source}': name a store, a file of records or the folder of a run")
+    with be_patient(f"reporting {source}"):
+        found = _report_run(source, out, kind) if _is_run(source) else _report_store(source, out, kind)
+    if as_json:
+        show_json(found)
+        return
+    for sentence in found.get("findings", ()):
+        show(sentence)
+    show(f"written: {found['out']}")
+    if found.get("private") is not None:
+        show(f"private, keep to yourself: {found['private']}")
+
+
+def _is_run(source: Path) -> bool:
+    return source.is_dir() and not (source / "store.json").exists()
+
+
+def _report_store(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
+    from hush.report.report_page import render_report
+    from hush.report.store_page import make_store_page
+    from hush.report.store_rows import OUTCOMES, read_results
+
+    out = out or Path(NAMES[kind])
+    writable_directory(out.parent)
+    reading = read_results(source)
+    counts = {"runs": len(reading.rows), **{name.replace(" ", "_"): reading.count(name) for name in OUTCOMES}}
+    if kind is Format.LATEX:
+        from hush.report.paper import render_latex
+
+        write_atomic(out, render_latex(reading).encode())
+        return {**counts, "out": str(out)}
+    page = make_store_page(reading)
+    if kind is Format.MARKDOWN:
+        from hush.report.paper import render_markdown
+
+        text, figures = render_markdown(page, f"{out.stem}_figures")
+        for name, svg in figures.items():
+            writable_directory((out.parent / name).parent)
+            write_atomic(out.parent / name, svg.encode())
+        write_atomic(out, text.encode())
+    else:
+        write_atomic(out, render_report(page).encode())
+    return {**counts, "findings": list(page.findings), "out": str(out)}
+
+
+def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
+    """Two files; the one in `private/` is for the owner of the data alone, like all that is there."""
+    from hush.artefact.folder import PRIVATE_PART
+    from hush.report.report_page import render_report
+    from hush.report.run_page import make_private_page, make_released_page
+
+    if kind is not Format.HTML:
+        raise BadInput(
+            "a run is reported as html; its release holds a PRIVACY.md, and markdown and latex are for stores"
+        )
+    inside = (source / PRIVATE_PART).is_dir()
+    out = out or (source / NAMES[kind] if inside else Path(NAMES[kind]))
+    page, private = make_released_page(source), make_private_page(source)
+    writable_directory(out.parent)
+    write_atomic(out, render_report(page).encode())
+    secret = source / PRIVATE_PART / NAMES[kind]
+    if private is not None:
+        write_atomic(secret, render_report(private).encode(), mode=PRIVATE)
+    return {"findings": list(page.findings), "out": str(out), "private": None if private is None else str(secret)}

@@ -1,0 +1,168 @@
+"""The report of a store: what was found, every group of runs, every figure, and what did not finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hush.privacy.guarantee import rounded_down
+from hush.report.noise_figures import draw_noise
+from hush.report.report_page import Page, Section, Sheet, TableCell, TableRow
+from hush.report.store_figures import (
+    Figure,
+    draw_best_settings,
+    draw_curves,
+    draw_sanitized,
+    draw_seeds,
+    draw_spending,
+    draw_times,
+    draw_utility,
+)
+from hush.report.store_grids import draw_confusions, draw_heatmaps
+from hush.report.store_rows import Reading, Row
+from hush.report.store_words import COLUMNS, HEADINGS, PUBLIC, SAY
+from hush.report.summary import (
+    Group,
+    make_groups,
+    order_epsilon,
+    tell_epsilon,
+    tell_figure,
+    tell_findings,
+    tell_mean,
+    tell_price,
+)
+
+RUNS = (
+    "key", "outcome", "problem", "method", "target_epsilon", "epsilon", "delta", "status", "lr", "batch_size", "epochs",
+    "steps", "seed", "test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "noise_multiplier",
+    "train_seconds", "inference_seconds", "reason",
+)  # fmt: skip
+CONFIGURED = ("problem", "method", "lr", "batch_size", "epochs", "seed")
+
+
+def make_store_page(reading: Reading, *, title: str = "") -> Page:
+    """The page of everything that was read."""
+    groups = make_groups(reading)
+    noise, unseen = draw_noise(groups)
+    figures = [*_draw_all(groups), *noise]
+    return Page(
+        title=title or f"Runs of {reading.name}",
+        findings=tell_findings(reading, groups),
+        warning=PUBLIC,
+        table_title="Overview",
+        table_say=SAY,
+        table_columns=COLUMNS,
+        table=[_make_table_row(group) for group in groups],
+        overview=_make_overview(groups),
+        sections=list_sections(figures),
+        troubles=[_tell_trouble(row) for row in reading.rows if row.outcome != "finished"],
+        runs=_make_runs(reading),
+        choices=_list_choices(groups),
+        notes=[*reading.notes, *unseen, *_tell_choice(groups)],
+    )
+
+
+def _draw_all(groups: Sequence[Group]) -> list[Figure]:
+    return [
+        *draw_utility(groups),
+        *draw_heatmaps(groups, "batch_size"),
+        *draw_heatmaps(groups, "epochs"),
+        *draw_curves(groups),
+        *draw_spending(groups),
+        *draw_confusions(groups),
+        *draw_seeds(groups),
+        *draw_best_settings(groups),
+        *draw_times(groups),
+        *draw_sanitized(groups),
+    ]
+
+
+def list_sections(figures: Sequence[Figure]) -> list[Section]:
+    """Figures under their headings; a heading without figures is left out."""
+    found = [
+        Section(name, *words, tuple(figure for figure in figures if figure.section == name and figure.svg))
+        for name, words in HEADINGS.items()
+    ]
+    return [section for section in found if section.figures]
+
+
+def _make_table_row(group: Group) -> TableRow:
+    badge = group.status if group.status != "unknown" else ""
+    bound = "–" if group.finding is None else f"ε ≥ {rounded_down(group.finding.epsilon_lower)}"
+    where = "" if group.finding is None else f"measured where ε = {group.finding.claimed_epsilon:g} was stated"
+    best = None if group.best is None else group.best.figure("test")
+    flatters = group.chosen_by == "test" and group.price.runs > 1 and group.best is not None
+    by = " (chosen by the test part, which flatters)" if flatters else ""
+    counts = [f"{group.count(name)} {name}" for name in ("finished", "diverged", "failed") if group.count(name)]
+    cells = (
+        TableCell(group.problem),
+        TableCell(group.method),
+        TableCell(tell_epsilon(group), badge=badge),
+        TableCell(bound, where),
+        TableCell(tell_figure(best, group.metric), tell_price(group) + by),
+        TableCell(tell_mean(group), _tell_setting(group)),
+        TableCell(", ".join(counts)),
+    )
+    return TableRow(cells, *group.place)
+
+
+def _tell_setting(group: Group) -> str:
+    if group.chosen is None:
+        return ""
+    row = group.chosen.rows[0]
+    names = {"lr": "lr", "batch_size": "batch", "epochs": "epochs", "clip": "clip"}
+    return ", ".join(f"{short} {value:g}" for name, short in names.items() if (value := row.number(name)) is not None)
+
+
+def _make_overview(groups: Sequence[Group]) -> Sheet:
+    columns = ("problem", "method", "epsilon", "status", "audited_lower_bound", "metric", "best_run", "best_test",
+               "mean_test", "spread", "seeds", "runs", "finished", "diverged", "failed", "selection_epsilon",
+               "selection_delta")  # fmt: skip
+    rows = []
+    for g in groups:
+        bound = None if g.finding is None else g.finding.epsilon_lower
+        best = (None, None) if g.best is None else (g.best.key, g.best.figure("test"))
+        mean = (None, None, 0) if g.chosen is None else (g.chosen.mean, g.chosen.spread, len(g.chosen.values))
+        counts = tuple(g.count(name) for name in ("finished", "diverged", "failed"))
+        price = g.price.epsilon, g.price.delta
+        rows.append((*g.place, g.status, bound, g.metric, *best, *mean, len(g.rows), *counts, *price))
+    return Sheet(columns, tuple(rows), tuple((g.problem, (g.method,), (g.epsilon,)) for g in groups))
+
+
+def _make_runs(reading: Reading) -> Sheet:
+    rows = tuple(tuple(_read_cell(row, name) for name in RUNS) for row in reading.rows)
+    places = tuple((row.problem, (row.method,), (row.epsilon_label,)) for row in reading.rows)
+    return Sheet(RUNS, rows, places)
+
+
+def _read_cell(row: Row, name: str) -> Any:
+    """A value as the record has it."""
+    if name in ("key", "outcome", "reason"):
+        return getattr(row, name)
+    if name == "target_epsilon":
+        return row.config.get("epsilon")
+    found = row.config.get(name, row.options.get(name)) if name in CONFIGURED else row.record.get(name)
+    return found if found is None or isinstance(found, (int, float, str)) else str(found)
+
+
+def _tell_trouble(row: Row) -> dict[str, str]:
+    known = row.outcome in ("failed", "diverged")
+    words = (row.problem, row.method, row.epsilon_label) if known else ("–", "–", "–")
+    return {"key": row.key, "outcome": row.outcome, "reason": row.reason} | dict(
+        zip(("problem", "method", "epsilon"), words, strict=True)
+    )
+
+
+def _list_choices(groups: Sequence[Group]) -> tuple[list[str], list[str], list[str]]:
+    epsilons = sorted({g.epsilon for g in groups}, key=order_epsilon)
+    return sorted({g.problem for g in groups}), sorted({g.method for g in groups}), epsilons
+
+
+def _tell_choice(groups: Sequence[Group]) -> list[str]:
+    notes = [
+        "The cost of a choice is that of all runs of its group, whose secrets are their own; the runs of other groups, "
+        "if they were looked at too, cost more."
+    ]
+    if any(g.chosen_by == "test" and len(g.rows) > 1 for g in groups):
+        notes.append("Where there is no validation part the test part has chosen: such figures are too good.")
+    return notes

@@ -1,0 +1,148 @@
+"""Groups of runs: what is best, over which seeds, what it cost to choose, and which ε is what."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+from dp_accounting import dp_event
+
+from hush.privacy.accounting import epsilon
+from hush.privacy.guarantee import Finding
+from hush.report import summary
+from hush.report.store_rows import Reading, make_row
+from hush.report.summary import make_groups, tell_findings, tell_mean, tell_price
+from synthetic import make_record
+
+
+def read(*runs: tuple[dict[str, Any], Any]) -> Reading:
+    return Reading("made up", tuple(make_row(record["key"], record, curve) for record, curve in runs))
+
+
+def with_figures(number: int, test: float, validation: float, **given: Any) -> tuple[dict[str, Any], Any]:
+    return make_record(number, test_accuracy=test, validation_accuracy=validation, **given)
+
+
+def test_the_validation_part_chooses_and_the_test_part_is_reported() -> None:
+    reading = read(
+        with_figures(0, 0.99, 0.50, lr=1.0),
+        with_figures(1, 0.80, 0.70, lr=0.1),
+        with_figures(2, 0.84, 0.72, lr=0.1, seed=1),
+    )
+    (group,) = make_groups(reading)
+    assert group.chosen is not None
+    assert group.chosen.mean == pytest.approx(0.82)
+    assert group.chosen.spread == pytest.approx(statistics.stdev([0.80, 0.84]))
+    assert group.best is not None
+    assert group.best.figure("test") == 0.84
+    assert group.chosen_by == "validation"
+    assert tell_mean(group) == "82.00 % ± 2.83 % (2 seeds)"
+
+
+def test_a_setting_with_a_run_that_diverged_is_not_the_best() -> None:
+    runs = [with_figures(0, 0.9, 0.9, lr=1.0), with_figures(1, 0.9, 0.9, lr=1.0, seed=1, outcome="diverged")]
+    (group,) = make_groups(read(*runs, with_figures(2, 0.6, 0.6, lr=0.1)))
+    assert group.chosen is not None
+    assert group.chosen.mean == 0.6
+
+
+def test_without_a_validation_part_the_report_says_who_chose() -> None:
+    record, curve = make_record(0)
+    del record["validation_accuracy"], record["validation_loss"]
+    (group,) = make_groups(read((record, curve)))
+    assert group.chosen_by == "test"
+
+
+def test_less_loss_is_better() -> None:
+    runs = [make_record(n, lr=lr, metric="loss") for n, lr in enumerate((0.1, 10.0))]
+    (group,) = make_groups(read(*runs))
+    assert group.best is not None
+    assert group.best.figure("test") == min(record["test_loss"] for record, _ in runs)
+
+
+def test_groups_are_problem_method_and_epsilon() -> None:
+    made = [
+        make_record(n, method=method, epsilon=e) for n, (method, e) in enumerate([("a", 1.0), ("b", 1.0), ("a", 2.0)])
+    ]
+    assert [group.place for group in make_groups(read(*made))] == [
+        ("digits-mlp", "a", "1"),
+        ("digits-mlp", "b", "1"),
+        ("digits-mlp", "a", "2"),
+    ]
+
+
+def test_the_price_of_a_grid_of_gaussians_is_that_of_their_composition() -> None:
+    own = epsilon(dp_event.GaussianDpEvent(4.0), 1e-5, adjacency="zero-out", accountant="gdp")
+    runs = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=4.0, epsilon=own) for n in range(4)]
+    (group,) = make_groups(read(*runs))
+    four = epsilon(dp_event.GaussianDpEvent(2.0), 1e-5, adjacency="zero-out", accountant="gdp")  # √4 times less noise
+    assert group.price.epsilon == pytest.approx(four, rel=1e-6)
+    assert group.price.delta == 1e-5
+    assert "chosen from 4 runs" in tell_price(group)
+
+
+def test_a_run_whose_event_does_not_fit_its_epsilon_is_added_by_basic_composition() -> None:
+    runs = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=400.0, epsilon=2.0) for n in range(3)]
+    (group,) = make_groups(read(*runs))
+    assert group.price.epsilon == pytest.approx(6.0)
+    assert group.price.delta == pytest.approx(3e-5)
+
+
+def test_poisson_batches_are_composed_by_their_own_event() -> None:
+    step = dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(2.0))
+    own = epsilon(dp_event.SelfComposedDpEvent(step, 100), 1e-5, adjacency="zero-out", accountant="pld")
+    told = {"sample_rate": 0.05, "noise_multiplier": 2.0, "steps": 100, "accountant": "pld"}
+    (group,) = make_groups(read(*(make_record(n, lr=10.0**-n, epsilon=own, **told) for n in range(3))))
+    all_three = epsilon(dp_event.SelfComposedDpEvent(step, 300), 1e-5, adjacency="zero-out", accountant="pld")
+    assert group.price.epsilon == pytest.approx(all_three, rel=1e-3)
+    assert group.price.epsilon < 3 * own
+
+
+def test_a_failed_run_counts_in_the_price() -> None:
+    good = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=400.0, epsilon=2.0) for n in range(2)]
+    (group,) = make_groups(read(*good, make_record(9, outcome="failed", epsilon=2.0)))
+    assert group.price.runs == 3
+    assert group.price.epsilon == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(("status", "word"), [("claimed", "claimed"), ("none", "private")])
+def test_what_is_not_proven_has_no_price(status: str, word: str) -> None:
+    (group,) = make_groups(read(*(make_record(n, seed=n, status=status) for n in range(2))))
+    assert group.status == status
+    assert group.price.epsilon is None
+    assert word in tell_price(group)
+
+
+def test_an_audit_that_measured_more_refutes_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding("dp-dice", 1.0, 4.2, 1e-5, 0.95, "claimed")
+    monkeypatch.setattr(summary, "findings", lambda: (found,))
+    (group,) = make_groups(read(make_record(0, method="dp-dice")))
+    assert group.status == "refuted"
+    assert group.finding == found
+    (other,) = make_groups(read(make_record(0, method="dp-sgd")))
+    assert other.finding is None
+
+
+def test_findings_name_the_winner_and_the_outcomes() -> None:
+    runs = [with_figures(n, 0.9 + n / 1000, 0.9, method="dp-adam", seed=n) for n in range(3)]
+    runs += [with_figures(9 + n, 0.7 + n / 1000, 0.7, method="dp-sgd", seed=n) for n in range(3)]
+    reading = read(*runs, make_record(20, outcome="diverged", lr=10.0))
+    first, second = tell_findings(reading, make_groups(reading))
+    assert first.startswith("On digits-mlp at ε = 3, dp-adam is best of 2 methods: test accuracy 90.10 % ± 0.10 %")
+    assert "20.00 points above dp-sgd" in first
+    assert second.startswith("Of 7 runs: 6 finished, 1 diverged; ")
+
+
+def test_a_lead_within_the_spread_is_said_to_be() -> None:
+    runs = [with_figures(n, value, value, method="a", seed=n) for n, value in enumerate((0.80, 0.90))]
+    runs += [with_figures(5 + n, value, value, method="b", seed=n) for n, value in enumerate((0.79, 0.89))]
+    reading = read(*runs)
+    assert "within the spread over seeds" in tell_findings(reading, make_groups(reading))[0]
+
+
+def test_a_claimed_epsilon_wins_no_comparison() -> None:
+    runs = [with_figures(0, 0.99, 0.99, method="dp-dice", status="claimed")]
+    runs += [with_figures(n, 0.5 + n / 10, 0.6, method=name) for n, name in enumerate(("dp-sgd", "dp-adam"), 1)]
+    reading = read(*runs)
+    assert "dp-adam is best of 2 methods" in tell_findings(reading, make_groups(reading))[0]
