@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from synthetic import make_many, make_record, write_plainly, write_store
 
 from hush.cli import main
 from hush.report import summary
@@ -18,6 +17,7 @@ from hush.report.paper import escape_latex, render_latex, render_markdown
 from hush.report.report_page import embed_json, render_report
 from hush.report.store_page import make_store_page
 from hush.report.store_rows import read_results
+from synthetic import make_many, make_record, write_plainly, write_store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e"
 

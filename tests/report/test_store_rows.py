@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic import make_record, write_store
 
 from hush.errors import BadInput
 from hush.report.store_rows import make_row, read_results
+from synthetic import make_record, write_store
 
 ROOT = Path(__file__).resolve().parents[2]
 
