@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.console import say, show, show_json
+from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.shell import AsJson
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -
         there = Store(store).keys()
     left = [trial for trial in spec.trials if trial.key not in there]
     skipped = len(spec.trials) - len(left)
-    found = estimate(left)
+    with be_patient("timing a few steps of each kind of run"):
+        found = estimate(left)
     seconds = found.seconds(workers)
     if as_json:
         counts = {"runs": len(spec.trials), "done": 0, "failed": 0, "skipped": skipped}
