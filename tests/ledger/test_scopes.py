@@ -431,7 +431,7 @@ def test_one_spend_or_one_row_more_never_makes_a_total_smaller_or_finite(seed: i
         for asked in (Scope(), Scope("patient_id"), Scope("household"), Scope("patient_id", "labels")):
             found = add_up(costs, 1e-5, scope=asked, caps=caps).epsilon
             assert add_up([*costs, more], 1e-5, scope=asked, caps=caps).epsilon >= found * (1 - 1e-9)
-            wider = {unit: rows + 1 for unit in caps}
+            wider = dict.fromkeys(caps, rows + 1)
             assert add_up(costs, 1e-5, scope=asked, caps=wider).epsilon >= found * (1 - 1e-9)
             if any(c.unit != asked.unit and asked.unit != "example" and asked.unit not in caps for c in costs):
                 assert found == math.inf
