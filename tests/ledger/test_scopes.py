@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -408,3 +409,31 @@ class TestCharges:
         half = replace(guarantee, protects="features")
         monkeypatch.setattr("hush.charging.account_steps", lambda plan: (half,))
         assert cost_of(plan)(3).scope == Scope(ROW, "features")
+
+
+def draw_cost(draws: random.Random) -> Cost:
+    """A spend of any unit, part, relation and form."""
+    part = draws.choice(["example", "example", "example", "features", "labels"])
+    near = draws.choice(["add-remove", "zero-out", "replace"]) if part == "example" else "replace"
+    about = {"unit": draws.choice(["example", "patient_id", "household"]), "protects": part}
+    if draws.random() < 0.3:
+        return Cost(near, "proven", 1e-7, points=((1e-7, draws.uniform(0.01, 0.5)),), **about)
+    gaussian = dp_event.GaussianDpEvent(draws.uniform(5, 30))
+    return Cost(near, "proven", 1e-6, gaussian, lost=1e-10, beside=draws.choice([0.0, 1e-9]), **about)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_spend_or_one_row_more_never_makes_a_total_smaller_or_finite(seed: int) -> None:
+    draws = random.Random(seed)
+    costs, more = [draw_cost(draws) for _ in range(draws.randint(1, 4))], draw_cost(draws)
+    rows = draws.randint(1, 3)
+    for caps in ({}, {"patient_id": rows}):
+        for asked in (Scope(), Scope("patient_id"), Scope("household"), Scope("patient_id", "labels")):
+            found = add_up(costs, 1e-5, scope=asked, caps=caps).epsilon
+            assert add_up([*costs, more], 1e-5, scope=asked, caps=caps).epsilon >= found * (1 - 1e-9)
+            wider = dict.fromkeys(caps, rows + 1)
+            assert add_up(costs, 1e-5, scope=asked, caps=wider).epsilon >= found * (1 - 1e-9)
+            if any(c.unit != asked.unit and asked.unit != "example" and asked.unit not in caps for c in costs):
+                assert found == math.inf
+            if any(c.protects not in ("example", asked.protects) for c in costs):
+                assert found == math.inf
