@@ -101,7 +101,9 @@ def write_regions(work: Path) -> Table:
     score += 1.2 * np.sin((age - 18) / 72 * np.pi) + 0.5 * sex * (age > 50)
     y = random.random(rows) < 1 / (1 + np.exp(-score))
     cells = zip(income.round(), age.round(1), job, region, sex, y, strict=True)
-    lines = [[f"{i:.0f}", f"{a}", f"job {j}", f"region {r}", "fm"[s], ["no", "yes"][t]] for i, a, j, r, s, t in cells]
+    lines = [
+        [f"{i:.0f}", f"{a}", f"job {j}", f"region {r}", "fm"[s], "yes" if t else "no"] for i, a, j, r, s, t in cells
+    ]
     _write(work / "regions.csv", ["income", "age", "job", "region", "sex", "y"], lines)
     return Table(work / "regions.csv", "y")
 

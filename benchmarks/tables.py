@@ -134,16 +134,27 @@ def measure(chances: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     return {"test_accuracy": float((chances.argmax(1) == labels).mean()), "test_auc": float(area)}
 
 
+class Batches(torch.utils.data.TensorDataset):
+    """Tensors from which a whole batch is taken at once, so that a comparison does not take hours."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(*tensors)
+
+    def __getitems__(self, rows: list[int]) -> tuple[torch.Tensor, ...]:
+        """These rows, in their order."""
+        return tuple(tensor[rows] for tensor in self.tensors)
+
+
 def train_opacus(table: Table, epsilon: float, seed: int) -> dict[str, Any]:
     """Opacus with its own noise and its own (PRV) accountant, on hush's encoding, model and numbers."""
     from opacus import PrivacyEngine
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader
 
     (x, y), (held, labels) = read_features(table, encoded=True)
     numbers = choose_numbers(len(x), epsilon, linear=False)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 2))
-    rows = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=numbers.batch_size)
+    rows = DataLoader(Batches((torch.from_numpy(x), torch.from_numpy(y))), numbers.batch_size, collate_fn=tuple)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine = PrivacyEngine(accountant="prv")

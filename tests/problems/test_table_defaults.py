@@ -133,6 +133,11 @@ class TestRuns:
         assert read_options(tmp_path / "adam") == own | {"model": "logistic"}
         assert read_options(tmp_path / "number") == own | {"model": "mlp-128-64"}
 
+    @pytest.mark.parametrize("epsilon", ["-1", "0", "nan", "inf"])
+    def test_an_epsilon_that_is_none_is_one_sentence(self, epsilon: str, table: Path, capsys) -> None:
+        assert main(["train", "--data", str(table), "--target", "y", "--epsilon", epsilon]) == 2
+        assert "epsilon must be" in capsys.readouterr().err.splitlines()[-1]
+
     def test_a_finished_run_is_recalled(self, table: Path, tmp_path: Path, capsys) -> None:
         first, _ = train(capsys, "--data", table, "--target", "y", "--out", tmp_path / "run")
         code = main(["train", "--out", str(tmp_path / "run"), "--resume", "--json"])

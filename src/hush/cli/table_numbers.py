@@ -26,7 +26,7 @@ def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Coll
     """The numbers that are left open, for a table's classes, DP-SGD and a model that comes with hush; nothing for any
     other data, method or model."""
     known = task.schema is not None and task.classes is not None and task.architecture.source == "shipped"
-    if not known or method != METHOD or not left_open:
+    if not known or method != METHOD or not left_open or not epsilon > 0:  # an ε that is none is refused with the plan
         return {}
     numbers = choose_numbers(task.examples, epsilon, linear=task.architecture.name == LOGISTIC)
     filled = {name: value for name, value in vars(numbers).items() if name in left_open}
