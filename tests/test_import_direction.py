@@ -51,7 +51,10 @@ ORDER = [
     "mechanism",
     "claims",
     "card",
+    "digests",
     "stepping",
+    "ranks",
+    "standing",
     "summing",
     "noising",
     "run",
@@ -70,6 +73,7 @@ ORDER = [
     "bench",
     "report",
     "cli",
+    "__main__",
 ]
 PICKLING = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
