@@ -61,6 +61,7 @@ ORDER = [
     "plan",
     "settings",
     "methods",
+    "tuning",
     "checkpoint",
     "charging",
     "loop",

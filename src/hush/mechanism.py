@@ -22,6 +22,7 @@ from hush.named import Named
 from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.scale import check_std, tail_delta
+from hush.privacy.selection import Trials
 from hush.proofs import find_sensitivity, own_adjacency
 from hush.queries import ADDED, Channel, Preparing, Query
 from hush.randomness import Secret
@@ -53,6 +54,7 @@ class Mechanism(ABC):
     tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
     unit: str = "example"  # whose examples are one: all rows of a patient, say; what the guarantee is for
     beside: tuple[Beside, ...] = ()  # other releases on the same data, which every claim about this one covers
+    trials: Trials | None = None  # where the run is the best of a secret number: what is claimed covers the choice
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
@@ -159,7 +161,8 @@ class Mechanism(ABC):
         releases beside training lose."""
         count = self.steps if steps is None else steps
         times = max(1, -(-count // self.steps))  # more than once where steps were taken again
-        return self.delta - times * self.tails - count * self.room.overflow - lose_beside(self.beside)
+        lost = times * self.tails + count * self.room.overflow + lose_beside(self.beside)
+        return self.delta - (lost if self.trials is None else self.trials.loss_factor * lost)
 
     def tails_beside(self, coordinates: int) -> float:
         """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
@@ -198,8 +201,9 @@ class Mechanism(ABC):
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of. Tails are the model's; a plan without
-        releases beside it does not speak of them, nor one whose unit is an example of that."""
+        releases beside it does not speak of them, nor of trials or of its unit where there is nothing to say."""
         unsaid = {"tails"} | ({"beside"} if not self.beside else set())
+        unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}
         accounted = {

@@ -143,6 +143,11 @@ class Plan(Mechanism):
             return self
         numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
         taken = tail_delta(numbers, steps, mu, rate=rate, shared=shared)
+        if taken > SHARE * self.delta and self.trials is not None:
+            raise Refused(
+                "so many numbers get noise that the end of its tails costs more of δ than can be counted for each of "
+                "many trials: give a larger δ, or train once"
+            )
         if taken > SHARE * self.delta:
             known = self.guarantee().epsilon
             taken = check_tails(self.delta, numbers, steps, mu, rate=rate, shared=shared, epsilon=known)

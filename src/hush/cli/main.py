@@ -9,7 +9,22 @@ from collections.abc import Sequence
 
 import typer
 
-from hush.cli import account, audit, bench, data, evaluate, export, ledger, methods, noise, plan, predict, train, verify
+from hush.cli import (
+    account,
+    audit,
+    bench,
+    data,
+    evaluate,
+    export,
+    ledger,
+    methods,
+    noise,
+    plan,
+    predict,
+    train,
+    tune,
+    verify,
+)
 from hush.cli.console import accept_any_encoding, say, show
 from hush.cli.teaching import teach
 from hush.errors import HushError
@@ -30,6 +45,7 @@ app.command("problems")(methods.problems)
 app.command("plan")(plan.plan)
 app.command("account")(account.account)
 app.command("train")(train.train)
+app.command("tune")(tune.tune)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
