@@ -256,7 +256,7 @@ def test_rows_released_before_the_first_step_are_for_one_process() -> None:
 
 
 def launch(out: Path, *more: str, world: int = 2) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     command += ["-m", "hush", "train", "--problem", "digits-logistic", "--json", "--out", str(out), *more]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
