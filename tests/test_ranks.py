@@ -25,8 +25,9 @@ from hush.errors import Refused
 from hush.ledger.account import BudgetSpent, Ledger
 from hush.loop import train
 from hush.methods import make_plan
+from hush.noising import cut_shards
 from hush.plan import Plan
-from hush.randomness import Secret
+from hush.randomness import BLOCK, Secret
 from hush.ranks import join_ranks
 from hush.run import Run
 from hush.standing import check_shareable, checksum
@@ -158,7 +159,37 @@ def resume_with_other_processes(rank: int, folder: Path) -> None:
         checkpoints.close()
 
 
+def cut_noise(rank: int, folder: Path) -> None:
+    """Independent, banded and BLT noise of a wide model: each process holds the state of its own coordinates."""
+    ranks, rows = join_ranks(), (torch.randn(N, 70_000, generator=torch.Generator().manual_seed(1)), data()[1])
+    for method in WIDE:
+        made = make_plan(method, examples=N, batch_size=6, steps=4, noise_multiplier=3.0, lr=0.2, clip=1.0)
+        whole, cut = (
+            made.start(wide(), losses, rows, secret=5, ranks=ranks, noise_shards=shards) for shards in (False, True)
+        )
+        take_all(whole)
+        take_all(cut)
+        widths = [v.shape[-1] for entry in cut._noising._states.values() for v in entry.values()]
+        assert all(width <= 140_000 for width in widths), widths
+        assert sum(widths) > 0 or method == "dp-sgd"
+        for a, b in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+        assert ranks.hear(checksum(cut.model.parameters())) == checksum(cut.model.parameters())
+        if method != "dp-sgd":
+            with pytest.raises(Refused, match="without noise_shards"):
+                cut.state()
+
+
+WIDE = ("dp-sgd", "dp-bandmf", "dp-blt")
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Linear(70_000, 3)
+
+
 SCENES = {
+    "cut": cut_noise,
     "cases": take_every_case,
     "differs": refuse_what_differs,
     "ledger": wait_for_the_ledger,
@@ -204,6 +235,18 @@ def test_a_process_without_examples_adds_nothing(taken: tuple[int, Path]) -> Non
 
 def test_processes_that_differ_are_refused(tmp_path: Path) -> None:
     play("differs", 2, tmp_path)
+
+
+def test_noise_in_slices_is_the_noise_of_one_process(tmp_path: Path) -> None:
+    play("cut", 2, tmp_path)
+
+
+def test_slices_of_noise_cover_every_coordinate_once() -> None:
+    for size, world in ((1, 3), (BLOCK, 2), (210_003, 2), (5 * BLOCK + 1, 4)):
+        sides = cut_shards(size, world)
+        assert (sides[0], sides[-1], len(sides)) == (0, size, world + 1)
+        assert sides == sorted(sides)
+        assert all(side % BLOCK == 0 for side in sides[:-1] if side < size)
 
 
 def test_no_process_takes_a_step_that_the_ledger_does_not_cover(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from hush.privacy.guarantee import Guarantee
 from hush.queries import Preparing
 from hush.randomness import Secret
 from hush.source import Collated, Source
-from hush.standing import check_same_run, check_shareable
+from hush.standing import check_same_run, check_shareable, find_shards
 from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard, ask_first
 from hush.summing import Summing
 from hush.units import Units
@@ -49,6 +49,7 @@ class Run:
         *,
         microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
+        noise_shards: bool = False,
     ) -> None:
         self.plan, self.model = plan, model
         self.ranks = ranks or Alone()
@@ -73,7 +74,7 @@ class Run:
         self._witness: SumsGuard | None = None
         self.history = History()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
-        self._noising = Noising(plan, self._params)
+        self._noising = Noising(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
         self._summing = Summing(
             plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
         )

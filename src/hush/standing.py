@@ -37,6 +37,13 @@ def check_shareable(plan: Mechanism, ranks: Ranks) -> None:
         )
 
 
+def find_shards(ranks: Ranks, device: torch.device) -> Ranks | None:
+    """The processes among which the coordinates of noise are cut, where there are several."""
+    if device.type == "cuda":
+        raise Refused("noise is made in slices on the CPU only: leave noise_shards out")
+    return ranks if ranks.world > 1 else None
+
+
 def check_same_run(ranks: Ranks, plan: Mechanism, model: nn.Module, source: Source, secret: Secret) -> None:
     """Refuse, on every process, where plan, weights or data are not the same on all of them."""
     if ranks.world > 1:
