@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def test_every_trial_draws_anew_and_the_best_is_kept() -> None:
 
     def run_trial(candidate: dict[str, Any]) -> tuple[float, int]:
         seen.append(candidate)
+        warnings.warn("said in every trial, it would count them", stacklevel=1)
         if len(seen) == 2:
             raise ValueError("a trial that fails is the worst")
         return (math.nan if len(seen) == 3 else candidate["lr"]), len(seen)

@@ -20,6 +20,7 @@ How long a search takes says something about K to whoever can time it: keep that
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -134,7 +135,9 @@ def select_best(
 def _try(run_trial: Callable[[Candidate], tuple[float, Model]], candidate: Candidate) -> Winner[Model] | None:
     """A trial that fails, or whose score is no number, is the worst there is, whatever the reason."""
     try:
-        score, made = run_trial(candidate)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once a trial, they would count the trials
+            score, made = run_trial(candidate)
     except Exception:  # what it says may quote the data, and that it failed may depend on them
         return None
     return Winner(candidate, score, made) if math.isfinite(score) else None
