@@ -51,13 +51,17 @@ ORDER = [
     "mechanism",
     "claims",
     "card",
+    "digests",
     "stepping",
+    "ranks",
+    "standing",
     "summing",
     "noising",
     "run",
     "plan",
     "settings",
     "methods",
+    "tuning",
     "checkpoint",
     "charging",
     "loop",
@@ -70,6 +74,7 @@ ORDER = [
     "bench",
     "report",
     "cli",
+    "__main__",
 ]
 PICKLING = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

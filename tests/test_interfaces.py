@@ -30,6 +30,7 @@ from hush.plan import Plan
 from hush.privacy.leaves import find_leaves
 from hush.queries import BY_TABLE, ByTable, Channel, Claim, ClippedSum, clip_factors, total_norms
 from hush.randomness import Secret
+from hush.ranks import join_ranks
 from hush.release import Release
 from hush.rules import SGD
 from hush.sampling import OnePass, Partitioned, Poisson
@@ -329,23 +330,9 @@ def test_a_single_release_of_rows() -> None:
     assert noise.std() == pytest.approx(5.0 * 0.3 * math.sqrt(5), rel=0.2)
 
 
-@dataclass(frozen=True)
-class Distributed:
-    """torch.distributed as ranks."""
-
-    rank: int
-    world: int
-
-    def total(self, sums: Sums) -> Sums:
-        for named in sums.values():
-            for value in named.values():
-                dist.all_reduce(value)
-        return sums
-
-
 def _rank(rank: int, world: int, path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=world)
-    run = plan().start(model(), losses, data(), secret=1, ranks=Distributed(rank, world))
+    run = plan().start(model(), losses, data(), secret=1, ranks=join_ranks())
     for batch in run.batches():
         run.step(batch)
     torch.save(run.model.state_dict(), f"{path}/{rank}.pt")

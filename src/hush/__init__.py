@@ -12,6 +12,7 @@ from hush.plan import Plan
 from hush.privacy.guarantee import Guarantee
 from hush.queries import ClippedSum
 from hush.randomness import Secret
+from hush.ranks import join_ranks
 from hush.rules import SGD, Adam, TorchOptim
 from hush.run import Run
 from hush.sampling import FixedSize, Partitioned, Poisson, Shuffled
@@ -41,6 +42,7 @@ __all__ = [
     "Shuffled",
     "TorchOptim",
     "audit_plan",
+    "join_ranks",
     "load",
     "make_plan",
     "to_group_norm",

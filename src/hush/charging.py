@@ -120,8 +120,10 @@ def charge(
     Call it before ``checkpoints.begin`` or after ``checkpoints.restore``, so that every checkpoint names the ledger. A
     resumed run goes on with its own entry; where its checkpoint and the ledger contradict each other, it is refused. So
     is a run whose secret another run has used: the same noise on other sums has no finite ε. In a ledger that has a
-    budget, data that it does not know need ``new_dataset=True``.
+    budget, data that it does not know need ``new_dataset=True``. Of several processes, process 0 alone calls it.
     """
+    if run.ranks.rank:
+        raise Refused("process 0 enters a run in its ledger, and the others wait for it: call charge where rank is 0")
     name = secrets.token_hex(8) if checkpoints is None else checkpoints.name
     charges = Charges(run, ledger, dataset, name, new_dataset=new_dataset)
     if checkpoints is not None:

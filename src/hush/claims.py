@@ -30,9 +30,10 @@ from hush.beside import check_beside, compose_beside, name_all
 from hush.errors import Refused
 from hush.matrices import Structure, drop_first
 from hush.mechanism import Mechanism
-from hush.privacy import accounting
+from hush.privacy import accounting, event_json
 from hush.privacy.accounting import Accountant
 from hush.privacy.guarantee import Guarantee
+from hush.privacy.selection import Trials
 from hush.queries import ByTable, Claim, Query
 from hush.sampling import PoissonSampled, WithoutReplacement
 
@@ -195,10 +196,20 @@ def _restate(claim: Claim, mechanism: Mechanism) -> Claim:
 
 def _with_beside(mechanism: Mechanism, claim: Claim) -> Claim:
     """The claim about training and the releases beside it together."""
-    if not mechanism.beside:
-        return claim
-    together = replace(claim, event=compose_beside(claim.event, mechanism.beside))
-    return _give_reason(together, f"this covers the model and {name_all(mechanism.beside)} together")
+    if mechanism.beside:
+        together = replace(claim, event=compose_beside(claim.event, mechanism.beside))
+        claim = _give_reason(together, f"this covers the model and {name_all(mechanism.beside)} together")
+    return claim if mechanism.trials is None else _with_choice(mechanism.trials, claim)
+
+
+def _with_choice(trials: Trials, claim: Claim) -> Claim:
+    """The claim about the best of a secret number of such runs; each of them costs what the claim says, at most."""
+    if claim.status != "proven" or event_json.to_json(claim.event) is None:
+        raise Refused(
+            "the price of choosing among trials is known for a proven event that can be written down, such as dp-sgd's"
+        )
+    reason = f"this covers the choice of the best of a secret number of trials, {trials.mean:g} on average"
+    return _give_reason(replace(claim, event=trials.event(claim.event)), reason)
 
 
 def _give_reason(claim: Claim, reason: str) -> Claim:
@@ -225,6 +236,8 @@ def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
     accountant, epsilon = pick_accountant(mechanism, claim.event), math.inf
     if left > 0:
         epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
+    if mechanism.trials is not None and epsilon > mechanism.trials.ceiling:
+        epsilon = math.inf  # what the trials lose of δ is counted up to there
     return Guarantee(
         epsilon=epsilon,
         delta=mechanism.delta,

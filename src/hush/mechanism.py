@@ -22,6 +22,7 @@ from hush.named import Named
 from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.scale import check_std, tail_delta
+from hush.privacy.selection import Trials
 from hush.proofs import find_sensitivity, own_adjacency
 from hush.queries import ADDED, Channel, Preparing, Query, Remembering
 from hush.randomness import Secret
@@ -54,6 +55,7 @@ class Mechanism(ABC):
     unit: str = "example"  # whose examples are one: all rows of a patient, say; what the guarantee is for
     rows_per_unit: int | None = None  # how many of them are averaged at most, once a run on such data has started
     beside: tuple[Beside, ...] = ()  # other releases on the same data, which every claim about this one covers
+    trials: Trials | None = None  # where the run is the best of a secret number: what is claimed covers the choice
 
     def __post_init__(self) -> None:
         validate.whole(steps=self.steps)
@@ -160,7 +162,8 @@ class Mechanism(ABC):
         releases beside training lose; where ``steps`` were taken in several attempts, each of them has tails."""
         count = self.steps if steps is None else steps
         times = max(attempts, -(-count // self.steps))
-        return self.delta - times * self.tails - count * self.room.overflow - lose_beside(self.beside)
+        lost = times * self.tails + count * self.room.overflow + lose_beside(self.beside)
+        return self.delta - (lost if self.trials is None else self.trials.loss_factor * lost)
 
     def tails_beside(self, coordinates: int) -> float:
         """δ that the tails cost beyond `tails` where a run is composed with others: that they cost no more than e^ε
@@ -202,9 +205,10 @@ class Mechanism(ABC):
 
     def declared(self, scope: Scope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of. Tails are the model's; a plan without
-        releases beside it does not speak of them, nor one whose unit is an example of that. How many rows of a unit are
-        averaged decides what is summed: two runs that differ in it never share their noise."""
+        releases beside it does not speak of them, nor of trials or of its unit where there is nothing to say. How many
+        rows of a unit are averaged decides what is summed: two runs that differ in it never share their noise."""
         unsaid = {"tails"} | ({"beside"} if not self.beside else set())
+        unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
         unsaid |= {"rows_per_unit"} if self.rows_per_unit is None else set()
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}

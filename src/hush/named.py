@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,29 @@ def add_sums(total: Sums | None, piece: Sums) -> Sums:
 def widen_sums(sums: Sums) -> Sums:
     """The sums in float64, in which whatever is still added to them loses nothing that matters."""
     return {channel: {name: value.double() for name, value in named.items()} for channel, named in sums.items()}
+
+
+def list_tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of a nested state, in its order, scratch left out."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            if not str(key).startswith("_"):
+                yield from list_tensors(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from list_tensors(value)
+
+
+def copy_into(own: Named, saved: Named) -> None:
+    """Write saved tensors over those of a model; refused where names, shapes or types differ."""
+    shapes = [{name: (t.shape, t.dtype) for name, t in named.items()} for named in (own, saved)]
+    if shapes[0] != shapes[1]:
+        names = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+        raise BadInput(f"the saved model is another one: it differs in {', '.join(names[:3])}")
+    for name, value in own.items():
+        value.copy_(saved[name])
 
 
 def check_per_example(values: Tensor, examples: int | None = None) -> Tensor:

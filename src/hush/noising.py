@@ -13,15 +13,22 @@ from hush.mechanism import Mechanism
 from hush.named import Layout, Named, State, Sums
 from hush.randomness import BLOCK, Secret, normal
 from hush.release import Release, add_noise, grid
+from hush.stepping import Ranks
 
 PIECE = 4 * BLOCK  # coordinates of independent noise that a thread makes at a time
+
+
+def cut_shards(size: int, world: int) -> list[int]:
+    """Where the coordinates of each process begin, in whole blocks of random numbers, and at last where all end."""
+    blocks = -(-size // BLOCK)
+    return [min(size, BLOCK * (blocks * rank // world)) for rank in range(world)] + [size]
 
 
 class Noising:
     """A mechanism's noise for these parameters: their type, on their device."""
 
-    def __init__(self, mechanism: Mechanism, params: Named) -> None:
-        self._mechanism, self._params = mechanism, params
+    def __init__(self, mechanism: Mechanism, params: Named, shards: Ranks | None = None) -> None:
+        self._mechanism, self._params, self._shards = mechanism, params, shards
         self._device = next(iter(params.values())).device
         self._stds = mechanism.channel_stds()
         self._states: dict[str, State] = {}
@@ -29,6 +36,11 @@ class Noising:
 
     def state(self) -> dict[str, Any]:
         """Every channel's size and state; views, not copies."""
+        if self._shards is not None and not self._mechanism.noise.pieces:
+            raise Refused(
+                "noise whose state lies in slices on several processes is not kept in a checkpoint: start the run "
+                "without noise_shards"
+            )
         return {channel: {"size": self._sizes[channel], "state": s} for channel, s in self._states.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -54,6 +66,9 @@ class Noising:
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:
         """A step's noise, in pieces where every coordinate is made alone; other noise keeps one state for all."""
         noise = self._mechanism.noise
+        if self._shards is not None:
+            yield self._draw_shard(self._shards, channel, size, secret, step)
+            return
         if channel not in self._states:
             self._states[channel] = noise.init(self._like(size))
             self._sizes[channel] = size
@@ -74,6 +89,19 @@ class Noising:
             if piece.shape != like.shape:
                 raise RuntimeError(f"the noise has shape {tuple(piece.shape)} where {tuple(like.shape)} was asked for")
             yield piece
+
+    def _draw_shard(self, ranks: Ranks, channel: str, size: int, secret: Secret, step: int) -> Tensor:
+        """A step's noise of which every process makes the coordinates of whole blocks of its own, with a state for
+        these alone, and gets the others' as copies: a coordinate of noise depends on this coordinate of Z alone."""
+        noise, sides = self._mechanism.noise, cut_shards(size, ranks.world)
+        start, stop = sides[ranks.rank], sides[ranks.rank + 1]
+        like = self._like(stop - start)
+        if channel not in self._states:
+            self._states[channel], self._sizes[channel] = noise.init(like), size
+        part, self._states[channel] = noise.draw(
+            step, lambda index: normal(secret, f"noise/{channel}", index, like, start), self._states[channel]
+        )
+        return ranks.gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
 
     def _add(self, channel: str, sums: Named, shape: float, secret: Secret, step: int) -> Named:
         std, divisor = self._stds[channel], self._mechanism.divisor

@@ -107,6 +107,7 @@ class Plan(Mechanism):
         rows_per_unit: int | None = None,
         microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
+        noise_shards: bool = False,
     ) -> Run:
         """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed.
 
@@ -116,6 +117,9 @@ class Plan(Mechanism):
         ``unit`` is for a plan that was made with a unit (``make_plan(unit="patient_id")``): whose each row is, as one
         hashable for each. All rows of one value are one example, and at most ``rows_per_unit`` of them (8 by default)
         are averaged before clipping (:mod:`hush.units`). ``microbatch`` counts rows.
+
+        ``ranks`` are the processes that share the run (`hush.join_ranks`). With ``noise_shards`` each of them makes its
+        own slice of the noise and keeps the state of that slice alone, and they send each other the results.
         """
         validate.whole(microbatch=microbatch)
         self._check_owners(unit, rows_per_unit)
@@ -135,7 +139,10 @@ class Plan(Mechanism):
             with_tails = with_tails.assuming(DRAWN)
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
-        return Run(with_tails, model, losses, source, secret or Secret.fresh(), microbatch=microbatch, ranks=ranks)
+        secret = secret or Secret.fresh()
+        return Run(
+            with_tails, model, losses, source, secret, microbatch=microbatch, ranks=ranks, noise_shards=noise_shards
+        )
 
     def with_tails(self, coordinates: int) -> Plan:
         """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the
@@ -144,6 +151,11 @@ class Plan(Mechanism):
             return self
         numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
         taken = tail_delta(numbers, steps, mu, rate=rate, shared=shared)
+        if taken > SHARE * self.delta and self.trials is not None:
+            raise Refused(
+                "so many numbers get noise that the end of its tails costs more of δ than can be counted for each of "
+                "many trials: give a larger δ, or train once"
+            )
         if taken > SHARE * self.delta:
             known = self.guarantee().epsilon
             taken = check_tails(self.delta, numbers, steps, mu, rate=rate, shared=shared, epsilon=known)

@@ -24,13 +24,14 @@ from hush.claims import account_attempts
 from hush.errors import BadInput, Refused
 from hush.gradients import check_model
 from hush.mechanism import Mechanism
-from hush.named import Losses, Named, State, Sums, trainable
+from hush.named import Losses, State, Sums, copy_into, trainable
 from hush.noising import Noising
 from hush.privacy.guarantee import Guarantee
 from hush.queries import Preparing
 from hush.randomness import Secret
 from hush.source import Collated, Source
-from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard
+from hush.standing import check_same_run, check_shareable, find_shards
+from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard, ask_first
 from hush.summing import Summing
 from hush.units import Units
 
@@ -48,11 +49,13 @@ class Run:
         *,
         microbatch: int = MICROBATCH,
         ranks: Ranks | None = None,
+        noise_shards: bool = False,
     ) -> None:
         self.plan, self.model = plan, model
         self.ranks = ranks or Alone()
+        check_shareable(plan, self.ranks)
         self.next = 0
-        self.source, self._secret = source, secret
+        self.source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
             raise BadInput("the model has no parameter to train: every requires_grad is False")
@@ -76,13 +79,14 @@ class Run:
         self._witness: SumsGuard | None = None
         self.history = History()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
-        self._noising = Noising(plan, self._params)
+        self._noising = Noising(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
         self._summing = Summing(
             plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
         )
         rows = taken.rows if isinstance(taken, Units) else taken
         if isinstance(rows, Collated):
             rows.follow(self._ahead)
+        check_same_run(self.ranks, plan, model, source, self._secret)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -112,9 +116,10 @@ class Run:
         self._check(batch)
         if isinstance(self._query, Preparing):
             self._query.make_ready()
-        self.cover()
+        if self.ranks.world == 1:
+            self.cover()
         sums, channels, private = self._sum(batch)
-        while self._witness is not None and not self._witness.meets(channels):
+        while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
         self._whole, self._private = False, private
         release = self._noising.release(channels, self._secret, self.next)
@@ -125,6 +130,23 @@ class Run:
         self.history = self.history.reached(self.next)
         self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
+
+    def _may_add_noise(self, channels: Sums) -> bool:
+        """Process 0 sees to it that the step is covered and that its noise has met no other sum; all hear it. False
+        where the run has a fresh secret, so that the sums are to be made anew."""
+        if self.ranks.world == 1:
+            return self._witness is None or self._witness.meets(channels)
+
+        def decide() -> dict[str, Any] | None:
+            self.cover()
+            if self._witness is None or self._witness.meets(channels):
+                return None
+            return {"secret": self._secret.to_json(), "history": self.history.to_json()}
+
+        fresh = ask_first(self.ranks, decide)
+        if fresh is not None and self.ranks.rank:
+            self._change_secret(Secret.from_json(fresh["secret"]), History.from_json(fresh["history"]))
+        return fresh is None
 
     @property
     def secret(self) -> Secret:
@@ -153,8 +175,10 @@ class Run:
                 "more: train with the data, the code and the machine that this run began with, or start a new run with "
                 "a secret of its own, which is charged in full"
             )
-        self._secret = self._secret.renewed()
-        self.history = self.history.renewed(self.next)
+        self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
+
+    def _change_secret(self, secret: Secret, history: History) -> None:
+        self._secret, self.history = secret, history
         self._drawn = (-1, self._drawn[1])
         self._noising.start_anew()
 
@@ -193,7 +217,9 @@ class Run:
         ``description`` says how the network is built and what its inputs are (`hush.problems.Problem.describe` does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
         replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
-        ``figures`` go into the card (`hush.card.make_card`)."""
+        ``figures`` go into the card (`hush.card.make_card`). Of several processes only process 0 writes."""
+        if self.ranks.rank:
+            return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
         if self._witness is not None:
@@ -227,12 +253,11 @@ class Run:
     def restore(self, state: State) -> None:
         """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
 
-        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and sees to it that no noise meets two sums.
+        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and sees to it that no noise meets two sums: with
+        another number of processes they differ in their last bits.
         """
-        if state["world"] != self.ranks.world:
-            raise BadInput(f"the run was shared by {state['world']} processes and now by {self.ranks.world}")
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
-            _copy_into(own, state[kind])
+            copy_into(own, state[kind])
         self.next, self._whole = state["step"], True
         self._secret, self.history = Secret.from_json(state["secret"]), History.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # drawn by the secret before
@@ -288,12 +313,3 @@ def count_coordinates(plan: Mechanism, model: nn.Module, source: Source) -> int:
     trained = max(1, sum(p.numel() for p in trainable(model).values()))
     rows = plan.query.count_numbers(model, source) if isinstance(plan.query, Preparing) else 0
     return max(trained, rows)
-
-
-def _copy_into(own: Named, saved: Named) -> None:
-    shapes = [{name: (t.shape, t.dtype) for name, t in named.items()} for named in (own, saved)]
-    if shapes[0] != shapes[1]:
-        names = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
-        raise BadInput(f"the saved model is another one: it differs in {', '.join(names[:3])}")
-    for name, value in own.items():
-        value.copy_(saved[name])

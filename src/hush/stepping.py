@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from hush.errors import HushError
 from hush.named import Named, Sums
 
 MICROBATCH = 400  # places of a piece, a third of them empty at batch 256: more activations fall out of the cache
@@ -47,7 +49,19 @@ class Ranks(Protocol):
         ...
 
     def total(self, sums: Sums) -> Sums:
-        """The sums over all processes."""
+        """The sums over all processes, the same bits on each."""
+        ...
+
+    def hear(self, value: Any) -> Any:
+        """What process 0 says, on every process: plain data, as JSON has it."""
+        ...
+
+    def hear_bytes(self, said: bytes) -> bytes:
+        """The same for bytes."""
+        ...
+
+    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+        """The parts of all processes one after the other; that of process r has ``sizes[r]`` numbers."""
         ...
 
 
@@ -61,6 +75,40 @@ class Alone:
     def total(self, sums: Sums) -> Sums:
         """The sums as they are."""
         return sums
+
+    def hear(self, value: Any) -> Any:
+        """What this process says."""
+        return value
+
+    def hear_bytes(self, said: bytes) -> bytes:
+        """What this process says."""
+        return said
+
+    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+        """The only part."""
+        return part
+
+
+class Stopped(HushError):
+    """Process 0 has stopped the run; why is what process 0 says."""
+
+
+def ask_first(ranks: Ranks, action: Callable[[], Any]) -> Any:
+    """What ``action`` gives on process 0, which alone does it, as JSON has it; where it fails there, all stop."""
+    if ranks.world == 1:
+        return action()
+    if ranks.rank:
+        told = ranks.hear(None)
+        if told["failed"]:
+            raise Stopped("process 0 has stopped this run, and says why")
+        return told["value"]
+    try:
+        value = action()
+    except BaseException:
+        ranks.hear({"failed": True})
+        raise
+    ranks.hear({"failed": False, "value": value})
+    return value
 
 
 class SumsGuard(Protocol):

@@ -18,12 +18,13 @@ from hush.draws import model_randomness
 from hush.errors import Refused
 from hush.gradients import GradientWarning, Untouched, Watch, check_model, placing
 from hush.mechanism import ROUNDING, Mechanism
-from hush.named import Losses, Named, State, Sums, add_sums, widen_sums
+from hush.named import Losses, Named, State, Sums, add_sums, list_tensors, widen_sums
 from hush.privacy.guarantee import rounded_up
 from hush.queries import ADDED, Query
 from hush.randomness import Secret
 from hush.sanitize.rows import ReleasedRows
 from hush.source import Source, tensors_of, to_each
+from hush.standing import add_standing, checksum, take_standing
 from hush.stepping import Ranks
 from hush.units import Units
 
@@ -89,7 +90,7 @@ class Summing:
                 found = self.meet_company(public)  # after a resume too: it picks this process's engine
                 self.company, self._met = self.company or found, True
             sums = self._sum_pieces(secret, step, indices, public)
-        self._fresh = self._fresh and not len(indices)
+        self._fresh = self._fresh and not any(map(len, self.list_chosen(secret, step, indices)))
         return sums
 
     def meet_company(self, public: State) -> str:
@@ -124,10 +125,14 @@ class Summing:
 
     def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
         """The rows of the data in each piece of a step that this process takes."""
-        pieces = [indices[piece.chosen] for piece in self._seat(secret, step, indices)]
+        pieces = [indices[chosen] for chosen in self.list_chosen(secret, step, indices)]
         if not isinstance(self._source, Units):
             return pieces
         return [self._source.at(secret, step).list_rows(units) for units in pieces]
+
+    def list_chosen(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
+        """Which examples of a batch are in each piece that this process takes."""
+        return [piece.chosen for piece in self._seat(secret, step, indices)]
 
     def _watch_model(self) -> Untouched | None:
         return Untouched(self._model, self._params) if self._mechanism.private else None
@@ -141,7 +146,12 @@ class Summing:
             sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
-        return self._ranks.total(total if self._ranks.world == 1 else widen_sums(total))
+        return total if self._ranks.world == 1 else self._add_ranks(widen_sums(total), public)
+
+    def _add_ranks(self, sums: Sums, public: State) -> Sums:
+        """The sums over all processes, of which each must stand at the same parameters, buffers and public state."""
+        at = checksum((*self._params.values(), *self._model.buffers(), *list_tensors(public)))
+        return take_standing(self._ranks.total(add_standing(sums, self._ranks, at)), at)
 
     def _seat(self, secret: Secret, step: int, indices: Tensor) -> Iterator[Piece]:
         """This process's pieces of a step, with the examples on their places."""

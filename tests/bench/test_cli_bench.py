@@ -36,15 +36,26 @@ def test_the_fields_that_scripts_rely_on(capsys, tmp_path, write_spec) -> None:
     code, out, err = call(capsys, *command)
     assert code == 0
     assert err == ""
-    assert json.loads(out) == {"runs": 3, "done": 3, "failed": 0, "skipped": 0, "diverged": 0}
+    first = json.loads(out)
+    choices = first.pop("choices")
+    assert first == {"runs": 3, "done": 3, "failed": 0, "skipped": 0, "diverged": 0}
     code, out, _ = call(capsys, *command)
-    assert json.loads(out) == {"runs": 3, "done": 0, "failed": 0, "skipped": 3, "diverged": 0}
+    second = json.loads(out)
+    assert second.pop("choices") == choices
+    assert second == {"runs": 3, "done": 0, "failed": 0, "skipped": 3, "diverged": 0}
+    (choice,) = choices
+    assert (choice["method"], choice["runs"]) == ("dp-sgd", 2)
+    assert choice["winner_epsilon"] < choice["selection_epsilon"]
 
 
 def test_for_people(capsys, tmp_path, write_spec) -> None:
     code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
     assert code == 0
-    assert out.strip() == "3 runs: 3 done, 0 failed, 0 were there already"
+    told, best = out.strip().splitlines()
+    assert told == "3 runs: 3 done, 0 failed, 0 were there already"
+    assert best.startswith("best of 2 runs, dp-sgd on breast-cancer-logistic: ")
+    assert "the winner's own ε = " in best
+    assert "ε of the whole selection = " in best
     assert "3 of 3 runs done, 0 failed" in err
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hush.checkpoint.digests import digest_data
 from hush.data import long_tables, mapped
 from hush.data.mapped import Encoded, Picked, digest_table, map_rows, pick_all
 from hush.data.splits import as_arrays, hold_out
+from hush.digests import digest_data
 from hush.errors import BadInput
 from hush.problems import Problem, evaluate_problem, from_files
 from hush.randomness import Secret, seeded

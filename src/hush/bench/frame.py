@@ -13,7 +13,18 @@ from typing import Any
 from hush.bench.store import EPOCHS, Store, check_store
 from hush.errors import BadInput
 
-LEFT_OUT = ("config", "confusion", "per_class", "class_names", "claims", "assumptions", "versions", "machine", "format")
+LEFT_OUT = (
+    "config",
+    "confusion",
+    "per_class",
+    "class_names",
+    "claims",
+    "assumptions",
+    "versions",
+    "machine",
+    "format",
+    "event",
+)
 
 
 def read_runs(store: str | Path | Store) -> Any:

@@ -218,6 +218,8 @@ class _Trial:
             "protects": guarantee.protects,
             "accountant": guarantee.accountant,
             "guarantee": guarantee.sentence(),
+            "event": guarantee.to_json()["event_json"],
+            "lost_delta": guarantee.delta - plan.delta_left() if plan.private else 0.0,
             "assumptions": list(guarantee.assumptions),
             "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
             "planned_method": plan.method,  # what auto has chosen

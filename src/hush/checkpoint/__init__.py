@@ -2,5 +2,6 @@
 
 from hush.checkpoint.directory import Checkpoints, Found
 from hush.checkpoint.file import OtherVersion, Saved, Unreadable, read_checkpoint
+from hush.checkpoint.sharing import share_state
 
-__all__ = ["Checkpoints", "Found", "OtherVersion", "Saved", "Unreadable", "read_checkpoint"]
+__all__ = ["Checkpoints", "Found", "OtherVersion", "Saved", "Unreadable", "read_checkpoint", "share_state"]

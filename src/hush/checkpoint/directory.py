@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from hush.checkpoint.digests import VARYING, Tell, digest_data, digest_frozen
 from hush.checkpoint.file import OtherVersion, Saved, Unreadable, read_checkpoint, to_bytes
 from hush.checkpoint.tree import revive
 from hush.checkpoint.witness import FileWitness, begin_witness, resume_witness
+from hush.digests import VARYING, Tell, digest_data, digest_frozen
 from hush.errors import BadInput, Refused
 from hush.files import (
     PRIVATE,

@@ -51,7 +51,7 @@ def to_bytes(facts: dict[str, Any], state: State) -> bytes:
     """The file's content."""
     tensors: Named = {}
     text = json.dumps({"format": FORMAT, **facts, "state": flatten(state, tensors)}, allow_nan=False)
-    plain = _unshared({name: value.cpu().contiguous() for name, value in tensors.items()})
+    plain = unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
     return save(plain, metadata={"hush": text, "digest": digest_content(text, plain)})
 
 
@@ -116,7 +116,7 @@ def tensor_bytes(value: Tensor) -> memoryview:
     return memoryview(raw)
 
 
-def _unshared(tensors: Named) -> Named:
+def unshare(tensors: Named) -> Named:
     """Tensors that share memory, each with its own: safetensors refuses others."""
     seen: set[int] = set()
     found: Named = {}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hush.attempts import Attempt, History
-from hush.checkpoint.digests import Tell, digest_weights
 from hush.checkpoint.sums import Lost, TagFile, find_tags, remove_empty_tags, start_tags, tag_of
+from hush.digests import Tell, digest_weights
 from hush.errors import Refused
 from hush.files import PRIVATE, append_durably
 from hush.named import Sums
@@ -69,15 +69,10 @@ class FileWitness:
 
     def _renew(self) -> None:
         run = self.run
-        if run.ranks.world != 1:
-            raise Refused(
-                f"step {run.next + 1} has other sums than its noise met before, and a run shared by {run.ranks.world} "
-                "processes cannot change its secret: start a new run"
-            )
         before = run.guarantee.epsilon
         what = self._why or (
             f"the sums of step {run.next + 1} are not those that its noise has met before (other data, augmentation, "
-            "model code, loss, threads or libraries)"
+            "model code, loss, threads, processes or libraries)"
         )
         run.renew()
         self._why = ""

@@ -36,6 +36,7 @@ def bench(
     Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
     """
     from hush.bench.check import check_spec
+    from hush.bench.choosing import price_choices
     from hush.bench.execute import count_cores, make_executor
     from hush.bench.spec import read_spec
     from hush.bench.store import StoreTrouble, open_store
@@ -57,12 +58,16 @@ def bench(
         say(f"error: {error.strerror} in '{store}': what is written is whole; make room and run the same command again")
         raise typer.Exit(1) from error
     found = tally.summary()
+    with be_patient("computing the price of choosing"):
+        choices = price_choices(opened.record(trial.key) for trial in read.trials if opened.has(trial.key))
     if as_json:
-        show_json(found)
+        show_json({**found, "choices": [choice.to_json() for choice in choices]})
         return
     show(f"{found['runs']} runs: {found['done']} done, {found['failed']} failed, {found['skipped']} were there already")
     if found["diverged"]:
         show(f"{found['diverged']} of those done have diverged")
+    for choice in choices:
+        show(choice.sentence())
     _tell_failures(opened, read)
 
 

@@ -64,6 +64,11 @@ def accept_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def be_silent() -> None:
+    """Say and show nothing from now on: another process of the same run speaks."""
+    _errors.quiet = _output.quiet = True
+
+
 class Patience:
     """Silent for two seconds; then it says what is being done, and every next thing."""
 

@@ -23,11 +23,14 @@ from hush.cli import (
     predict,
     report,
     train,
+    tune,
     verify,
 )
 from hush.cli.console import accept_any_encoding, say, show
 from hush.cli.teaching import teach
 from hush.errors import HushError
+from hush.ranks import LostRank
+from hush.stepping import Stopped
 from hush.version import read_own_version
 
 TRACEBACK = "HUSH_TRACEBACK"
@@ -43,6 +46,7 @@ app.command("problems")(methods.problems)
 app.command("plan")(plan.plan)
 app.command("account")(account.account)
 app.command("train")(train.train)
+app.command("tune")(tune.tune)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
@@ -81,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except HushError as error:
         say(f"error: {error}")
-        return 2
+        return 1 if isinstance(error, (LostRank, Stopped)) else 2
     except typer.TyperException as error:
         if message := error.format_message():  # none where a group was named without a command: its help was shown
             say(f"error: {message}")

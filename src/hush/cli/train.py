@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
@@ -15,7 +16,7 @@ from hush.before import Before
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json, show_progress
 from hush.cli.devices import find_device
-from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions, open_keeper
+from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions
 from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
     DEFAULT_EPSILON,
@@ -34,6 +35,7 @@ from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error, note_interrupts
 from hush.cli.table_numbers import choose_for_table, name_model, note_open
+from hush.cli.together import Interrupted, attach_first, join, open_first, release_first, stop_together
 from hush.errors import BadInput, HushError
 from hush.ledger.account import BudgetSpent
 from hush.loop import train as take_steps
@@ -44,9 +46,10 @@ from hush.privacy.accounting import Adjacency
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
+from hush.ranks import LostRank
 from hush.run import Run
 from hush.settings import LENGTH, METHOD, PRIVACY, option
-from hush.stepping import MICROBATCH
+from hush.stepping import MICROBATCH, Stopped, ask_first
 
 MOST_SEED = 2**63  # what torch takes
 
@@ -143,8 +146,9 @@ def train(given: Training) -> None:
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
     """
-    with open_keeper(given.out, resume=given.resume, overwrite=given.overwrite) as keeper:
-        if (answer := keeper.recall_finished(given)) is not None:
+    with join(given.device) as ranks, ExitStack() as stack:
+        keeper = open_first(stack, ranks, given)
+        if (answer := ask_first(ranks, lambda: keeper.recall_finished(given))) is not None:
             _answer(answer, given)
             return
         task = t.load_task(_with_own_data(given))
@@ -165,11 +169,14 @@ def train(given: Training) -> None:
             unit=whose,
             rows_per_unit=given.rows_per_unit,
             microbatch=given.microbatch,
+            ranks=ranks,
         )
         try:
-            keeper.attach(run, given)
-            task, told = release_before(run, task, parts, keeper)
+            attach_first(ranks, keeper, run, given)
+            task, told = release_first(ranks, lambda: release_before(run, task, parts, keeper))
             result = _train_and_measure(task, run, keeper, given, told)
+            if result is None:
+                return
             result |= {"candidates": list_candidates(candidates)} if candidates else {}
             keeper.finish(result, keep_secret=given.keep_secret)
         except HushError:
@@ -226,10 +233,13 @@ def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[B
 
 def _train_and_measure(
     task: Problem, run: Run, keeper: Keeper, given: Training, before: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Of several processes the first one measures, releases and answers."""
     started = time.perf_counter()
     _take_steps(task.name, run, keeper, given.checkpoint_every, given.as_json)
     seconds = time.perf_counter() - started
+    if run.ranks.rank:
+        return None
     run.model.eval()
     evaluation = evaluate_problem(run.model, task)
     measured = make_fields(evaluation, task)
@@ -264,21 +274,24 @@ def _train_and_measure(
 
 
 def _take_steps(name: str, run: Run, keeper: Keeper, every: int, quiet: bool) -> None:
-    """Train to the end, or stop cleanly: asked to (exit 130), or out of budget (exit 1)."""
+    """Train to the end, or stop cleanly: asked to (exit 130), out of budget or without a process (exit 1)."""
     stopped: str | None = None
     code = 130
     with note_interrupts() as asked, show_progress(quiet) as bar:
         shown = bar.add_task(
             f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
+        stop_together(run, keeper, asked)
         try:
             for _ in take_steps(run, checkpoints=keeper.checkpoints, every=every):
                 bar.advance(shown)
-                if asked() and run.next < run.plan.steps:
+                if run.ranks.world == 1 and asked() and run.next < run.plan.steps:
                     stopped = "as asked"
                     break
-        except BudgetSpent as spent:
-            stopped, code = f"{spent}", 1
+        except (BudgetSpent, LostRank, Stopped) as why:
+            stopped, code = f"{why}", 1
+        except Interrupted as why:
+            stopped = f"{why}"
         if stopped is not None:
             keeper.save(run)
     if stopped is not None:

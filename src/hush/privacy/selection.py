@@ -17,7 +17,7 @@ from dp_accounting import dp_event
 from hush.errors import BadInput
 from hush.privacy.accounting import Adjacency, default_accountant, epsilon
 from hush.privacy.guarantee import Guarantee
-from hush.validate import whole
+from hush.validate import positive, whole
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,85 @@ class Price:
     selection: Guarantee
 
 
+@dataclass(frozen=True)
+class Trials:
+    """A random, secret number of trials of which only the best is released, with this mean and shape.
+
+    What a trial loses of δ beyond its event (an accident of probability p in which it is another mechanism) happens in
+    some trial with a probability of at most mean · p, on either of two neighbours; so it costs (1 + e^ε) · mean · p,
+    counted for every ε up to ``ceiling``, and no guarantee of more than that is given."""
+
+    mean: float
+    shape: float = 1.0
+    ceiling: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_trials(self.mean, self.shape)
+        positive(ceiling=self.ceiling)
+
+    def event(self, run: Any) -> Any:
+        """The event of the whole selection, of runs that each cost this at most."""
+        return random_trials(run, self.mean, self.shape)
+
+    @property
+    def loss_factor(self) -> float:
+        """How often what one trial loses of δ is lost by the selection, at most."""
+        return self.mean * (1.0 + math.exp(min(self.ceiling, 500.0)))
+
+    def declared(self, scope: Any) -> dict[str, float]:
+        """Its fields."""
+        return {"mean": self.mean, "shape": self.shape, "ceiling": self.ceiling}
+
+    def count(self, uniform: float) -> int:
+        """The number of trials that belongs to a uniform random number in [0, 1), by the inverse of its distribution:
+        truncated negative binomial (at least one), or Poisson (perhaps none)."""
+        number, chance = _first_chance(self.mean, self.shape)
+        gamma = 0.0 if self.shape == math.inf else find_gamma(self.mean, self.shape)
+        below = chance
+        while uniform >= below and number < MOST_TRIALS:
+            if self.shape == math.inf:
+                chance *= self.mean / (number + 1)
+            else:
+                chance *= (1.0 - gamma) * (number + self.shape) / (number + 1)
+            number, below = number + 1, below + chance
+        return number
+
+
+MOST_TRIALS = 10**6
+
+
+def find_gamma(mean: float, shape: float) -> float:
+    """γ of the truncated negative binomial distribution of this mean: η(1 − γ)/(γ(1 − γ^η)), for η = 0 its limit
+    (1/γ − 1)/ln(1/γ), by bisection. Papernot and Steinke 2022, definition 1."""
+    if mean <= 1.0:
+        return 1.0
+    low, high = -745.0, 0.0  # of ln γ
+    for _ in range(200):
+        middle = (low + high) / 2
+        gamma = math.exp(middle)
+        norm = -middle if shape == 0 else -math.expm1(shape * middle) / shape
+        low, high = (middle, high) if (1.0 - gamma) / (gamma * norm) > mean else (low, middle)
+    return math.exp(high)
+
+
+def _first_chance(mean: float, shape: float) -> tuple[int, float]:
+    """The smallest number of trials, and its probability."""
+    if shape == math.inf:
+        return 0, math.exp(-mean)
+    gamma = find_gamma(mean, shape)
+    if gamma == 1.0:
+        return 1, 1.0
+    norm = -math.log(gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
+    return 1, (1.0 - gamma) / norm
+
+
+def _check_trials(mean: float, shape: float) -> None:
+    if not (math.isfinite(mean) and mean >= 1):
+        raise BadInput(f"mean must be a finite number of trials of at least 1, got {mean}")
+    if math.isnan(shape) or shape < 0:
+        raise BadInput(f"shape must be zero or above (inf: Poisson), got {shape}")
+
+
 def fixed_grid(run: Any, runs: int) -> Any:
     """The event of running a fixed grid of ``runs`` settings and looking at all of them."""
     whole(runs=runs)
@@ -36,10 +115,7 @@ def fixed_grid(run: Any, runs: int) -> Any:
 
 def random_trials(run: Any, mean: float, shape: float = 1.0) -> Any:
     """The event of releasing the best of a random, secret number of trials with this mean and shape."""
-    if not (math.isfinite(mean) and mean >= 1):
-        raise BadInput(f"mean must be a finite number of trials of at least 1, got {mean}")
-    if math.isnan(shape) or shape < 0:
-        raise BadInput(f"shape must be zero or above (inf: Poisson), got {shape}")
+    _check_trials(mean, shape)
     return dp_event.RepeatAndSelectDpEvent(run, float(mean), float(shape))
 
 

@@ -1,0 +1,103 @@
+"""What choosing the best run of a grid costs: the winner's own ε, as papers print it, and that of the whole selection.
+
+All runs of a grid look at the same data, so whoever picks one of them has seen them all: the selection is the
+composition of every run of the group, winners and losers, finished or diverged. A test or validation part that is
+private too is one more thing that was looked at; the price here is that of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dp_accounting import dp_event
+
+from hush.errors import HushError
+from hush.privacy import event_json
+from hush.privacy.accounting import default_accountant, epsilon
+from hush.privacy.guarantee import rounded_up
+from hush.privacy.selection import fixed_grid
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best run of a group, and both prices; None where a run's event is not known, or none is proven."""
+
+    problem: str
+    method: str
+    target: float | None
+    runs: int
+    figure: str
+    best: float
+    winner_epsilon: float
+    selection_epsilon: float | None
+    delta: float
+
+    def sentence(self) -> str:
+        """One line for people."""
+        known = self.selection_epsilon
+        whole = "not known (a run keeps no event)" if known is None else f"{rounded_up(known)}"
+        return (
+            f"best of {self.runs} runs, {self.method} on {self.problem}: {self.figure.replace('_', ' ')} "
+            f"{self.best:.4g}; the winner's own ε = {rounded_up(self.winner_epsilon)}, ε of the whole selection = "
+            f"{whole} (δ = {self.delta:g})"
+        )
+
+    def to_json(self) -> Record:
+        """Plain fields."""
+        return dict(vars(self))
+
+
+def price_choices(records: Iterable[Record]) -> list[Choice]:
+    """The choice of every group of a problem, a method and a target ε that has more than one private run."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        config = record["config"]
+        if record["outcome"] != "failed" and record.get("epsilon") is not None and record.get("status") != "none":
+            names = config["problem"], config["method"], config.get("epsilon"), record["delta"]
+            groups.setdefault(names, []).append(record)
+    found = [_choose(names, group) for names, group in groups.items() if len(group) > 1]
+    return [choice for choice in found if choice is not None]
+
+
+def _choose(names: tuple[Any, ...], group: Sequence[Record]) -> Choice | None:
+    problem, method, target, delta = names
+    figure = next((name for name in FIGURES if any(_is_number(r.get(name)) for r in group)), None)
+    scored = [r for r in group if figure is not None and r["outcome"] == "finished" and _is_number(r.get(figure))]
+    if figure is None or not scored:
+        return None
+    sign = 1.0 if figure.endswith("accuracy") else -1.0
+    best = max(scored, key=lambda record: sign * record[figure])
+    spent = price_runs(group, delta)
+    return Choice(problem, method, target, len(group), figure, best[figure], best["epsilon"], spent, delta)
+
+
+FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")
+
+
+def price_runs(group: Sequence[Record], delta: float) -> float | None:
+    """ε of all these runs together at δ, by composition; None where that is not known."""
+    counted: dict[str, tuple[Any, int]] = {}
+    kinds = {record["adjacency"] for record in group}
+    if len(kinds) != 1 or any(r["status"] != "proven" or not r.get("event") for r in group):
+        return None
+    for record in group:
+        event, count = counted.get(str(record["event"]), (event_json.from_json(record["event"]), 0))
+        counted[str(record["event"])] = event, count + 1
+    parts = [fixed_grid(event, count) for event, count in counted.values()]
+    whole = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
+    adjacency = kinds.pop()
+    try:
+        kind = default_accountant(whole, adjacency)
+        left = delta - math.fsum(record.get("lost_delta", 0.0) for record in group)
+        return epsilon(whole, left, adjacency=adjacency, accountant=kind) if left > 0 else None
+    except HushError:
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,231 @@
+"""`hush tune`: settings, a model and a proven ε that covers the search for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hush.artefact.folder import RELEASE, check_room
+from hush.charging import cost_of
+from hush.cli import task as t
+from hush.cli.console import be_patient, say, show, show_json
+from hush.cli.devices import find_device
+from hush.cli.keeper import Keeper
+from hush.cli.measuring import choose_released, make_fields, plan_metrics
+from hush.cli.planning import check_delta, default_to_three, fit_batch, let_batch_fit, read_method_options
+from hush.cli.preparing import asks_for_releases
+from hush.cli.shell import take
+from hush.cli.train import Training
+from hush.errors import BadInput, Refused
+from hush.files import writable_directory
+from hush.ledger.account import DATASET, Account, Ledger
+from hush.loop import train as take_steps
+from hush.methods import make_plan
+from hush.plan import Plan
+from hush.privacy.guarantee import rounded_up
+from hush.privacy.scale import SHARE
+from hush.privacy.selection import Trials
+from hush.problems import Problem
+from hush.problems.evaluation import evaluate_problem
+from hush.randomness import Secret, seeded
+from hush.run import Run
+from hush.settings import METHOD, PRIVACY, option
+from hush.tuning import INDEPENDENT, Candidate, Winner, check_space, costs_the_same, read_space, select_best
+
+SPACE = ["lr=0.05..5"]
+CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
+LEFT_OUT = ("resume", "keep_secret", "checkpoint_every", "secret_seed", "recipe", "overwrite", "batch_may_shrink")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Training):
+    """What `hush tune` takes."""
+
+    search: list[str] | None = field(
+        default=None,
+        metadata=option(
+            "What to search: lr=0.1..2 (evenly in the logarithm) or clip=0.5,1,2; lr=0.05..5 by default.",
+            METHOD,
+            metavar="NAME=VALUES",
+        ),
+    )
+    mean_trials: float = field(default=10.0, metadata=option("How many trials there are on average.", METHOD))
+    shape: float = field(
+        default=1.0,
+        metadata=option("How their number is spread: 1 geometric, 0 logarithmic (less ε), inf Poisson.", PRIVACY),
+    )
+    strategy: str = field(
+        default="random", metadata=option("How candidates are drawn: random, which is what the proof is for.", METHOD)
+    )
+
+
+@dataclass(frozen=True)
+class Made:
+    """A trained trial and what may be said of it."""
+
+    run: Run
+    figures: dict[str, Any]
+
+
+@take(Tuning, without=LEFT_OUT, resolve=let_batch_fit)
+def tune(given: Tuning) -> None:
+    """Search for good settings at a proven price: the best of a secret number of trials, and nothing else, is released.
+
+    Example: `hush tune --problem digits-mlp --epsilon 3 --search lr=0.1..2 --search clip=0.5,1 --public-test --out run`
+    """
+    _check_options(given)
+    if given.out is not None:
+        check_room(given.out / RELEASE, overwrite=False)
+    task = t.load_task(given)
+    losses = t.with_views(task, given.augment, given.views)
+    given = fit_batch(given, task.examples)
+    space = read_space(given.search or SPACE)
+    with be_patient("computing the price of the search"):
+        plan = check_space(space, lambda candidate: _make_plan(given, task, candidate))
+        plan = _calibrate(plan, default_to_three(given).epsilon)
+    check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
+    _charge(given, plan)
+    say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
+    assert plan.trials is not None
+    winner = select_best(plan.trials, space, lambda candidate: _run_trial(given, task, losses, plan, candidate))
+    if winner is None:
+        raise Refused("the search gave no model, which is one of its outcomes; what it cost is spent")
+    _answer(given, task, plan, winner)
+
+
+def _check_options(given: Tuning) -> None:
+    if given.strategy != "random":
+        raise Refused(
+            f"a search that learns from earlier scores ('{given.strategy}') has no proof for what its result gives "
+            "away: use --strategy random, which draws every candidate anew"
+        )
+    if given.public_test == (given.private_metrics is not None):
+        raise BadInput(
+            "say what trials are scored on: --public-test (the test rows, or those of --test-data, are public) or "
+            "--private-metrics EPS (by counts with noise, which are part of every trial)"
+        )
+    if asks_for_releases(given):
+        raise Refused(
+            "ranges and class weights that are released before training would be released anew in every trial: give "
+            "ranges in a --schema and weights as numbers"
+        )
+    if given.method in ("auto", "sgd"):
+        raise BadInput(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
+
+
+def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
+    """The plan of a candidate at σ = 1 or at the noise that was given, with its score and the price of choosing."""
+    fixed = {"lr": given.lr, "clip": given.clip, "clip_mode": given.clip_mode}
+    chosen = read_method_options(given.method, given.settings, **{**fixed, **candidate})
+    asked = default_to_three(given)
+    setting = asked.setting(task.examples, counted=True, assumptions=(*task.assumptions, INDEPENDENT), unit=task.unit)
+    plan = make_plan(given.method, setting, calibrate=False, **chosen)
+    if given.private_metrics is not None:
+        plan = plan_metrics(plan, task, given.private_metrics, None)
+    return replace(plan, trials=Trials(given.mean_trials, given.shape, asked.epsilon or CEILINGS[-1]))
+
+
+def _calibrate(plan: Plan, epsilon: float | None) -> Plan:
+    """The plan with the noise for ε, or with the least ceiling that its given noise keeps under. The tails of the noise
+    take what they may at most, for how many numbers get noise is known when a trial starts."""
+    most = replace(plan, tails=SHARE * plan.delta)
+    assert plan.trials is not None
+    if epsilon is not None:
+        if most.delta_left() <= 0:
+            raise Refused(
+                f"at ε = {epsilon:g} what trials lose of δ cannot be counted: give a smaller ε, or fewer trials"
+            )
+        return most.calibrated(epsilon)
+    for ceiling in CEILINGS:
+        found = replace(most, trials=replace(plan.trials, ceiling=ceiling))
+        if found.guarantee().epsilon <= ceiling:
+            return found
+    raise Refused(f"with this noise the search costs more than ε = {CEILINGS[-1]:g}: give more noise, or fewer trials")
+
+
+def _charge(given: Tuning, plan: Plan) -> None:
+    """The whole search as one entry of the ledger, before its first trial."""
+    if given.ledger is None:
+        return
+    account = Account(
+        Ledger(given.ledger),
+        given.dataset or DATASET,
+        run=Secret.fresh().name[:16],
+        method=f"tune {plan.method}",
+        planned=plan.steps,
+        cost=cost_of(plan.with_rounding()),
+        new_dataset=given.new_dataset,
+        block=plan.steps,
+    )
+    account.cover(plan.steps)
+
+
+def _run_trial(given: Tuning, task: Problem, losses: Any, base: Plan, candidate: Candidate) -> tuple[float, Made]:
+    """Train one candidate in memory under a secret of its own, and score it."""
+    plan = replace(_make_plan(given, task, candidate), sigma=base.sigma, tails=base.tails, trials=base.trials)
+    if not costs_the_same(base, plan):
+        raise Refused("this candidate has another privacy event than the search was accounted for")
+    with seeded(given.seed):
+        network = task.model().to(find_device(given.device))
+    whose = None if task.owners is None else task.owners.train
+    run = plan.start(
+        network, losses, task.train, unit=whose, rows_per_unit=given.rows_per_unit, microbatch=given.microbatch
+    )
+    for _ in take_steps(run):
+        pass
+    evaluation = evaluate_problem(run.model, task)
+    fields = make_fields(evaluation, task)
+    told = choose_released(run, task, evaluation, Keeper(None, False), public=given.public_test, fields=fields)
+    return _score(told), Made(run, told)
+
+
+def _score(told: dict[str, Any]) -> float:
+    """Accuracy, or less loss: of public rows exactly, of private ones by the counts with noise alone."""
+    if "private_metrics" in told:
+        return float(told["private_metrics"]["figures"]["accuracy"])
+    figures = told["test_figures"]
+    accuracy, loss = figures.get("test_accuracy"), figures.get("test_loss")
+    return float(accuracy) if accuracy is not None else -float(loss)
+
+
+def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> None:
+    run = winner.made.run
+    released = _release(given, task, run, winner)
+    guarantee, alone = run.guarantee, replace(plan, trials=None).guarantee()
+    result = {
+        "problem": task.name,
+        "method": plan.method,
+        "parameters": winner.candidate,
+        "score": winner.score,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "status": guarantee.status,
+        "winner_epsilon": alone.epsilon,
+        "mean_trials": given.mean_trials,
+        "shape": given.shape,
+        "noise_multiplier": plan.sigma,
+        "steps": plan.steps,
+        **winner.made.figures,
+        "out": None if given.out is None else str(given.out),
+        "release": None if released is None else str(released),
+        "sentence": str(guarantee),
+    }
+    if given.as_json:
+        show_json(result)
+        return
+    show(f"score {winner.score:.4g} with " + ", ".join(f"{k} = {v:.4g}" for k, v in winner.candidate.items()))
+    show(f"the winner alone would be ε = {rounded_up(alone.epsilon)}; the search is what the data have paid for:")
+    show(result["sentence"])
+    if released is not None:
+        show(f"released, may be copied: {released}")
+
+
+def _release(given: Tuning, task: Problem, run: Run, winner: Winner[Made]) -> Path | None:
+    if given.out is None:
+        return None
+    writable_directory(given.out)
+    told = {**winner.made.figures, "chosen": {"parameters": winner.candidate, "score": winner.score}}
+    named = given.dataset or task.name
+    return run.release(given.out / RELEASE, description=task.describe(), dataset=named, figures=told)

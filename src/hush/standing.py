@@ -1,0 +1,109 @@
+"""Whether the processes that share a run stand at the same place: compared before the first step, and at every step.
+
+Before the first step digests of plan, data and weights are compared, under the run's secret. At every step a checksum
+of what a sum depends on (parameters, buffers, the query's public state) rides along with the sums: each process puts
+its own into a place of its own, so that the float64 sum over all processes is the list of them, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hush.digests import VARYING, digest_data, digest_weights
+from hush.errors import Refused
+from hush.identity import NoIdentity
+from hush.mechanism import Mechanism
+from hush.named import Sums, trainable
+from hush.queries import Preparing
+from hush.randomness import Secret
+from hush.source import Source
+from hush.stepping import Ranks
+
+STANDING = "standing"
+SPREAD = 1 << 15  # words that are weighted at a time
+EXACT = 1 << 52  # numbers below it are exact in float64
+WEIGHT, TURN = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
+
+
+def check_shareable(plan: Mechanism, ranks: Ranks) -> None:
+    """Refuse what several processes cannot share."""
+    if ranks.world > 1 and isinstance(plan.query, Preparing):
+        raise Refused(
+            f"method '{plan.method}' releases rows before its first step, which several processes do not share: train "
+            "in one process, without torchrun"
+        )
+
+
+def find_shards(ranks: Ranks, device: torch.device) -> Ranks | None:
+    """The processes among which the coordinates of noise are cut, where there are several."""
+    if device.type == "cuda":
+        raise Refused("noise is made in slices on the CPU only: leave noise_shards out")
+    return ranks if ranks.world > 1 else None
+
+
+def check_same_run(ranks: Ranks, plan: Mechanism, model: nn.Module, source: Source, secret: Secret) -> None:
+    """Refuse, on every process, where plan, weights or data are not the same on all of them."""
+    if ranks.world > 1:
+        check_same(ranks, _digest_run(plan, model, source, secret))
+
+
+def check_same(ranks: Ranks, own: Mapping[str, str]) -> None:
+    """Refuse, on every process, where ``own`` (digests by what they are of) is not the same on all of them."""
+    first = ranks.hear(dict(own))
+    differs = torch.tensor([float(first.get(what) != found) for what, found in own.items()], dtype=torch.float64)
+    counts = ranks.total({"differs": {"": differs}})["differs"][""]
+    names = [what for what, count in zip(own, counts.tolist(), strict=True) if count]
+    if names:
+        raise Refused(
+            f"the processes of this run do not have the same {' and '.join(names)}, and what they sum would not be one "
+            "batch: give all of them the same files, options, seed and libraries"
+        )
+
+
+def _digest_run(plan: Mechanism, model: nn.Module, source: Source, secret: Secret) -> dict[str, str]:
+    data = digest_data(source, secret, lambda text: None)
+    if data.startswith(VARYING):
+        raise Refused(
+            "the data differ from one reading to the next, so that nobody can see whether all processes have the same: "
+            "draw at random in the model or its losses, or train in one process"
+        )
+    try:
+        known = plan.fingerprint(trainable(model))
+    except NoIdentity:
+        known = f"{plan.method} {plan.steps} {plan.sigma!r} {plan.divisor!r}"
+    return {"plan": known, "weights": digest_weights(model, secret), "data": data}
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number below 2⁵² that two lists of tensors share only if they are the same in every bit, or by an accident of
+    about that size: all words summed, each with an odd weight of its own place."""
+    total = 0
+    for tensor in tensors:
+        octets = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        words = octets.new_zeros(-(-len(octets) // 8) * 8)
+        words[: len(octets)] = octets
+        for block in torch.split(words.view(torch.int64), SPREAD):
+            weights = torch.arange(1, len(block) + 1).mul_(WEIGHT).bitwise_or_(1)
+            total = (total * TURN + int((block * weights).sum())) % (1 << 64)
+    return (total >> 8) % EXACT
+
+
+def add_standing(sums: Sums, ranks: Ranks, at: int) -> Sums:
+    """The sums with one more channel: where this process stands, as one number in its own place of all."""
+    device = next(value.device for named in sums.values() for value in named.values())
+    place = torch.zeros(ranks.world, dtype=torch.float64, device=device)
+    place[ranks.rank] = at
+    return {**sums, STANDING: {"": place}}
+
+
+def take_standing(sums: Sums, at: int) -> Sums:
+    """The sums without that channel; refused where a process stood elsewhere."""
+    if bool((sums[STANDING][""] != at).any()):
+        raise Refused(
+            "the processes of this run have come to different parameters, so that what they sum is not one step: their "
+            "processors or libraries differ; run them on machines of one kind"
+        )
+    return {channel: named for channel, named in sums.items() if channel != STANDING}

@@ -1,0 +1,156 @@
+"""A search at a proven price: independent trials, nothing released but the winner, the whole of it charged ahead."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hush.artefact.folder import CARD
+from hush.cli.main import main
+from hush.errors import BadInput, Refused
+from hush.ledger.account import Ledger
+from hush.methods import make_plan
+from hush.plan import Plan
+from hush.privacy.accounting import epsilon
+from hush.privacy.selection import Trials, random_trials
+from hush.randomness import Secret
+from hush.tuning import Choice, Range, check_space, read_space, select_best
+
+SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
+SMALL = ["tune", "--problem", "digits-logistic", "--steps", "8", "--mean-trials", "2", "--json"]
+
+
+def plan(**given: Any) -> Plan:
+    return make_plan("dp-sgd", **{**SETTING, **given})
+
+
+def test_the_guarantee_is_that_of_the_whole_search() -> None:
+    trials = Trials(10.0, 1.0, 5.0)
+    base = plan()
+    searched = replace(base, trials=trials)
+    whole = searched.guarantee()
+    assert whole.status == "proven"
+    assert whole.accountant == "rdp"
+    assert whole.event == random_trials(base.event(), 10.0, 1.0)
+    lost = trials.loss_factor * (base.delta - base.delta_left())
+    assert whole.epsilon == pytest.approx(epsilon(whole.event, base.delta - lost, accountant="rdp"))
+    assert whole.epsilon > 1.5 * base.guarantee().epsilon
+    assert "best of a secret number of trials, 10 on average" in whole.sentence()
+
+
+def test_no_guarantee_is_given_beyond_what_lost_delta_was_counted_for() -> None:
+    assert replace(plan(), trials=Trials(10.0, 1.0, 0.5)).guarantee().epsilon == math.inf
+
+
+def test_noise_is_calibrated_for_the_search() -> None:
+    found = replace(plan(), trials=Trials(10.0, 1.0, 2.0)).calibrated(2.0)
+    assert 1.99 < found.guarantee().epsilon <= 2.0
+    assert replace(found, trials=None).guarantee().epsilon < 1.2
+
+
+def test_a_plan_without_trials_is_the_plan_that_it_was() -> None:
+    assert "trials" not in plan().identity()
+    assert plan().fingerprint() != replace(plan(), trials=Trials(3.0)).fingerprint()
+
+
+def test_a_method_whose_event_cannot_be_written_down_is_refused() -> None:
+    dice = make_plan("dp-dice", **SETTING)
+    with pytest.raises(Refused, match="proven event"):
+        replace(dice, trials=Trials(3.0)).guarantee()
+
+
+def test_every_trial_draws_anew_and_the_best_is_kept() -> None:
+    space = {"lr": Range(0.1, 10.0), "clip": Choice((1.0, 2.0))}
+    seen: list[dict[str, Any]] = []
+
+    def run_trial(candidate: dict[str, Any]) -> tuple[float, int]:
+        seen.append(candidate)
+        warnings.warn("said in every trial, it would count them", stacklevel=1)
+        if len(seen) == 2:
+            raise ValueError("a trial that fails is the worst")
+        return (math.nan if len(seen) == 3 else candidate["lr"]), len(seen)
+
+    secret = next(s for s in map(Secret.from_seed, range(99)) if count(s) > 30)
+    best = select_best(Trials(20.0), space, run_trial, secret)
+    assert best is not None
+    assert best.score == max(c["lr"] for i, c in enumerate(seen, 1) if i not in (2, 3))
+    assert seen[best.made - 1] == best.candidate
+    assert len({c["lr"] for c in seen}) == len(seen) > 30
+    assert all(0.1 <= c["lr"] < 10 for c in seen)
+    assert 0.2 < sum(c["lr"] < 1 for c in seen) / len(seen) < 0.8
+    assert {c["clip"] for c in seen} == {1.0, 2.0}
+
+
+def count(secret: Secret) -> int:
+    taken = []
+    select_best(Trials(20.0), {}, lambda candidate: (taken.append(1) or 0.0, None), secret)
+    return len(taken)
+
+
+def test_no_trial_at_all_is_an_outcome() -> None:
+    nobody = Trials(1.0, math.inf)
+    results = {select_best(nobody, {}, lambda c: (1.0, "model"), Secret.from_seed(s)) is None for s in range(30)}
+    assert results == {True, False}
+
+
+def test_what_changes_the_event_is_no_candidate() -> None:
+    assert check_space({"clip": Range(0.5, 2.0)}, lambda c: plan(**c)).steps == 30
+    with pytest.raises(Refused, match="'noise_multiplier' changes the privacy event"):
+        check_space({"noise_multiplier": Range(1.0, 2.0)}, lambda c: plan(**c))
+
+
+def test_ranges_and_choices_are_read() -> None:
+    assert read_space(["lr=0.1..2", "clip=0.5,1"]) == {"lr": Range(0.1, 2.0), "clip": Choice((0.5, 1.0))}
+    for wrong in ("lr", "lr=", "lr=a..b", "lr=2..1", "lr=0..1"):
+        with pytest.raises(BadInput):
+            read_space([wrong])
+
+
+def test_the_command_gives_parameters_a_model_and_a_price_paid_ahead(tmp_path: Path, capsys: Any) -> None:
+    ledger = tmp_path / "ledger"
+    given = ["--epsilon", "3", "--search", "lr=0.5..2", "--public-test", "--out", str(tmp_path / "out")]
+    assert main([*SMALL, *given, "--ledger", str(ledger), "--dataset", "digits"]) == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert told["status"] == "proven"
+    assert told["winner_epsilon"] < told["epsilon"] <= 3.0
+    assert 0.5 <= told["parameters"]["lr"] <= 2.0
+    assert told["score"] == told["test_figures"]["test_accuracy"] > 0.2
+    card = json.loads((tmp_path / "out" / "release" / CARD).read_text())
+    assert card["guarantee"]["event_json"]["kind"] == "RepeatAndSelect"
+    assert card["guarantee"]["epsilon"] == told["epsilon"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["release"]
+    assert Ledger(ledger).total("digits").epsilon == pytest.approx(3.0, rel=0.01)
+    assert len(Ledger(ledger).spends("digits")) == 1
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
+def test_private_rows_score_by_counts_with_noise_inside_the_event(tmp_path: Path, capsys: Any) -> None:
+    assert main([*SMALL, "--epsilon", "4", "--private-metrics", "0.5", "--search", "lr=0.5..2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"] == "proven"
+    assert told["epsilon"] <= 4.0
+    assert told["score"] == told["private_metrics"]["figures"]["accuracy"]
+    assert "test_accuracy" not in told
+    assert "the model and figures with noise" in told["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--public-test", "--strategy", "bayesian"], "learns from earlier scores"),
+        ([], "say what trials are scored on"),
+        (["--public-test", "--method", "sgd"], "needs a private method"),
+        (["--public-test", "--mean-trials", "0.5"], "at least 1"),
+        (["--public-test", "--class-weights", "private"], "in every trial"),
+    ],
+)
+def test_what_has_no_proof_is_refused(more: list[str], said: str, capsys: Any) -> None:
+    assert main([*SMALL, *more]) == 2
+    assert said in capsys.readouterr().err
