@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from twins import Scaled
 
 import hush
@@ -20,11 +21,12 @@ def test_a_mislabelled_example_shows_where_there_is_little_noise_and_is_hidden_b
     assert (found.verdicts[0].adversary, found.verdicts[0].verdict) == ("black-box", "consistent")
     bare = collect_scores(replace(plan, noise=Scaled(plan.noise, 0.02)), stage, BlackBox(), runs=16, seed=5)
     assert bare.inside.min() > bare.outside.max()
-    assert max(found.scores.inside.min(), found.scores.outside.min()) < np.median(bare.outside)
+    assert found.scores.inside.min() < found.scores.outside.max()
 
 
 def test_the_canary_of_the_stage_has_another_label_than_its_twin_in_the_data() -> None:
     stage = make_mislabelled_stage()
     image, label = stage.canary
-    assert not (stage.rows[0] == image).all(1).any() or int(label) not in stage.rows[1][(stage.rows[0] == image).all(1)]
-    assert float(np.linalg.norm(stage.components)) == 1.0 or abs(np.linalg.norm(stage.components) - 1) < 1e-12
+    alike = (stage.rows[0] == image).all(1)
+    assert int(label) not in stage.rows[1][alike]
+    assert float(np.linalg.norm(stage.components)) == pytest.approx(1.0)
