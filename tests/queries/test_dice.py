@@ -207,7 +207,7 @@ def test_the_shell_says_both_and_why(capsys) -> None:
     assert main(flags.split()) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "proven" in text
-    assert "claimed" in text
+    assert "refuted" in text
 
 
 class TestRefusals:

@@ -8,7 +8,6 @@ gives 5.78 at 95 %, and hardly a verdict.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +29,7 @@ from hush.named import Losses
 from hush.plan import Plan
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.tradeoff import curve_of_guarantee
-from hush.randomness import Secret
+from hush.randomness import Secret, generator
 
 GUESSED = 5  # one in so many coins is guessed: fixed beforehand
 NAME = "white-box, one run"
@@ -105,10 +104,9 @@ def audit_once(
     validate.whole(canaries=canaries)
     if not WhiteBox().applies(plan):
         raise Refused(f"method '{plan.method}' does not release sums of gradients alone: audit it by many runs")
-    rng = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
-    coins = rng.integers(0, 2, size=canaries).astype(bool)
-    game = Game(plan, gather_crowd(model, losses, data, coins))
     secret = Secret.fresh() if seed is None else Secret.from_seed(seed, "audit/one run")
+    coins = generator(secret.child("coins"), "canaries", 0).integers(0, 2, size=canaries).astype(bool)
+    game = Game(plan, gather_crowd(model, losses, data, coins))
     seen = game.watch(secret, present=True)
     scores = np.array([log_ratio(plan, seen.released[:, i], seen.stds) for i in range(canaries)])
     claims = [claim for claim in plan.claims() if claim.status != "none"]
