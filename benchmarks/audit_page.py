@@ -17,15 +17,23 @@ from hush.privacy.guarantee import rounded_down, rounded_up
 ROOT = Path(__file__).resolve().parents[1]
 AUDITS, FINDINGS = ROOT / "results" / "audit.jsonl", ROOT / "src" / "hush" / "privacy" / "refuted.json"
 PAGE = ROOT / "docs" / "audit.md"
+COLUMNS = (
+    "method",
+    "status",
+    "claimed ε",
+    "measured, at least (95 %)",
+    "Gaussian fit",
+    "verdict",
+    "adversary",
+    "runs",
+    "seed",
+)
 MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("table", "findings")}
 
 
 def write_table(entries: Iterable[dict[str, Any]]) -> str:
     """A row for each method, status and seed."""
-    lines = [
-        "| method | status | claimed ε | measured, at least (95 %) | Gaussian fit | verdict | adversary | runs | seed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     for entry in entries:
         fit = entry["epsilon_estimate"]
         cells = [

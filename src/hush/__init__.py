@@ -1,7 +1,7 @@
 """Train neural networks on private data, and say truthfully how private the result is."""
 
 from hush.artefact import Architecture, Description, Inputs
-from hush.audit.auditing import audit_plan
+from hush.audit.own_plan import audit_plan
 from hush.errors import BadInput, HushError, Refused
 from hush.gradients import to_group_norm
 from hush.handover import Predictions, load

@@ -149,7 +149,7 @@ def test_methods_say_what_they_share_once_and_fit_80_columns(capsys, monkeypatch
     assert told.count("beta1=0.9") == 1
     assert re.search("all but sgd, dp-dice, sanitize, [a-z, -]*label-rr clip=1.0", told)
     assert "dp-blt: correlated noise, proven ε" in told
-    assert "dp-dice: independent noise, ε proven, or claimed by its paper" in told
+    assert "dp-dice: independent noise, ε proven; that of its paper is refuted" in told
     assert "sgd: no noise, no guarantee" in told
 
 

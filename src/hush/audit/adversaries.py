@@ -108,7 +108,8 @@ class FixedPlaces:
 
 @dataclass(frozen=True)
 class BlackBox:
-    """The canary's loss under the released model: its label is one that nothing else in the data asks for."""
+    """The canary's loss under the released model; for a mislabelled one (`make_mislabelled_stage`) a low loss says that
+    the model was taught it."""
 
     name: str = "black-box"
     sees: str = "the released model"

@@ -7,12 +7,11 @@ comparison for each claim; whoever audits several times, or many methods, says s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from hush import validate
 from hush.audit.adversaries import Adversary, strongest
@@ -26,12 +25,11 @@ from hush.audit.bounds import (
     count_errors,
     refutation_p,
 )
-from hush.audit.stage import Stage, extend
+from hush.audit.stage import Stage
 from hush.audit.verdict import PRINTED, Verdict, decide
 from hush.audit.watching import Game
 from hush.claims import claim_steps
 from hush.errors import BadInput, Refused
-from hush.named import Losses
 from hush.plan import Plan
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.profile import gaussian_epsilon
@@ -142,32 +140,3 @@ def audit_stage(
     made = comparisons * len(claims)
     verdicts = [judge_claim(claim, scores, chosen.name, comparisons=made, status=own) for claim, own in claims]
     return Audit(tuple(claim for claim, _ in claims), tuple(verdicts), scores)
-
-
-def audit_plan(
-    plan: Plan,
-    model: nn.Module,
-    losses: Losses,
-    data: Tensor | tuple[Tensor, ...],
-    *,
-    adversaries: Sequence[Adversary] = (),
-    runs: int = RUNS,
-    seed: int | None = None,
-    comparisons: int = 1,
-    progress: Progress | None = None,
-) -> tuple[Verdict, ...]:
-    """Measure what a plan of one's own leaks: a verdict for each of its claims and each adversary.
-
-    The plan is run ``runs`` times with the model's initial weights on rows of ``data`` (a tensor or a tuple of them, at
-    least as many as the plan is for), half of the time with a canary among them: take a plan of few steps on a few
-    hundred rows that is otherwise the one to be audited. ``comparisons`` counts other audits that this one is part of.
-
-    >>> verdicts = hush.audit_plan(plan, model, losses, (images, labels), runs=400)
-    """
-    chosen = tuple(adversaries) or (strongest(plan),)
-    stage = extend(model, losses, data)
-    made = comparisons * len(chosen)
-    audits = [
-        audit_stage(plan, stage, adversary=a, runs=runs, seed=seed, comparisons=made, progress=progress) for a in chosen
-    ]
-    return tuple(verdict for audit in audits for verdict in audit.verdicts)

@@ -8,6 +8,8 @@ may choose this one; model, sampler, query, noise and rule are the plan's own.
 
 `make_digits_stage` puts the canary into pixels that are blank in all of the digits: into every layer of the model, and
 from there to every class.
+`make_mislabelled_stage` has an ordinary loss and a wrong label in place of all that: for a black box, which sees the
+released model alone.
 `extend` works for any model: it adds one number to be trained, which only the canary's loss looks at.
 """
 
@@ -115,6 +117,24 @@ def make_digits_stage() -> Stage:
         unit[:, place] = math.sqrt(1 / 20)
         direction[name] = unit
     return Stage(Halves(), _digit_losses, (images, labels), (blank, torch.zeros(1, dtype=labels.dtype)), direction)
+
+
+def make_mislabelled_stage() -> Stage:
+    """Real digits, and a canary that is one of them with a wrong label: what a black box can look for."""
+    images, labels = read_digits()
+    image, label = images[-1:], (labels[-1:] + 1) % 10
+    pull = torch.full((10,), 0.1, dtype=torch.float64)  # of the loss at weights of zero
+    pull[int(label)] -= 1.0
+    gradient = pull.outer(image[0].double())
+    gradient /= gradient.norm()
+    direction = {"upper.weight": gradient[:, :32], "lower.weight": gradient[:, 32:]}
+    return Stage(Halves(), _ordinary_losses, (images[:-1], labels[:-1]), (image, label), direction)
+
+
+def _ordinary_losses(model: nn.Module, content: Any) -> Tensor:
+    images, labels, kinds, amounts = content
+    ordinary = nn.functional.cross_entropy(model(images), labels, reduction="none")
+    return torch.where(kinds, amounts * ordinary, ordinary)
 
 
 def _digit_losses(model: nn.Module, content: Any) -> Tensor:

@@ -53,6 +53,7 @@ class Verdict:
     epsilon_if_gaussian: float = 0.0
     epsilon_estimate: float = 0.0
     confidence: float = PRINTED
+    canaries: int = 1
 
     def __post_init__(self) -> None:
         validate.one_of(OUTCOMES, verdict=self.verdict)

@@ -21,7 +21,13 @@ PROTECTED = {
     "labels": "labels only; features, and who is in the data, are taken to be public",
     "example": "both: the whole example",
 }
-STATUS = {"proven": "proven ε", "none": "no guarantee", "proven or claimed": "ε proven, or claimed by its paper"}
+STATUS = {
+    "proven": "proven ε",
+    "none": "no guarantee",
+    "proven or claimed": "ε proven, or claimed by its paper",
+    "proven or refuted": "ε proven; that of its paper is refuted",
+    "refuted": "no guarantee; the ε of its paper is refuted",
+}
 
 
 def methods(as_json: AsJson = False) -> None:
