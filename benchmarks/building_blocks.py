@@ -115,14 +115,20 @@ def draw_loss(out: Path) -> Path:
     for place, (mean, words) in enumerate([(0.0, "without Ada"), (mu, "with Ada")]):
         left.plot(x, norm.pdf(x, mean), color=INK[place], label=words)
     left.set(xlabel="answer, in standard deviations of the noise", ylabel="density", title="Two possible worlds")
-    left.legend(frameon=False)
+    left.set_ylim(0, 0.5)
+    left.legend(frameon=False, loc="upper left", ncols=2, fontsize=8)
     loss = np.linspace(-3, 4, 400)
     density = norm.pdf(loss, mu**2 / 2, mu)
     right.plot(loss, density, color=INK[1])
     epsilon = 2.0
     right.fill_between(loss, density, where=loss >= epsilon, color=INK[1], alpha=0.25, lw=0)
     right.axvline(epsilon, color="#555", lw=1, ls=":")
-    right.annotate(f"beyond ε = 2\nδ = {gaussian_delta(epsilon, mu):.3f}", (2.15, 0.18), color="#333")
+    excess = np.where(loss >= epsilon, 1 - np.exp(np.minimum(0, epsilon - loss)), 0) * density
+    right.fill_between(loss, excess, color=INK[1], alpha=0.6, lw=0)
+    beyond = 1 - norm.cdf(epsilon, mu**2 / 2, mu)
+    right.annotate(
+        f"beyond ε = 2: {beyond:.3f}\nof it counts (dark)\nδ = {gaussian_delta(epsilon, mu):.3f}", (2.1, 0.17)
+    )
     right.set(
         xlabel="privacy loss of an answer, ln(p with / p without)", ylabel="density", title="What an answer gives away"
     )
@@ -135,10 +141,13 @@ def draw_calibrations(out: Path) -> Path:
     every = np.geomspace(0.1, 20, 80)
     exact = np.array([analytic_sigma(e, DELTA) for e in every])
     for place, (name, sigma) in enumerate(
-        {"classic (ε < 1)": classic_sigma, "any ε": any_epsilon_sigma, "Pei": pei_sigma}.items()
+        {"classic, proven": classic_sigma, "any ε": any_epsilon_sigma, "Pei": pei_sigma}.items()
     ):
         kept = every[every < 1] if sigma is classic_sigma else every
         axes.plot(kept, [sigma(e, DELTA) for e in kept] / exact[: len(kept)], color=INK[place], label=name)
+    beyond = every[every >= 1]
+    oldest = np.sqrt(2 * np.log(1.25 / DELTA)) / beyond / exact[every >= 1]
+    axes.plot(beyond, oldest, color=INK[0], ls="--", label="classic, beyond its proof")
     axes.axhline(1.0, color="#555", lw=1, ls=":")
     axes.set(xscale="log", xlabel="ε (δ = 10⁻⁶)", ylabel="noise ÷ exact noise", title="How much noise a formula wastes")
     axes.legend(frameon=False)
@@ -183,10 +192,10 @@ def draw_matrices(out: Path, steps: int) -> Path:
     best, tree = optimal_single(prefix_sums(steps)).structure, Tree(steps)
     figure, axes = plt.subplots(1, 3, figsize=(10, 3), width_ratios=[1, 1, 1.3])
     for place, (values, title) in enumerate([(best.strategy(), "C"), (best.noise_map(), "C⁻¹")]):
-        top = 0.3 * np.abs(values).max()
+        top = 0.1 * np.abs(values).max()
         shown = axes[place].imshow(values, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
-        axes[place].set(title=title, xlabel="step of the draw", ylabel="step of the noise")
-        figure.colorbar(shown, ax=axes[place], shrink=0.8)
+        axes[place].set(title=title, xlabel="from step", ylabel="to step")
+        figure.colorbar(shown, ax=axes[place], shrink=0.8, extend="both")
     at = np.arange(1, steps + 1)
     axes[2].plot(at, np.sqrt(at), color=INK[0], label="independent")
     axes[2].plot(at, tree.single() * np.sqrt(tree.prefix_variances()), color=INK[2], label="binary tree")
