@@ -1,7 +1,7 @@
 """docs/audit.md from the data file of audits: ``python benchmarks/audit_page.py`` writes the page's table anew.
 
-The data file is what ``hush audit --all --store results/audit.jsonl`` keeps. Everything on the page but the table is
-prose, and stays as it is.
+The data file is what ``hush audit --all --store results/audits/methods.jsonl`` keeps. Everything on the page but the
+table is prose, and stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hush.audit.store import read_audits
 from hush.privacy.guarantee import rounded_down, rounded_up
 
 ROOT = Path(__file__).resolve().parents[1]
-AUDITS, FINDINGS = ROOT / "results" / "audit.jsonl", ROOT / "src" / "hush" / "privacy" / "refuted.json"
+AUDITS, FINDINGS = ROOT / "results" / "audits" / "methods.jsonl", ROOT / "src" / "hush" / "privacy" / "refuted.json"
 PAGE = ROOT / "docs" / "audit.md"
 COLUMNS = (
     "method",

@@ -49,7 +49,7 @@ def summarise(audits: Iterable[dict[str, Any]], epsilon: float) -> dict[str, Any
     }
 
 
-def main(out: Path = ROOT / "results" / "audits-dp-sgd.json", runs: int = 400, audits: int = AUDITS) -> None:
+def main(out: Path = ROOT / "results" / "audits" / "dp-sgd.json", runs: int = 400, audits: int = AUDITS) -> None:
     """Run what is missing, and write everything after each audit."""
     known = json.loads(out.read_text(encoding="utf-8"))["audits"] if out.exists() else []
     done = {(audit["epsilon"], audit["number"]) for audit in known if audit["runs"] == runs}

@@ -173,7 +173,7 @@ def test_no_file_is_read_by_a_name_that_no_release_has(name, copy) -> None:
 
 def test_weights_of_another_network_are_named(copy) -> None:
     told = json.loads((copy / "model.json").read_text())
-    told["architecture"]["arguments"]["widths"][1] = 7
+    told["architecture"]["arguments"]["features"] += 7
     (copy / "model.json").write_text(json.dumps(told))
     rewrite(copy, lambda card: None)
     assert any("do not belong together" in problem for problem in verify_release(copy).problems)

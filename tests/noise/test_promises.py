@@ -203,6 +203,12 @@ def error(structure: Structure) -> None:
     assert np.allclose(structure.prefix_variances(), (sums**2).sum(axis=1), rtol=1e-9)
 
 
+def draws(structure: Structure) -> None:
+    """Z has at most `draws` rows that any step reads."""
+    assert int(np.any(structure.noise_map() != 0, axis=0).sum()) <= structure.draws
+    assert structure.draws >= structure.steps
+
+
 Check = Callable[[Structure], None]
 NOISE: dict[str, Check] = {
     "pure": pure,
@@ -223,6 +229,7 @@ STRUCTURE: dict[str, Check] = {
     "blocks": blocks,
     "least": least,
     "alike": alike,
+    "draws": draws,
     "spread": spread_of_rows,
     "error": error,
 }

@@ -120,7 +120,7 @@ def test_a_run_stops_where_its_own_series_is_flat() -> None:
     assert take_until((record.numbers() for record in train(run)), stop, per_epoch) == expected
     assert run.next == expected * per_epoch
     planned, early = state_stop(made.guarantee(), made.guarantee(run.next))
-    assert (planned.status, early.status) == ("claimed", "claimed")
+    assert (planned.status, early.status) == ("refuted", "refuted")
     assert early.epsilon <= planned.epsilon
     assert take_until((record.numbers() for record in train(begin())), Stop(3, 0.0), per_epoch) is None
 

@@ -188,7 +188,7 @@ def _read_table(
     watch = Watch(place.name, estimate_rows(find_parts(place)), tell)
     watch.begin("looking at")
     if unit is not None and unit == target:
-        raise BadInput(f"'{unit}' is to be predicted: it cannot be the unit whose rows are one example too")
+        raise BadInput(f"column '{unit}' of '{place}' is to be predicted, and cannot be both that and the unit")
     inferred = infer(place, target, given, public, regression=regression, unit=unit or "", count=watch.count)
     schema, looked = inferred.require(), inferred.inspection
     whose = None if unit is None else read_owners(place, unit)
