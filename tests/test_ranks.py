@@ -121,6 +121,36 @@ def refuse_what_differs(rank: int, folder: Path) -> None:
     assert run.next == 1
 
 
+def refuse_other_pieces(rank: int, folder: Path) -> None:
+    """Cut into other pieces, a batch has examples that two processes sum, and others that nobody does."""
+    ranks, rows = join_ranks(), data()
+    with pytest.raises(Refused, match="do not have the same microbatch"):
+        plan("dp-sgd").start(model(), losses, rows, microbatch=4 - rank, ranks=ranks)
+    with pytest.raises(Refused, match="do not have the same noise_shards"):
+        plan("dp-sgd").start(model(), losses, rows, ranks=ranks, noise_shards=rank == 0)
+    for change in (change_secret, change_step, change_pieces):
+        run = plan("dp-sgd").start(model(), losses, rows, microbatch=4, ranks=ranks)
+        if rank == 0:
+            change(run)
+        before = checksum(run.model.parameters())
+        with pytest.raises(Refused, match="another step, secret or microbatch"):
+            run.step(run.batch(run.next))
+        assert checksum(run.model.parameters()) == before
+
+
+def change_secret(run: Run) -> None:
+    """As a checkpoint of step 0 does that is restored on process 0 alone: the parameters are the same."""
+    run.restore({**run.state(), "secret": Secret(b"2" * 32).to_json()})
+
+
+def change_step(run: Run) -> None:
+    run.restore({**run.state(), "step": 1})
+
+
+def change_pieces(run: Run) -> None:
+    run.restore({**run.state(), "microbatch": 3})
+
+
 def wait_for_the_ledger(rank: int, folder: Path) -> None:
     run = plan("dp-sgd").start(model(), losses, data(), ranks=join_ranks())
     if rank == 0:
@@ -192,6 +222,7 @@ SCENES = {
     "cut": cut_noise,
     "cases": take_every_case,
     "differs": refuse_what_differs,
+    "pieces": refuse_other_pieces,
     "ledger": wait_for_the_ledger,
     "others": resume_with_other_processes,
 }
@@ -235,6 +266,19 @@ def test_a_process_without_examples_adds_nothing(taken: tuple[int, Path]) -> Non
 
 def test_processes_that_differ_are_refused(tmp_path: Path) -> None:
     play("differs", 2, tmp_path)
+
+
+def test_processes_that_would_sum_an_example_twice_are_refused(tmp_path: Path) -> None:
+    play("pieces", 2, tmp_path)
+
+
+def test_with_other_pieces_two_processes_would_sum_the_same_example() -> None:
+    """Why they are refused."""
+    run = plan("dp-sgd").start(model(), losses, data(), secret=1)
+    seats = [run._summing.seats().of(run.plan.room, size, 2, "default") for size in (4, 3)]
+    taken = seats[0].assign(run.secret, 0, run.plan.room.places)
+    summed = [torch.cat([p.chosen for p in seats[rank].cut(taken, rank, 2)]).tolist() for rank in range(2)]
+    assert set(summed[0]) & set(summed[1])
 
 
 def test_noise_in_slices_is_the_noise_of_one_process(tmp_path: Path) -> None:

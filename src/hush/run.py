@@ -86,7 +86,7 @@ class Run:
         rows = taken.rows if isinstance(taken, Units) else taken
         if isinstance(rows, Collated):
             rows.follow(self._ahead)
-        check_same_run(self.ranks, plan, model, source, self._secret)
+        check_same_run(self.ranks, plan, model, source, self._secret, microbatch=microbatch, noise_shards=noise_shards)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
