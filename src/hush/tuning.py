@@ -35,10 +35,6 @@ from hush.randomness import Secret, generator
 
 Model = TypeVar("Model")
 Candidate = dict[str, Any]
-INDEPENDENT = (
-    "every trial drew its settings and its secret anew, and the number of trials, the losing ones and how long the "
-    "search took stay private"
-)
 
 
 @dataclass(frozen=True)
