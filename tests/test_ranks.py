@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from hush.charging import charge
 from hush.checkpoint import Checkpoints, share_state
+from hush.cli.together import release_first
 from hush.errors import Refused
 from hush.ledger.account import BudgetSpent, Ledger
 from hush.loop import train
@@ -189,6 +190,18 @@ def resume_with_other_processes(rank: int, folder: Path) -> None:
         checkpoints.close()
 
 
+def hear_what_was_released(rank: int, folder: Path) -> None:
+    """Process 0 alone has what a run released before training, where it goes on."""
+
+    def release() -> dict[str, dict[str, Tensor]]:
+        assert rank == 0
+        return {"ranges": {"limits": torch.tensor([[0.1, 1 / 3]]).double()}, "counts": {"a/b": torch.arange(3)}}
+
+    heard = release_first(join_ranks(), release)
+    assert torch.equal(heard["ranges"]["limits"], torch.tensor([[0.1, 1 / 3]]).double())
+    assert torch.equal(heard["counts"]["a/b"], torch.arange(3))
+
+
 def cut_noise(rank: int, folder: Path) -> None:
     """Independent, banded and BLT noise of a wide model: each process holds the state of its own coordinates."""
     ranks, rows = join_ranks(), (torch.randn(N, 70_000, generator=torch.Generator().manual_seed(1)), data()[1])
@@ -223,6 +236,7 @@ SCENES = {
     "cases": take_every_case,
     "differs": refuse_what_differs,
     "pieces": refuse_other_pieces,
+    "released": hear_what_was_released,
     "ledger": wait_for_the_ledger,
     "others": resume_with_other_processes,
 }
@@ -270,6 +284,10 @@ def test_processes_that_differ_are_refused(tmp_path: Path) -> None:
 
 def test_processes_that_would_sum_an_example_twice_are_refused(tmp_path: Path) -> None:
     play("pieces", 2, tmp_path)
+
+
+def test_process_0_alone_makes_what_is_released_before_training(tmp_path: Path) -> None:
+    play("released", 2, tmp_path)
 
 
 def test_with_other_pieces_two_processes_would_sum_the_same_example() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
 from dataclasses import replace
@@ -94,6 +95,17 @@ def count(secret: Secret) -> int:
     taken = []
     select_best(Trials(20.0), {}, lambda candidate: (taken.append(1) or 0.0, None), secret)
     return len(taken)
+
+
+def test_nothing_that_is_said_in_a_trial_counts_them(caplog: Any) -> None:
+    def run_trial(candidate: dict[str, Any]) -> tuple[float, None]:
+        logging.getLogger("hush").warning("the batches of the DataLoader are replaced")
+        return 0.0, None
+
+    assert select_best(Trials(20.0), {}, run_trial) is not None
+    assert not caplog.records
+    logging.getLogger("hush").warning("after it")
+    assert len(caplog.records) == 1
 
 
 def test_no_trial_at_all_is_an_outcome() -> None:
