@@ -225,6 +225,7 @@ def test_what_protects_a_part_of_a_row_says_so(method: str, protects: str, capsy
         (["--public-test", "--method", "sgd"], "needs a private method"),
         (["--public-test", "--mean-trials", "0.5"], "at least 1"),
         (["--public-test", "--class-weights", "private"], "in every trial"),
+        (["--public-test", "--search", "clip=1,2", "--set", "clip=3"], "'clip' is searched and set"),
     ],
 )
 def test_what_has_no_proof_is_refused(more: list[str], said: str, capsys: Any) -> None:

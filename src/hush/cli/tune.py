@@ -131,6 +131,8 @@ def _check_options(given: Tuning) -> None:
 
 def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
     """The plan of a candidate at σ = 1 or at the noise that was given, with its score and the price of choosing."""
+    for name in read_method_options(given.method, given.settings).keys() & candidate.keys():
+        raise BadInput(f"'{name}' is searched and set: leave out --search or --set for it")
     fixed = {"lr": given.lr, "clip": given.clip, "clip_mode": given.clip_mode}
     chosen = read_method_options(given.method, given.settings, **{**fixed, **candidate})
     asked = default_to_three(given)
