@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.attempts import Attempt
 from hush.charging import charge
 from hush.checkpoint import Checkpoints, share_state
+from hush.cli.together import release_first
 from hush.errors import Refused
 from hush.ledger.account import BudgetSpent, Ledger
 from hush.loop import train
@@ -121,6 +123,36 @@ def refuse_what_differs(rank: int, folder: Path) -> None:
     assert run.next == 1
 
 
+def refuse_other_pieces(rank: int, folder: Path) -> None:
+    """Cut into other pieces, a batch has examples that two processes sum, and others that nobody does."""
+    ranks, rows = join_ranks(), data()
+    with pytest.raises(Refused, match="do not have the same microbatch"):
+        plan("dp-sgd").start(model(), losses, rows, microbatch=4 - rank, ranks=ranks)
+    with pytest.raises(Refused, match="do not have the same noise_shards"):
+        plan("dp-sgd").start(model(), losses, rows, ranks=ranks, noise_shards=rank == 0)
+    for change in (change_secret, change_step, change_pieces):
+        run = plan("dp-sgd").start(model(), losses, rows, microbatch=4, ranks=ranks)
+        if rank == 0:
+            change(run)
+        before = checksum(run.model.parameters())
+        with pytest.raises(Refused, match="another step, secret or microbatch"):
+            run.step(run.batch(run.next))
+        assert checksum(run.model.parameters()) == before
+
+
+def change_secret(run: Run) -> None:
+    """As a checkpoint of step 0 does that is restored on process 0 alone: the parameters are the same."""
+    run.restore({**run.state(), "secret": Secret(b"2" * 32).to_json()})
+
+
+def change_step(run: Run) -> None:
+    run.restore({**run.state(), "step": 1})
+
+
+def change_pieces(run: Run) -> None:
+    run.restore({**run.state(), "microbatch": 3})
+
+
 def wait_for_the_ledger(rank: int, folder: Path) -> None:
     run = plan("dp-sgd").start(model(), losses, data(), ranks=join_ranks())
     if rank == 0:
@@ -159,6 +191,40 @@ def resume_with_other_processes(rank: int, folder: Path) -> None:
         checkpoints.close()
 
 
+def hear_what_was_released(rank: int, folder: Path) -> None:
+    """Process 0 alone has what a run released before training, where it goes on."""
+
+    def release() -> dict[str, dict[str, Tensor]]:
+        assert rank == 0
+        return {"ranges": {"limits": torch.tensor([[0.1, 1 / 3]]).double()}, "counts": {"a/b": torch.arange(3)}}
+
+    heard = release_first(join_ranks(), release)
+    assert torch.equal(heard["ranges"]["limits"], torch.tensor([[0.1, 1 / 3]]).double())
+    assert torch.equal(heard["counts"]["a/b"], torch.arange(3))
+
+
+def know_earlier_attempts(rank: int, folder: Path) -> None:
+    """The record of process 0 knows of a stretch that was taken under another secret; what each process says of its ε
+    counts it."""
+    run = plan("dp-sgd", 9).start(model(), losses, data(), ranks=join_ranks())
+    if rank == 0:
+        run.witnessed_by(Remembers(run))
+    run.step(run.batch(0))
+    assert run.history.attempts == (Attempt(0, 1), Attempt(0, 5))
+    assert run.guarantee.epsilon > run.plan.guarantee().epsilon
+
+
+class Remembers:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def meets(self, sums: Any) -> bool:
+        self.run.history = self.run.history.joined((Attempt(0, 0), Attempt(0, 5)))
+        return True
+
+    def releasing(self) -> None: ...
+
+
 def cut_noise(rank: int, folder: Path) -> None:
     """Independent, banded and BLT noise of a wide model: each process holds the state of its own coordinates."""
     ranks, rows = join_ranks(), (torch.randn(N, 70_000, generator=torch.Generator().manual_seed(1)), data()[1])
@@ -192,6 +258,9 @@ SCENES = {
     "cut": cut_noise,
     "cases": take_every_case,
     "differs": refuse_what_differs,
+    "pieces": refuse_other_pieces,
+    "released": hear_what_was_released,
+    "attempts": know_earlier_attempts,
     "ledger": wait_for_the_ledger,
     "others": resume_with_other_processes,
 }
@@ -237,6 +306,27 @@ def test_processes_that_differ_are_refused(tmp_path: Path) -> None:
     play("differs", 2, tmp_path)
 
 
+def test_processes_that_would_sum_an_example_twice_are_refused(tmp_path: Path) -> None:
+    play("pieces", 2, tmp_path)
+
+
+def test_process_0_alone_makes_what_is_released_before_training(tmp_path: Path) -> None:
+    play("released", 2, tmp_path)
+
+
+def test_every_process_counts_what_the_record_of_process_0_knows(tmp_path: Path) -> None:
+    play("attempts", 2, tmp_path)
+
+
+def test_with_other_pieces_two_processes_would_sum_the_same_example() -> None:
+    """Why they are refused."""
+    run = plan("dp-sgd").start(model(), losses, data(), secret=1)
+    seats = [run._summing.seats().of(run.plan.room, size, 2, "default") for size in (4, 3)]
+    taken = seats[0].assign(run.secret, 0, run.plan.room.places)
+    summed = [torch.cat([p.chosen for p in seats[rank].cut(taken, rank, 2)]).tolist() for rank in range(2)]
+    assert set(summed[0]) & set(summed[1])
+
+
 def test_noise_in_slices_is_the_noise_of_one_process(tmp_path: Path) -> None:
     play("cut", 2, tmp_path)
 
@@ -264,7 +354,7 @@ def test_with_other_processes_noise_that_has_met_a_sum_is_drawn_anew(tmp_path: P
     play("others", 2, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["again"] == [[0, 6], [4, 9]]
-    assert second["again"] == [[0, 4], [4, 9]] or second["again"] == first["again"]
+    assert second["again"] == first["again"]
     assert first["name"] == second["name"] != run.secret.name
     weights = [load_file(tmp_path / f"weights-{rank}") for rank in range(2)]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
 from dataclasses import replace
@@ -10,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hush.artefact.folder import CARD
+from hush.cli import task as tasks
+from hush.cli import tune as tuned
 from hush.cli.main import main
 from hush.errors import BadInput, Refused
 from hush.ledger.account import Ledger
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
-from hush.privacy.selection import Trials, random_trials
+from hush.privacy.selection import INDEPENDENT, Trials, random_trials
 from hush.randomness import Secret
 from hush.tuning import Choice, Range, check_space, read_space, select_best
 
@@ -93,10 +97,36 @@ def count(secret: Secret) -> int:
     return len(taken)
 
 
+def test_nothing_that_is_said_in_a_trial_counts_them(caplog: Any) -> None:
+    def run_trial(candidate: dict[str, Any]) -> tuple[float, None]:
+        logging.getLogger("hush").warning("the batches of the DataLoader are replaced")
+        return 0.0, None
+
+    assert select_best(Trials(20.0), {}, run_trial) is not None
+    assert not caplog.records
+    logging.getLogger("hush").warning("after it")
+    assert len(caplog.records) == 1
+
+
 def test_no_trial_at_all_is_an_outcome() -> None:
     nobody = Trials(1.0, math.inf)
     results = {select_best(nobody, {}, lambda c: (1.0, "model"), Secret.from_seed(s)) is None for s in range(30)}
     assert results == {True, False}
+
+
+def test_a_number_of_trials_that_cannot_be_drawn_is_refused() -> None:
+    """e^-mean is zero in floating point, and adding up probabilities would never reach any number."""
+    assert Trials(700.0, math.inf).count(0.5) == 700
+    assert 100 < Trials(300.0, 300.0).count(0.5) < 400
+    for mean, shape in ((800.0, math.inf), (2000.0, 2000.0)):
+        with pytest.raises(BadInput, match="smaller mean"):
+            Trials(mean, shape)
+
+
+def test_every_claim_about_a_choice_says_what_the_choice_rests_on() -> None:
+    searched = replace(plan(), trials=Trials(10.0, 1.0, 5.0))
+    assert INDEPENDENT in searched.guarantee().assumptions
+    assert INDEPENDENT not in plan().guarantee().assumptions
 
 
 def test_what_changes_the_event_is_no_candidate() -> None:
@@ -141,6 +171,52 @@ def test_private_rows_score_by_counts_with_noise_inside_the_event(tmp_path: Path
     assert "the model and figures with noise" in told["sentence"]
 
 
+def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch: Any, capsys: Any) -> None:
+    """A factory that gives the same object again would have one trial go on where another one ended."""
+    load, steps, starts = tasks.load_task, tuned.take_steps, []
+
+    def load_with_one_model(given: Any) -> Any:
+        task = load(given)
+        kept = task.model()
+        return replace(task, model=lambda: kept)
+
+    def note_start(run: Any) -> Any:
+        starts.append([p.detach().clone() for p in run.model.parameters()])
+        return steps(run)
+
+    def choose(trials: Trials, *given: Any) -> Any:
+        return select_best(Trials(20.0), *given, next(s for s in map(Secret.from_seed, range(99)) if 2 < count(s) < 6))
+
+    monkeypatch.setattr(tasks, "load_task", load_with_one_model)
+    monkeypatch.setattr(tuned, "take_steps", note_start)
+    monkeypatch.setattr(tuned, "select_best", choose)
+    assert main([*SMALL, "--epsilon", "3", "--public-test"]) == 0
+    assert len(starts) > 2
+    assert all(torch.equal(a, b) for start in starts for a, b in zip(start, starts[0], strict=True))
+
+
+def test_what_would_fail_in_every_trial_is_refused_before_it_is_paid_for(tmp_path: Path, capsys: Any) -> None:
+    given = ["--public-test", "--ledger", str(tmp_path / "ledger"), "--delta", "1e-14"]
+    assert main([*SMALL, *given]) == 2
+    assert "many numbers get noise" in capsys.readouterr().err
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_several_processes_do_not_each_make_a_search(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*SMALL, "--public-test"]) == 2
+    assert "each of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "protects"), [("sanitize-once", "features"), ("label-rr", "labels")])
+def test_what_protects_a_part_of_a_row_says_so(method: str, protects: str, capsys: Any) -> None:
+    given = ["--method", method, "--search", "lr=0.001..0.01", "--epsilon", "3", "--public-test"]
+    assert main([*SMALL, *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], told["protects"]) == ("proven", protects)
+    assert told["epsilon"] <= 3
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -149,6 +225,7 @@ def test_private_rows_score_by_counts_with_noise_inside_the_event(tmp_path: Path
         (["--public-test", "--method", "sgd"], "needs a private method"),
         (["--public-test", "--mean-trials", "0.5"], "at least 1"),
         (["--public-test", "--class-weights", "private"], "in every trial"),
+        (["--public-test", "--search", "clip=1,2", "--set", "clip=3"], "'clip' is searched and set"),
     ],
 )
 def test_what_has_no_proof_is_refused(more: list[str], said: str, capsys: Any) -> None:

@@ -33,7 +33,7 @@ from hush.mechanism import Mechanism
 from hush.privacy import accounting, event_json
 from hush.privacy.accounting import Accountant
 from hush.privacy.guarantee import Guarantee
-from hush.privacy.selection import Trials
+from hush.privacy.selection import INDEPENDENT, Trials
 from hush.queries import ByTable, Claim, Query
 from hush.sampling import PoissonSampled, WithoutReplacement
 
@@ -254,9 +254,10 @@ def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
 
 
 def _list_assumptions(mechanism: Mechanism) -> tuple[str, ...]:
-    """What the guarantee rests on, each once: the plan's own, and those of the releases beside it."""
-    theirs = (text for release in mechanism.beside for text in release.assumptions)
-    return tuple(dict.fromkeys((*mechanism.assumptions, *theirs))) if mechanism.beside else mechanism.assumptions
+    """What the guarantee rests on, each once: the plan's own, those of the releases beside it, and of a choice."""
+    theirs = [text for release in mechanism.beside for text in release.assumptions]
+    theirs += [] if mechanism.trials is None else [INDEPENDENT]
+    return tuple(dict.fromkeys((*mechanism.assumptions, *theirs))) if theirs else mechanism.assumptions
 
 
 def _promise_nothing(mechanism: Mechanism) -> Guarantee:

@@ -86,7 +86,7 @@ class Run:
         rows = taken.rows if isinstance(taken, Units) else taken
         if isinstance(rows, Collated):
             rows.follow(self._ahead)
-        check_same_run(self.ranks, plan, model, source, self._secret)
+        check_same_run(self.ranks, plan, model, source, self._secret, microbatch=microbatch, noise_shards=noise_shards)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -137,16 +137,17 @@ class Run:
         if self.ranks.world == 1:
             return self._witness is None or self._witness.meets(channels)
 
-        def decide() -> dict[str, Any] | None:
+        def decide() -> dict[str, Any]:
             self.cover()
-            if self._witness is None or self._witness.meets(channels):
-                return None
-            return {"secret": self._secret.to_json(), "history": self.history.to_json()}
+            met = self._witness is None or self._witness.meets(channels)
+            return {"fresh": None if met else self._secret.to_json(), "history": self.history.to_json()}
 
-        fresh = ask_first(self.ranks, decide)
-        if fresh is not None and self.ranks.rank:
-            self._change_secret(Secret.from_json(fresh["secret"]), History.from_json(fresh["history"]))
-        return fresh is None
+        told = ask_first(self.ranks, decide)
+        if self.ranks.rank:
+            self.history = History.from_json(told["history"])  # all that was taken, by the record of process 0
+            if told["fresh"] is not None:
+                self._change_secret(Secret.from_json(told["fresh"]), self.history)
+        return told["fresh"] is None
 
     @property
     def secret(self) -> Secret:

@@ -1,8 +1,10 @@
 """Whether the processes that share a run stand at the same place: compared before the first step, and at every step.
 
-Before the first step digests of plan, data and weights are compared, under the run's secret. At every step a checksum
-of what a sum depends on (parameters, buffers, the query's public state) rides along with the sums: each process puts
-its own into a place of its own, so that the float64 sum over all processes is the list of them, exactly.
+Before the first step digests of plan, data and weights are compared, under the run's secret, and how a batch is cut. At
+every step a checksum of what a sum depends on (parameters, buffers, the query's public state) and of what decides who
+is summed where (secret, step, microbatch) rides along with the sums: with another one of these, an example could be
+summed by two processes, which is twice its bound. Each process puts its own into a place of its own, so that the
+float64 sum over all processes is the list of them, exactly.
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ def find_shards(ranks: Ranks, device: torch.device) -> Ranks | None:
     return ranks if ranks.world > 1 else None
 
 
-def check_same_run(ranks: Ranks, plan: Mechanism, model: nn.Module, source: Source, secret: Secret) -> None:
-    """Refuse, on every process, where plan, weights or data are not the same on all of them."""
+def check_same_run(ranks: Ranks, plan: Mechanism, model: nn.Module, source: Source, secret: Secret, **cut: int) -> None:
+    """Refuse, on every process, where plan, weights, data or how work is ``cut`` are not the same on all of them."""
     if ranks.world > 1:
-        check_same(ranks, _digest_run(plan, model, source, secret))
+        numbers = {name: str(number) for name, number in cut.items()}
+        check_same(ranks, _digest_run(plan, model, source, secret) | numbers)
 
 
 def check_same(ranks: Ranks, own: Mapping[str, str]) -> None:
@@ -91,6 +94,11 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     return (total >> 8) % EXACT
 
 
+def mark_step(secret: Secret, step: int, microbatch: int) -> Tensor:
+    """What decides which examples of which batch a process sums, as numbers that say nothing about the secret."""
+    return torch.tensor([*secret.derive(STANDING, step), microbatch])
+
+
 def add_standing(sums: Sums, ranks: Ranks, at: int) -> Sums:
     """The sums with one more channel: where this process stands, as one number in its own place of all."""
     device = next(value.device for named in sums.values() for value in named.values())
@@ -103,7 +111,8 @@ def take_standing(sums: Sums, at: int) -> Sums:
     """The sums without that channel; refused where a process stood elsewhere."""
     if bool((sums[STANDING][""] != at).any()):
         raise Refused(
-            "the processes of this run have come to different parameters, so that what they sum is not one step: their "
-            "processors or libraries differ; run them on machines of one kind"
+            "the processes of this run have come to different parameters, or to another step, secret or microbatch, so "
+            "that what they sum is not one step: run them on machines of one kind with the same libraries, and after "
+            "process 0 has restored a checkpoint call share_state on all"
         )
     return {channel: named for channel, named in sums.items() if channel != STANDING}

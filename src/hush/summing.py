@@ -24,7 +24,7 @@ from hush.queries import ADDED, Query
 from hush.randomness import Secret
 from hush.sanitize.rows import ReleasedRows
 from hush.source import Source, tensors_of, to_each
-from hush.standing import add_standing, checksum, take_standing
+from hush.standing import add_standing, checksum, mark_step, take_standing
 from hush.stepping import Ranks
 from hush.units import Units
 
@@ -146,11 +146,13 @@ class Summing:
             sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
-        return total if self._ranks.world == 1 else self._add_ranks(widen_sums(total), public)
+        return total if self._ranks.world == 1 else self._add_ranks(widen_sums(total), secret, step, public)
 
-    def _add_ranks(self, sums: Sums, public: State) -> Sums:
-        """The sums over all processes, of which each must stand at the same parameters, buffers and public state."""
-        at = checksum((*self._params.values(), *self._model.buffers(), *list_tensors(public)))
+    def _add_ranks(self, sums: Sums, secret: Secret, step: int, public: State) -> Sums:
+        """The sums over all processes, of which each must stand at the same step of the same run: its parameters,
+        buffers and public state, and the pieces that its batch is cut into."""
+        mark = mark_step(secret, step, self.microbatch)
+        at = checksum((mark, *self._params.values(), *self._model.buffers(), *list_tensors(public)))
         return take_standing(self._ranks.total(add_standing(sums, self._ranks, at)), at)
 
     def _seat(self, secret: Secret, step: int, indices: Tensor) -> Iterator[Piece]:

@@ -19,9 +19,11 @@ How long a search takes says something about K to whoever can time it: keep that
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -35,10 +37,6 @@ from hush.randomness import Secret, generator
 
 Model = TypeVar("Model")
 Candidate = dict[str, Any]
-INDEPENDENT = (
-    "every trial drew its settings and its secret anew, and the number of trials, the losing ones and how long the "
-    "search took stay private"
-)
 
 
 @dataclass(frozen=True)
@@ -135,12 +133,24 @@ def select_best(
 def _try(run_trial: Callable[[Candidate], tuple[float, Model]], candidate: Candidate) -> Winner[Model] | None:
     """A trial that fails, or whose score is no number, is the worst there is, whatever the reason."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said once a trial, they would count the trials
+        with _keep_silent():
             score, made = run_trial(candidate)
     except Exception:  # what it says may quote the data, and that it failed may depend on them
         return None
     return Winner(candidate, score, made) if math.isfinite(score) else None
+
+
+@contextmanager
+def _keep_silent() -> Iterator[None]:
+    """Without warnings and log lines: said once a trial, they would count the trials."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def read_space(texts: list[str]) -> dict[str, Range | Choice]:

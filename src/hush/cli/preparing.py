@@ -10,6 +10,7 @@ from hush.before import Before, make_releases
 from hush.cli.console import say
 from hush.cli.keeper import Keeper
 from hush.cli.task import TaskOptions, read_weight_share
+from hush.cli.together import release_first
 from hush.plan import Plan
 from hush.problems import Problem
 from hush.problems.released import check_shares, plan_releases, take_releases
@@ -47,7 +48,8 @@ def release_before(
     if not parts:
         return task, {}
     folder = None if keeper.checkpoints is None else keeper.checkpoints.directory
-    task, told = take_releases(task, run, make_releases(run, parts, folder))
+    values = release_first(run.ranks, lambda: make_releases(run, parts, folder))
+    task, told = take_releases(task, run, values)
     for name, (low, high) in told.get("private_ranges", {}).items():
         say(f"column '{name}': range {low:.4g} … {high:.4g}, released with noise")
     for name, weight in told.get("private_class_weights", {}).items():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
 
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hush.before import Values
 from hush.checkpoint import share_state
 from hush.cli.console import be_silent
 from hush.cli.keeper import Keeper, KeepingOptions, open_keeper
@@ -14,8 +17,6 @@ from hush.errors import HushError
 from hush.ranks import join_ranks, leave_ranks
 from hush.run import Run
 from hush.stepping import Ranks, Stopped, ask_first
-
-Released = TypeVar("Released")
 
 
 class Interrupted(HushError):
@@ -55,12 +56,19 @@ def attach_first(ranks: Ranks, keeper: Keeper, run: Run, given: KeepingOptions) 
     share_state(run)
 
 
-def release_first(ranks: Ranks, release: Callable[[], Released]) -> Released:
-    """What is released before training: on process 0 first, which charges and keeps it, and then on the others, where
-    the same noise on the same content gives the same values."""
-    made: list[Released] = []
-    ask_first(ranks, lambda: made.append(release()))
-    return made[0] if made else release()
+def release_first(ranks: Ranks, release: Callable[[], Mapping[str, Values]]) -> Mapping[str, Values]:
+    """What is released before training, by key and name: process 0 charges, makes and keeps it, or reads it where the
+    run goes on, and the others hear its values."""
+    made: dict[str, Values] = {}
+    ask_first(ranks, lambda: made.update(release()))
+    if ranks.world == 1:
+        return made
+    flat = {f"{key}/{name}": value.cpu().contiguous() for key, named in made.items() for name, value in named.items()}
+    heard: dict[str, dict[str, Tensor]] = {}
+    for text, value in load(ranks.hear_bytes(b"" if ranks.rank else save(flat))).items():
+        key, _, name = text.partition("/")
+        heard.setdefault(key, {})[name] = value
+    return heard
 
 
 def stop_together(run: Run, keeper: Keeper, asked: Callable[[], bool]) -> None:

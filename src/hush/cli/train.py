@@ -35,7 +35,7 @@ from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error, note_interrupts
 from hush.cli.table_numbers import choose_for_table, name_model, note_open
-from hush.cli.together import Interrupted, attach_first, join, open_first, release_first, stop_together
+from hush.cli.together import Interrupted, attach_first, join, open_first, stop_together
 from hush.errors import BadInput, HushError
 from hush.ledger.account import BudgetSpent
 from hush.loop import train as take_steps
@@ -173,7 +173,7 @@ def train(given: Training) -> None:
         )
         try:
             attach_first(ranks, keeper, run, given)
-            task, told = release_first(ranks, lambda: release_before(run, task, parts, keeper))
+            task, told = release_before(run, task, parts, keeper)
             result = _train_and_measure(task, run, keeper, given, told)
             if result is None:
                 return

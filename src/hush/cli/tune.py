@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from hush.artefact.folder import RELEASE, check_room
 from hush.charging import cost_of
@@ -15,6 +19,7 @@ from hush.cli.keeper import Keeper
 from hush.cli.measuring import choose_released, make_fields, plan_metrics
 from hush.cli.planning import check_delta, default_to_three, fit_batch, let_batch_fit, read_method_options
 from hush.cli.preparing import asks_for_releases
+from hush.cli.sanitizing import sanitise_task
 from hush.cli.shell import take
 from hush.cli.train import Training
 from hush.errors import BadInput, Refused
@@ -29,9 +34,10 @@ from hush.privacy.selection import Trials
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import Secret, seeded
-from hush.run import Run
+from hush.run import Run, count_coordinates
 from hush.settings import METHOD, PRIVACY, option
-from hush.tuning import INDEPENDENT, Candidate, Winner, check_space, costs_the_same, read_space, select_best
+from hush.source import as_source
+from hush.tuning import Candidate, Winner, check_space, costs_the_same, read_space, select_best
 
 SPACE = ["lr=0.05..5"]
 CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
@@ -85,10 +91,14 @@ def tune(given: Tuning) -> None:
         plan = check_space(space, lambda candidate: _make_plan(given, task, candidate))
         plan = _calibrate(plan, default_to_three(given).epsilon)
     check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
+    task = sanitise_task(task, plan, given)
+    with seeded(given.seed):
+        network = task.model().to(find_device(given.device))
+    plan.with_tails(count_coordinates(plan, network, as_source(task.train)))  # which may refuse, before all is spent
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
     assert plan.trials is not None
-    winner = select_best(plan.trials, space, lambda candidate: _run_trial(given, task, losses, plan, candidate))
+    winner = select_best(plan.trials, space, lambda drawn: _run_trial(given, task, losses, network, plan, drawn))
     if winner is None:
         raise Refused("the search gave no model, which is one of its outcomes; what it cost is spent")
     _answer(given, task, plan, winner)
@@ -99,6 +109,11 @@ def _check_options(given: Tuning) -> None:
         raise Refused(
             f"a search that learns from earlier scores ('{given.strategy}') has no proof for what its result gives "
             "away: use --strategy random, which draws every candidate anew"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise Refused(
+            "several processes were started, and each of them would make and release a search of its own, which all "
+            "have to be paid for: run hush tune in one process, without torchrun"
         )
     if given.public_test == (given.private_metrics is not None):
         raise BadInput(
@@ -116,10 +131,12 @@ def _check_options(given: Tuning) -> None:
 
 def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
     """The plan of a candidate at σ = 1 or at the noise that was given, with its score and the price of choosing."""
+    for name in read_method_options(given.method, given.settings).keys() & candidate.keys():
+        raise BadInput(f"'{name}' is searched and set: leave out --search or --set for it")
     fixed = {"lr": given.lr, "clip": given.clip, "clip_mode": given.clip_mode}
     chosen = read_method_options(given.method, given.settings, **{**fixed, **candidate})
     asked = default_to_three(given)
-    setting = asked.setting(task.examples, counted=True, assumptions=(*task.assumptions, INDEPENDENT), unit=task.unit)
+    setting = asked.setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     plan = make_plan(given.method, setting, calibrate=False, **chosen)
     if given.private_metrics is not None:
         plan = plan_metrics(plan, task, given.private_metrics, None)
@@ -161,16 +178,21 @@ def _charge(given: Tuning, plan: Plan) -> None:
     account.cover(plan.steps)
 
 
-def _run_trial(given: Tuning, task: Problem, losses: Any, base: Plan, candidate: Candidate) -> tuple[float, Made]:
-    """Train one candidate in memory under a secret of its own, and score it."""
+def _run_trial(
+    given: Tuning, task: Problem, losses: Any, network: nn.Module, base: Plan, candidate: Candidate
+) -> tuple[float, Made]:
+    """Train one candidate in memory, from a copy of the network and under a secret of its own, and score it."""
     plan = replace(_make_plan(given, task, candidate), sigma=base.sigma, tails=base.tails, trials=base.trials)
     if not costs_the_same(base, plan):
         raise Refused("this candidate has another privacy event than the search was accounted for")
-    with seeded(given.seed):
-        network = task.model().to(find_device(given.device))
     whose = None if task.owners is None else task.owners.train
     run = plan.start(
-        network, losses, task.train, unit=whose, rows_per_unit=given.rows_per_unit, microbatch=given.microbatch
+        copy.deepcopy(network),  # a factory may give one object again, and trials must not go on from each other
+        losses,
+        task.train,
+        unit=whose,
+        rows_per_unit=given.rows_per_unit,
+        microbatch=given.microbatch,
     )
     for _ in take_steps(run):
         pass
@@ -202,6 +224,7 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
         "delta": guarantee.delta,
         "unit": guarantee.unit,
         "status": guarantee.status,
+        "protects": guarantee.protects,
         "winner_epsilon": alone.epsilon,
         "mean_trials": given.mean_trials,
         "shape": given.shape,

@@ -19,6 +19,11 @@ from hush.privacy.accounting import Adjacency, default_accountant, epsilon
 from hush.privacy.guarantee import Guarantee
 from hush.validate import positive, whole
 
+INDEPENDENT = (
+    "every trial drew its settings and its secret anew, and the number of trials, the losing ones and how long the "
+    "search took stay private"
+)
+
 
 @dataclass(frozen=True)
 class Price:
@@ -34,7 +39,13 @@ class Trials:
 
     What a trial loses of δ beyond its event (an accident of probability p in which it is another mechanism) happens in
     some trial with a probability of at most mean · p, on either of two neighbours; so it costs (1 + e^ε) · mean · p,
-    counted for every ε up to ``ceiling``, and no guarantee of more than that is given."""
+    counted for every ε up to ``ceiling``, and the search by itself has no guarantee of more than that.
+
+    Composed with other releases it may be asked about a larger ε, for which this is enough too. Let accidents have
+    probability p on both neighbours, and trials without one diverge by no more than their event. That no trial has one
+    has the same probability 1 − τ on both, τ = 1 − E[(1 − p)^K] ≤ mean · p, and given that, trials are independent and
+    K has a distribution of the same family and shape with a smaller mean, whose price is lower. So P ≤ τ + (1 − τ)P₀
+    for the one, (1 − τ)P₀' ≤ P' for the other, and τ is lost once, at every ε and in every composition."""
 
     mean: float
     shape: float = 1.0
@@ -43,6 +54,12 @@ class Trials:
     def __post_init__(self) -> None:
         _check_trials(self.mean, self.shape)
         positive(ceiling=self.ceiling)
+        gamma = 1.0 if self.shape == math.inf else find_gamma(self.mean, self.shape)
+        if (self.mean if self.shape == math.inf else -self.shape * math.log(gamma)) > LARGEST_EXPONENT:
+            raise BadInput(
+                f"a number of trials of mean {self.mean:g} and shape {self.shape:g} cannot be drawn in floating point: "
+                "give a smaller mean or shape"
+            )
 
     def event(self, run: Any) -> Any:
         """The event of the whole selection, of runs that each cost this at most."""
@@ -73,6 +90,7 @@ class Trials:
 
 
 MOST_TRIALS = 10**6
+LARGEST_EXPONENT = 700.0  # the smallest number has a probability of about e to minus this, which must not be zero
 
 
 def find_gamma(mean: float, shape: float) -> float:
