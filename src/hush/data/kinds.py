@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ class Evidence:
                 self._add_word(cell, count)
 
     def _add_word(self, cell: str, count: int) -> None:
-        self.pairs &= list_pairs(cell)
+        if self.pairs:
+            self.pairs &= list_pairs(cell)
         plain, comma = parse_number(cell, POINT), parse_number(cell, COMMA)
         for sign, value in ((POINT, plain), (COMMA, comma)):
             if value is not None:
@@ -134,16 +136,8 @@ class Evidence:
             self.counts["either"] += count
         self.whole = self.whole and (plain is None or plain.is_integer()) and (comma is None or comma.is_integer())
         if plain is None and comma is None:
-            self._add_date(cell, count)
-            self.counts["sentence"] += count * (len(cell.split()) >= SENTENCE)
-            self.counts["code"] += count * (len(cell.split()) == 1 and any(c.isdigit() for c in cell))
-
-    def _add_date(self, cell: str, count: int) -> None:
-        for form in UNAMBIGUOUS:
-            if (form == ISO or parse_date(cell, ISO) is None) and parse_date(cell, form) is not None:
-                self.counts[form] += count
-                self.counts["time"] += count * has_time(cell)
-        self.counts["slashes"] += count * is_written_with_slashes(cell)
+            for look in _list_looks(cell):
+                self.counts[look] += count
 
     def _stretch(self, sign: str, low: float, high: float) -> None:
         self.lows[sign] = min(low, self.lows.get(sign, low))
@@ -170,6 +164,21 @@ class Evidence:
     def has_many(self, share: float) -> bool:
         """Whether more than this share of the first rows is different from all others."""
         return self.first_rows >= ENOUGH and self.different > share * self.first_rows
+
+
+@lru_cache(maxsize=1 << 17)
+def _list_looks(cell: str) -> tuple[str, ...]:
+    """What a word that is no number is counted as: the format of the date that it is, a sentence, a code."""
+    dated = parse_date(cell, ISO) is not None
+    forms = [form for form in UNAMBIGUOUS if (form == ISO or not dated) and parse_date(cell, form) is not None]
+    words = cell.split()
+    looks = {
+        "time": bool(forms) and has_time(cell),
+        "slashes": is_written_with_slashes(cell),
+        "sentence": len(words) >= SENTENCE,
+        "code": len(words) == 1 and any(letter.isdigit() for letter in cell),
+    }
+    return (*forms, *(name for name, there in looks.items() if there))
 
 
 def guess_column(seen: Evidence, public: Collection[str] = ()) -> Guess:
