@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 import numpy as np
 import plotly.graph_objects as go
-import plotly.offline
 
 from hush.audit.auditing import CHOOSING, Audit, Scores
 from hush.audit.bounds import Errors, Vector, bound_epsilon, bound_mu, count_errors
@@ -18,7 +14,7 @@ from hush.printable import make_printable
 from hush.privacy.guarantee import Guarantee, rounded_down, rounded_up
 from hush.privacy.profile import gaussian_epsilon
 from hush.privacy.tradeoff import curve_of_guarantee
-from hush.report.noise_page import FONT
+from hush.report.figure_page import FONT, render_figures
 
 INSIDE, OUTSIDE, CLAIMED, MEASURED = "#c0504d", "#1f4e79", "#222222", "#2e8b57"
 BINS = 40
@@ -27,15 +23,15 @@ POINTS = 12  # numbers of runs at which the bound is drawn
 
 def render_audit(audit: Audit, method: str) -> str:
     """The whole page, about the last of the claims: the claimed one where there is one beside the proven."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("hush.report").joinpath("audit_page.html").read_text(encoding="utf-8"))
     verdict, claim = audit.verdicts[-1], audit.claims[-1]
     figures = {
         "scores": _draw_scores(audit.scores),
         "curve": _draw_curve(audit.scores, claim, verdict),
         "growth": _draw_growth(audit.scores, claim),
     }
-    return template.render(
+    return render_figures(
+        "audit_page.html",
+        figures,
         method=make_printable(method),
         verdict=verdict,
         others=audit.verdicts[:-1],
@@ -44,8 +40,6 @@ def render_audit(audit: Audit, method: str) -> str:
         lower=rounded_down(verdict.epsilon_lower),
         estimate=_down(verdict.epsilon_estimate),
         needed=f"{100 * (1 - WOLF):g} %",
-        plotly=plotly.offline.get_plotlyjs(),
-        figures={name: json.loads(figure.to_json()) for name, figure in figures.items()},
     )
 
 

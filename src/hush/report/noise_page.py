@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import html
-import json
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 import numpy as np
 import plotly.graph_objects as go
-import plotly.offline
 
 from hush.matrices.series import Array
 from hush.printable import make_printable
+from hush.report.figure_page import FONT, render_figures
 from hush.report.noise_view import NoiseView, Picture
 
 OWN, SAME, POISSON = "#1f4e79", "#c0504d", "#7f7f7f"
-FONT = {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": "#222"}
 
 
 def render_page(view: NoiseView) -> str:
     """The whole page."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("hush.report").joinpath("noise_page.html").read_text(encoding="utf-8"))
     figures = {
         "strategy": _matrix(view.strategy, *_names(view, "C")),
         "inverse": _matrix(view.inverse, *_names(view, "inverse")),
@@ -31,7 +25,9 @@ def render_page(view: NoiseView) -> str:
         "accumulated": _accumulated(view),
         "each": _each(view),
     }
-    return template.render(
+    return render_figures(
+        "noise_page.html",
+        figures,
         view=view,
         plan=view.plan,
         method=make_printable(view.plan.method),
@@ -39,8 +35,6 @@ def render_page(view: NoiseView) -> str:
         gain=_gain(view),
         tree=view.strategy.shape[0] != view.strategy.shape[1],
         reduced=max(view.strategy.block + view.inverse.block) > 1,
-        plotly=plotly.offline.get_plotlyjs(),
-        figures={name: json.loads(figure.to_json()) for name, figure in figures.items()},
         **view.errors,
     )
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 import plotly.graph_objects as go
-import plotly.offline
 
 from hush.methods import Setting
 from hush.printable import make_printable
+from hush.report.figure_page import FONT, render_figures
 from hush.report.prospects import CORRELATED, Outlook, Prospect
 from hush.report.prospects_words import explain_outlook, explain_row, name_columns
 
 COLOURS = ("#1f4e79", "#c0504d", "#4f8f4f", "#8064a2", "#d08a2e", "#3c9da8", "#7f7f7f")
 DASHES = ("solid", "dash", "dot", "dashdot")
-FONT = {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": "#222"}
 
 
 def render_plan(rows: Sequence[Prospect], outlook: Outlook, setting: Setting) -> str:
     """The whole page."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("hush.report").joinpath("plan_page.html").read_text(encoding="utf-8"))
     best = outlook.chosen
     columns, meaning = name_columns(best)
-    return template.render(
+    return render_figures(
+        "plan_page.html",
+        _figures(rows, outlook),
         rows=rows,
         best=best,
         setting=setting,
@@ -36,8 +32,6 @@ def render_plan(rows: Sequence[Prospect], outlook: Outlook, setting: Setting) ->
         sentences=explain_outlook(outlook),
         meaning=meaning,
         columns=columns[1:],
-        plotly=plotly.offline.get_plotlyjs(),
-        figures={name: json.loads(figure.to_json()) for name, figure in _figures(rows, outlook).items()},
     )
 
 
