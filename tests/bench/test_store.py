@@ -63,29 +63,31 @@ def test_a_result_that_cannot_be_written_leaves_nothing(store) -> None:
 
 
 def test_a_claim_excludes_others_until_it_is_dropped(store) -> None:
-    assert store.locks.take("k")
-    assert not store.locks.take("k")
+    claim = store.locks.take("k")
+    assert claim is not None
+    assert store.locks.take("k") is None
     assert store.locks.owner("k") == Owner.me()
     assert set(store.locks.held()) == {"k"}
-    store.locks.drop("k")
-    assert store.locks.take("k")
+    claim.drop()
+    assert store.locks.owner("k") is None
+    assert store.locks.take("k") is not None
 
 
 def test_a_finished_run_cannot_be_claimed(store) -> None:
-    assert not store.locks.take("k", lambda: True)
+    assert store.locks.take("k", lambda: True) is None
     assert store.locks.owner("k") is None
 
 
 def test_the_claim_of_a_killed_process_is_taken_over(store) -> None:
     leave_claim(store, "k", gone())
     assert store.locks.held() == {}
-    assert store.locks.take("k")
+    assert store.locks.take("k") is not None
     assert store.locks.owner("k") == Owner.me()
 
 
 def test_a_reused_process_number_is_another_process(store) -> None:
     leave_claim(store, "k", Owner(socket.gethostname(), os.getpid(), "long ago"))
-    assert store.locks.take("k")
+    assert store.locks.take("k") is not None
 
 
 def test_a_zombie_is_dead() -> None:
@@ -99,18 +101,21 @@ def test_a_zombie_is_dead() -> None:
 
 def test_a_claim_from_another_host_is_honoured(store) -> None:
     leave_claim(store, "k", Owner("elsewhere", 1, "x"))
-    assert not store.locks.take("k")
+    assert store.locks.take("k") is None
+    assert set(store.locks.held()) == {"k"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "a", "pid": "x", "started": ""}'])
 def test_a_note_that_cannot_be_read_is_void(store, content) -> None:
     (store.locks.directory / "k.lock").write_text(content)
-    assert store.locks.take("k")
+    assert store.locks.take("k") is not None
 
 
 def test_somebody_elses_claim_is_not_dropped(store) -> None:
-    leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))
-    store.locks.drop("k")
+    claim = store.locks.take("k")
+    assert claim is not None
+    leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))  # as after a lock that this machine has lost
+    claim.drop()
     assert store.locks.owner("k") == Owner("elsewhere", os.getpid(), "x")
 
 
