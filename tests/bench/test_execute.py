@@ -213,7 +213,13 @@ def test_a_run_that_kills_its_worker_becomes_a_failure(tmp_path, write_spec, mon
     )
     spec = read_spec(write_spec(text + "lr = [2.0, 0.1]\n"))
     store = open_store(tmp_path / "store")
-    assert sweep(spec, store, Local(1, retries=0)).summary() == {"runs": 2, "done": 1, "failed": 1, "skipped": 0, "diverged": 0}
+    assert sweep(spec, store, Local(1, retries=0)).summary() == {
+        "runs": 2,
+        "done": 1,
+        "failed": 1,
+        "skipped": 0,
+        "diverged": 0,
+    }
     assert store.record(spec.trials[0].key)["reason"] == "its process died with code -9, for the 1. time"
 
 

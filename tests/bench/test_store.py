@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from hush.bench.frame import choose_settings, read_curves, read_runs
 from hush.bench.locks import Owner, find_start
 from hush.bench.store import Result, Store, open_store
 from hush.errors import BadInput
+from hush.files import give_back, try_lock
 
 
 @pytest.fixture
@@ -103,6 +105,51 @@ def test_a_claim_from_another_host_is_honoured(store) -> None:
     leave_claim(store, "k", Owner("elsewhere", 1, "x"))
     assert store.locks.take("k") is None
     assert set(store.locks.held()) == {"k"}
+
+
+def sign(store: Store, key: str, host: str) -> Path:
+    """A job's file as a process of another machine has left it, which held the kernel's lock on it."""
+    path = store.locks.directory / f"{key}.lock"
+    path.write_text(json.dumps({"host": host, "pid": 1, "started": "x", "locked": True, "nonce": "n"}))
+    return path
+
+
+def test_the_claim_of_another_host_ends_with_its_lock(store) -> None:
+    path = sign(store, "k", "elsewhere")
+    descriptor = try_lock(path)
+    assert descriptor is not None
+    assert store.locks.take("k") is None
+    assert set(store.locks.held()) == {"k"}
+    store.tidy()
+    assert path.exists()
+    give_back(descriptor)  # as the kernel or the file server does when that process or machine is gone
+    assert store.locks.held() == {}
+    assert store.locks.take("k") is not None
+
+
+def test_a_process_of_the_same_name_and_another_machine_is_alive_while_it_holds_the_lock(store) -> None:
+    """Two containers may have one host name; a process number means nothing from one to the other."""
+    path = sign(store, "k", socket.gethostname())
+    descriptor = try_lock(path)
+    assert descriptor is not None
+    assert store.locks.take("k") is None
+    give_back(descriptor)
+    assert store.locks.take("k") is not None
+
+
+def test_a_killed_process_leaves_its_lock_to_others(store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from hush.bench.store import Store\n"
+        "assert Store(Path(sys.argv[1])).locks.take('k'); print('taken', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(store.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "taken\n"
+        assert store.locks.take("k") is None
+        process.kill()
+        process.wait()
+    assert store.locks.take("k") is not None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "a", "pid": "x", "started": ""}'])
