@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hush import files
 from hush.bench.frame import choose_settings, read_curves, read_runs
 from hush.bench.locks import Owner, find_start
 from hush.bench.store import Result, Store, open_store
@@ -134,6 +135,18 @@ def test_a_process_of_the_same_name_and_another_machine_is_alive_while_it_holds_
     assert descriptor is not None
     assert store.locks.take("k") is None
     give_back(descriptor)
+    assert store.locks.take("k") is not None
+
+
+def test_a_note_that_could_not_be_written_to_its_end_jams_nothing(store, monkeypatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            store.locks.take("k")
+    assert store.locks.held() == {}
     assert store.locks.take("k") is not None
 
 

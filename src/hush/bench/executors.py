@@ -53,7 +53,9 @@ def _make_ray(wishes: Wishes) -> OnRay:
 def _refuse(wishes: Wishes, *names: str, executor: str) -> None:
     for name in names:
         if getattr(wishes, name) is not None:
-            raise BadInput(f"--{name} means nothing to the executor '{executor}': leave it out, or name another executor")
+            raise BadInput(
+                f"--{name} means nothing to the executor '{executor}': leave it out, or name another executor"
+            )
 
 
 EXECUTORS: Mapping[str, Callable[[Wishes], Executor]] = {"local": _make_local, "inline": _make_inline, "ray": _make_ray}

@@ -3,10 +3,9 @@
 Whoever is at a job holds the kernel's lock on the job's file for as long as it runs. The lock ends with its holder,
 however that ends (kill -9 and a power cut included), and on a file system that several machines share it holds among
 all of them: `hush.bench.meeting` proves that before anything runs elsewhere. The note in the file says who it is, by
-host, process number and the process's start time. A job is free where the lock is free and its note does not name a
-process that is alive on this machine. Notes of earlier versions come without a lock: that of another host cannot be
-checked then, and is honoured. Looking and writing happen in one turn (`hush.files.take_turn`), and what was written is
-read back.
+host, process number and the process's start time. Notes of earlier versions of hush come without a lock: their process
+is looked for, and that of another host, which cannot be, is honoured. Looking and writing happen in one turn
+(`hush.files.take_turn`), and what was written is read back.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Note:
 
     def is_void(self) -> bool:
         """Whether nobody is at the job any more, seen by one who holds the lock on its file."""
-        return (self.locked and not self.owner.is_here) or not self.owner.is_alive()
+        return self.locked or not self.owner.is_alive()
 
 
 @dataclass(frozen=True)
