@@ -241,9 +241,27 @@ def cut_noise(rank: int, folder: Path) -> None:
         for a, b in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
         assert ranks.hear(checksum(cut.model.parameters())) == checksum(cut.model.parameters())
-        if method != "dp-sgd":
-            with pytest.raises(Refused, match="without noise_shards"):
-                cut.state()
+        assert ranks.hear(resume_slices(made, rows, folder / method)) == checksum(cut.model.parameters())
+
+
+def resume_slices(made: Plan, rows: Any, folder: Path) -> int:
+    """Two of four steps with noise in slices, and the others from a checkpoint: the checksum of the weights."""
+    runs = [made.start(wide(), losses, rows, secret=5, ranks=join_ranks(), noise_shards=True) for _ in range(2)]
+    checkpoints = Checkpoints(folder) if runs[0].ranks.rank == 0 else None
+    if checkpoints is not None:
+        checkpoints.begin(runs[0])
+    for step in range(2):
+        runs[0].step(runs[0].batch(step))
+    if checkpoints is not None:
+        checkpoints.save(runs[0])
+        kept = checkpoints.files()[0].stat().st_size
+        assert kept < 2.5 * 4 * runs[0].coordinates  # the weights, and no state of noise
+        saved = checkpoints.newest().saved
+        assert saved is not None
+        checkpoints.restore(runs[1], saved)
+    share_state(runs[1])
+    assert runs[1].next == 2
+    return checksum(take_all(runs[1]).model.parameters())
 
 
 WIDE = ("dp-sgd", "dp-bandmf", "dp-blt")
