@@ -113,6 +113,7 @@ def test_setup_2_small_on_three_nodes_of_which_one_is_killed(tmp_path, cluster) 
 WAITING = '''
 """A problem whose training waits in its second step until a file lies beside it."""
 import pathlib, time
+from dataclasses import replace
 from hush.problems import load
 
 GO = pathlib.Path(__file__).with_name("go")
@@ -148,17 +149,17 @@ def test_an_interrupted_driver_takes_its_cluster_with_it(tmp_path, monkeypatch) 
     command = [sys.executable, "-m", "hush", "bench", str(spec.path), "--store", str(store.root), "--executor", "ray"]
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     environment = os.environ | {"PYTHONPATH": paths}
-    with subprocess.Popen(
-        [*command, "--json"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as driver:
-        while not (owners := store.locks.held()) and driver.poll() is None:
-            time.sleep(0.05)
-        [owner, *_] = owners.values()
-        while not any(store.root.glob("working/*/run/checkpoint-*")) and driver.poll() is None:
-            time.sleep(0.05)
-        raylet = read_parent(owner.pid)
-        driver.send_signal(signal.SIGINT)
-        out, err = driver.communicate()
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "--json"], env=environment, stdout=pipe, stderr=pipe, text=True) as driver:
+        try:
+            while driver.poll() is None and not any(store.root.glob("working/*/run/checkpoint-*")):
+                time.sleep(0.05)
+            [owner, *_] = store.locks.held().values()
+            raylet = read_parent(owner.pid)
+            driver.send_signal(signal.SIGINT)
+            out, err = driver.communicate()
+        finally:
+            driver.kill()  # nobody else ends a sweep whose runs wait
     assert (driver.returncode, out, err.replace("interrupted\n", "")) == (130, "", "")  # and nothing from Ray
     while find_start(owner.pid) is not None or find_start(raylet) is not None:
         time.sleep(0.05)  # they end by themselves, or this never does
