@@ -111,7 +111,7 @@ class _Handout:
         except self.ray.exceptions.RayError as error:
             if NO_HUSH in str(error):
                 raise BadInput("a node cannot import this hush: install the same version on all nodes") from None
-            self.deaths.count(trial, f"its worker or node died ({type(error).__name__})")
+            self._bury(trial, type(error).__name__)
             return
         if answer.end == DONE:
             self.told[trial.key] = time.monotonic()
@@ -122,6 +122,13 @@ class _Handout:
             raise StoreTrouble(int(answer.text), os.strerror(int(answer.text)), str(self.job.store))
         elif answer.end != BUSY:
             raise BadInput(answer.text)
+
+    def _bury(self, trial: Trial, kind: str) -> None:
+        """A worker or its node has died, in the run if the run's file in the locks still says who it was."""
+        if self.store.locks.owner(trial.key) is not None:
+            self.deaths.count(trial, f"its worker or node died ({kind})")
+        elif not self.store.has(trial.key):
+            self.deaths.count_before((self.deaths.retries + 1) * len(self.job.trials), kind)
 
     def _check_seen(self, left: list[Trial]) -> None:
         """A network file system shows a new folder late; one that never does is trouble."""
