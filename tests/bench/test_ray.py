@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -328,6 +329,19 @@ def test_without_ray_one_sentence_names_the_extra(tmp_path, small, monkeypatch, 
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["bench", str(small.path), "--store", str(tmp_path / "s"), "--executor", "ray"]) == 2
     assert capsys.readouterr().err == "error: the executor 'ray' needs Ray: pip install 'hush-dp[ray]'\n"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "no such host:{port}", "127.0.0.1:999999"])
+def test_a_cluster_that_does_not_answer_is_told_at_once(tmp_path, small, capsys, address) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:  # nobody listens on it
+        free.bind(("127.0.0.1", 0))
+        given = address.format(port=free.getsockname()[1])
+        command = ["bench", str(small.path), "--store", str(tmp_path / "s"), "--executor", "ray", "--address", given]
+        assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"error: no Ray cluster answers at '{given}': name a node by host:port, or give auto\n"
+    )
 
 
 def test_what_a_killed_driver_left_is_cleared(store) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -33,6 +34,7 @@ from hush.errors import BadInput
 
 OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it takes: results go through the store
 PATIENCE = 300.0  # seconds after which a result that a worker has written must be seen here
+REACH = 10.0  # seconds in which a cluster must take a connection
 NO_HUSH = "failed to import on the worker"  # how Ray says that a node's Python lacks what a task needs
 
 
@@ -155,6 +157,7 @@ def connect(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _check_address(address)
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -166,6 +169,17 @@ def connect(address: str | None) -> Iterator[Any]:
             what = "Ray does not start here" if address is None else f"no Ray cluster can be joined at '{address}'"
             raise BadInput(f"{what}: {_first_sentence(error)}") from error
         yield ray
+
+
+def _check_address(address: str | None) -> None:
+    """Ray tries for minutes to reach a machine that is not there."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise BadInput(f"no Ray cluster answers at '{address}': name a node by host:port, or give auto") from error
 
 
 def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:
