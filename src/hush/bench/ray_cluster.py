@@ -50,7 +50,7 @@ class OnRay:
 
     def carry_out(self, job: Job, watch: Watch) -> None:
         """Hand out runs until all of them are in the store."""
-        job = replace(job, store=job.store.resolve())
+        job = replace(job, store=job.store.absolute())
         store = Store(job.store)
         with connect(self.address) as ray, call_meeting(store.locks.directory) as meeting:
             self._check_room(ray)
@@ -90,9 +90,9 @@ class _Handout:
 
     def _send(self, left: list[Trial]) -> None:
         """Send out what nobody is at, as far as runs are allowed at a time."""
-        flying = {trial.key for trial in self.flying.values()}
-        free = [trial for trial in left if trial.key not in flying | set(self.told)]
-        room = self.most - len(flying)
+        sent = {*self.told, *(trial.key for trial in self.flying.values())}
+        free = [trial for trial in left if trial.key not in sent]
+        room = self.most - len(self.flying)
         if not free or room <= 0:
             return
         held = self.store.locks.held()
@@ -113,7 +113,7 @@ class _Handout:
         except self.ray.exceptions.RayError as error:
             if NO_HUSH in str(error):
                 raise BadInput("a node cannot import this hush: install the same version on all nodes") from None
-            self._bury(trial, type(error).__name__)
+            self._count(trial, error)
             return
         if answer.end == DONE:
             self.told[trial.key] = time.monotonic()
@@ -125,9 +125,13 @@ class _Handout:
         elif answer.end != BUSY:
             raise BadInput(answer.text)
 
-    def _bury(self, trial: Trial, kind: str) -> None:
-        """A worker or its node has died, in the run if the run's file in the locks still says who it was."""
-        if self.store.locks.owner(trial.key) is not None:
+    def _count(self, trial: Trial, error: Exception) -> None:
+        """A worker has failed in this run, or has died with it or its node: then the run's file in the locks still says
+        who it was, or it died before."""
+        kind = type(error).__name__
+        if isinstance(error, self.ray.exceptions.RayTaskError):
+            self.deaths.count(trial, f"its worker failed ({kind})")
+        elif self.store.locks.owner(trial.key) is not None:
             self.deaths.count(trial, f"its worker or node died ({kind})")
         elif not self.store.has(trial.key):
             self.deaths.count_before((self.deaths.retries + 1) * len(self.job.trials), kind)
