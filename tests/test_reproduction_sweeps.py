@@ -65,6 +65,9 @@ def test_held_out_rows_choose_and_not_the_test_set(published: SimpleNamespace) -
         expected = 0.3 if cell.problem == "fashion-vae" else BEST[cell.method]
         assert published.sweeps.find_rate(cell.best) == expected
     assert cells[0].tell() == "50.00 (1), lr 1"
+    told = {cell.method: cell.tell() for cell in cells if cell.problem == "cifar10-p1"}
+    assert told["dp-matrix-me"] == "50.00 (1), lr 0.3 ▾"  # the smallest and the largest of three
+    assert told["dp-matrix-me-lambda"] == "50.00 (1), lr 3 ▴"
 
 
 def test_nobody_is_chosen_while_rates_are_missing(published: SimpleNamespace) -> None:

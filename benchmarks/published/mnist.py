@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -202,10 +203,21 @@ def _tell_restless(rows: Sequence[Row]) -> list[str]:
             told.append(
                 f"At {row.noise} the accuracy still jumps by {statistics.mean(moves):.1f} points on average from one "
                 f"epoch to the next over the last four, up to {max(moves):.1f}: which epoch is the last decides. "
-                f"{reached} of {len(row.runs)} seeds are within a point of the published figure, which is "
-                "of a single run or of a number of runs that is not told."
+                f"{reached} of {len(row.runs)} seeds are within a point of the published figure; of how many runs that "
+                f"is, is not told. {_tell_noise(row.runs[0])}"
             )
     return [line for text in told for line in [*wrap(text), ""]]
+
+
+def _tell_noise(run: Record) -> str:
+    """The noise in a weight after the last step: one node's for each 1 in the number of steps."""
+    config, nodes = run["config"], run["steps"].bit_count()
+    deviation = math.sqrt(nodes) * run["noise_std"] * config["options"]["clip"] / config["batch_size"]
+    return (
+        f"With the published noise every weight ends with a deviation of √{nodes} · {run['noise_std']:g} · "
+        f"{config['options']['clip']:g} / {config['batch_size']} = {deviation:.2f} from it, where those of the widest "
+        "layer start within ±0.05."
+    )
 
 
 def render_versus() -> list[str]:

@@ -29,7 +29,8 @@ RULES = ("dp-sgd", "dp-adam", "dp-adam-bc", "dp-disk", "dp-dice")
 MANY_PUBLISHED = {1: ("50", "45", "56"), 10: ("56", "62", "67")}  # P1, 30 epochs
 CHOSEN = (
     "Every figure is of the learning rate that held-out rows choose for its method; the choice itself is not counted "
-    "in ε. In brackets the number of seeds."
+    "in ε. In brackets the number of seeds; ▴ or ▾ marks the largest or smallest rate tried, beyond which a better one "
+    "may lie."
 )
 
 

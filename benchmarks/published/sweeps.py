@@ -87,7 +87,13 @@ class Cell:
             return f"{len(self.runs)} of {len(self.trials)} rates are in"
         if self.best is None:
             return "diverged at every rate"
-        return f"{tell_values(self.values)}, lr {find_rate(self.best):g}"
+        return f"{tell_values(self.values)}, lr {find_rate(self.best):g}{self.tell_edge()}"
+
+    def tell_edge(self) -> str:
+        """A mark where the chosen rate is the smallest or largest of those tried, so that a better may lie beyond."""
+        rates = sorted(float(trial.options["lr"]) for trial in self.trials)
+        at = None if self.best is None else find_rate(self.best)
+        return "" if at not in (rates[0], rates[-1]) else " ▾" if at == rates[0] else " ▴"
 
 
 def find_rate(run: Record) -> float:
