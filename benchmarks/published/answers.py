@@ -102,7 +102,8 @@ def answer_ftrl() -> Answer:
         ]
         if found:
             each = "; ".join(f"{_tell_pair(one)} at ε = {target:g}" for target, one in found)
-            verdicts.append(f"against {name} {give_verdict([one.verdict for _, one in found])}")
+            only = f" (at {len(found)} of {len(VERSUS)} ε so far)" if len(found) < len(VERSUS) else ""
+            verdicts.append(f"against {name} {give_verdict([one.verdict for _, one in found])}{only}")
             told.append(f"Against {name}: {each}.")
     done, planned = len(records.read("mnist-versus")), len(read_spec(records.SPECS / "mnist-versus.toml").trials)
     short = "; ".join(verdicts).capitalize() + "." if verdicts else "Not known yet."

@@ -230,8 +230,8 @@ def _tell_noise(run: Record) -> str:
     config, nodes = run["config"], run["steps"].bit_count()
     deviation = math.sqrt(nodes) * run["noise_std"] * config["options"]["clip"] / config["batch_size"]
     return (
-        f"With the published noise every weight ends with a deviation of √{nodes} · {run['noise_std']:g} · "
-        f"{config['options']['clip']:g} / {config['batch_size']} = {deviation:.2f} from it, where those of the largest "
+        f"The noise in every weight after the last step has a deviation of √{nodes} · {run['noise_std']:g} · "
+        f"{config['options']['clip']:g} / {config['batch_size']} = {deviation:.2f}, where weights of the largest "
         "layer start within ±0.05."
     )
 

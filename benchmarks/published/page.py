@@ -65,6 +65,11 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
     ("building-blocks-tuned", render_tuned, {}),
 )
 MORE = ("setup-3-winners", "setup-1-winners")
+WHAT = (
+    "Accuracies and ε that were published for private training, beside what hush gets with the same settings on the "
+    "same data, with ε by an exact accountant. Tables I to IV are numbered as they were published. First what follows "
+    "from it, then every table, last what was [wrong](#what-is-wrong-in-published-results)."
+)
 HOW = (
     "Every figure comes from the records in [results](../results/README.md): one line a run, with settings, seed and "
     "versions. `hush bench specs/NAME.toml --store STORE` makes the runs, `benchmarks/reproduction.py collect` the "
@@ -77,7 +82,7 @@ HOW = (
 def render() -> str:
     """The page. A part whose spec has not been run is left out, and the list of runs says so."""
     drawn = draw_all()
-    lines = ["# Published results, run again", "", *render_answers(), *_render_runs(), *wrap(HOW), ""]
+    lines = ["# Published results, run again", "", *wrap(WHAT), "", *render_answers(), *_render_runs(), *wrap(HOW), ""]
     for name, part, pictures in PARTS:
         if read(name):
             lines += part()
