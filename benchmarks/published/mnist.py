@@ -25,7 +25,6 @@ class Row:
     published: str
     epsilon_published: str
     runs: Sequence[Record]
-    reason: str = "not run"  # why there are no runs
 
     @property
     def difference(self) -> float | None:
@@ -40,10 +39,9 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Its line."""
-        ours = spread(list(self.runs)) if self.runs else self.reason
         lack = "" if self.difference is None else f"{self.difference:+.2f}".replace("-", "−")
         here = epsilon(list(self.runs)) if self.runs else ""
-        return self.model, self.noise, self.published, ours, lack, self.epsilon_published, here
+        return self.model, self.noise, self.published, spread(list(self.runs)), lack, self.epsilon_published, here
 
     def tell_short(self) -> str:
         """How far below, and each seed."""
@@ -174,13 +172,13 @@ def render_ftrl() -> list[str]:
             "need be, and safe."
         ),
         "",
-        *_tell_refused(rows),
+        *_tell_refused(),
         *_tell_restless(rows),
         *table(HEAD, [r.cells() for r in rows]),
     ]
 
 
-def _tell_refused(rows: Sequence[Row]) -> list[str]:
+def _tell_refused() -> list[str]:
     """Runs that were refused, while there are no others of their row."""
     failed = [r for r in read("mnist-ftrl") if r["outcome"] == "failed"]
     noises = sorted({r["config"]["node_noise"] for r in failed})
@@ -212,7 +210,7 @@ def _tell_restless(rows: Sequence[Row]) -> list[str]:
 
 
 def _tell_tried(runs: Sequence[Record]) -> str:
-    """What another estimate of the same noisy nodes gives, seed by seed."""
+    """What a better estimate from the nodes gives, seed by seed."""
     told = []
     for run in runs:
         same = {"node_noise": run["config"]["node_noise"], "seed": run["config"]["seed"]}
@@ -221,7 +219,8 @@ def _tell_tried(runs: Sequence[Record]) -> str:
     if not told:
         return ""
     return (
-        f" Tried: the lowest-variance estimate from the same noisy nodes at the same ε (`honaker`), {', '.join(told)}."
+        " Tried: the estimate of lowest variance that all noisy nodes allow (`honaker`, the same ε, noise drawn anew) "
+        f"gives {', '.join(told)}, so it is the noise in the last weights, and nothing else."
     )
 
 

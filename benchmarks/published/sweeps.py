@@ -149,12 +149,6 @@ class Comparison:
             return "level"
         return "ahead" if self.lead > 0 else "behind"
 
-    def tell(self, other: str) -> str:
-        """The verdict with its figures."""
-        joined = "level with" if self.verdict == "level" else f"{self.verdict} of" if self.lead > 0 else "behind"
-        figures = f"{tell_values(list(self.first))} against {tell_values(list(self.second))}"
-        return f"{joined} {other}, {figures}"
-
 
 def compare(first: Cell, second: Cell) -> Comparison:
     """Two cells at their chosen rates."""
