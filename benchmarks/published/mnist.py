@@ -220,7 +220,7 @@ def _tell_tried(runs: Sequence[Record]) -> str:
         return ""
     return (
         " Tried: the estimate of lowest variance that all noisy nodes allow (`honaker`, the same ε, noise drawn anew) "
-        f"gives {', '.join(told)}, so it is the noise in the last weights, and nothing else."
+        f"gives {', '.join(told)} with the same first weights."
     )
 
 
