@@ -62,6 +62,18 @@ def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> N
         put_layer(problems.load("digits-mlp"), LayerPlace("head"), frozen=True).model()
 
 
+def test_a_problem_that_has_its_layer_keeps_it_unless_another_one_is_asked_for() -> None:
+    task = problems.load("digits-sanitized")
+    kept = put_layer(task, LayerPlace(), frozen=False).architecture
+    assert kept == task.architecture
+    wider = put_layer(task, LayerPlace(width=20, clip=0.25), frozen=False).architecture.arguments
+    assert (wider["inner"], wider["at"], wider["clip"]) == ("funnel", "body", 0.25)
+    assert wider["arguments"]["width"] == 20
+    assert put_layer(task, LayerPlace(), frozen=True).architecture.arguments["inner"] == "projection"
+    frozen = problems.load("digits-sanitized-frozen")
+    assert put_layer(frozen, LayerPlace(), frozen=True).architecture == frozen.architecture
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
