@@ -38,7 +38,10 @@ def projection(features: int, width: int, outputs: int) -> nn.Sequential:
     random = nn.Linear(features, width, bias=False)
     nn.init.normal_(random.weight, std=features**-0.5)
     normalised = nn.LayerNorm(features, elementwise_affine=False)
-    return nn.Sequential(Single(), nn.Flatten(), normalised, random, nn.Linear(width, outputs))
+    head = nn.Linear(width, outputs)
+    nn.init.zeros_(head.weight)  # rows under noise move the head by little, and by chance it would begin farther away
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(Single(), nn.Flatten(), normalised, random, head)
 
 
 def logistic(features: int, classes: int) -> nn.Sequential:
