@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from twins import (
     CalledPoisson,
+    LoudCounts,
     Mapped,
     OneLayerUnclipped,
     RealLength,
@@ -83,6 +84,21 @@ def test_poisson_accounting_of_a_fixed_partition() -> None:
     assert _audit(plan, reader, 400).verdict == "consistent"
     twin = dataclasses.replace(plan, sampler=CalledPoisson(128, 1, 128))
     assert _audit(twin, reader, 400).verdict == "refuted"
+
+
+def test_a_count_with_less_noise_than_was_accounted() -> None:
+    """Adaptive clipping whose noise is nearly all spent on the count of unclipped examples: an adversary who reads only
+    the gradient hardly sees the canary."""
+    plan = hush.make_plan("dp-sgd", examples=8, batch_size=8, steps=2, epsilon=4.0, clip_quantile=0.5, count_noise=0.8)
+    stage = make_audit_stage(plan)
+    assert stage.alone
+    held = audit_stage(plan, stage, adversary=WhiteBox(), runs=200, seed=101).verdicts[0]
+    assert held.verdict == "consistent"
+    assert 2.5 < held.epsilon_estimate < 6
+    twin = dataclasses.replace(plan, query=LoudCounts(plan.query.query, plan.query.quantile, 0.8))
+    assert _audit(twin, WhiteBox(), SEPARATED, stage).verdict == "refuted"
+    blind = _audit(twin, WhiteBox(), 100, dataclasses.replace(stage, alone=False))
+    assert blind.epsilon_estimate < 2.5
 
 
 def test_one_noise_for_two_runs() -> None:

@@ -16,6 +16,7 @@ from hush.audit.stage import LONG, Stage, make_digits_stage
 from hush.gradients import Tape, record
 from hush.named import Losses, State, Sums
 from hush.noise.noise import Noise, Rows
+from hush.queries.adaptive import CHANNEL, Adaptive
 from hush.queries.clipped import clipped_sums
 from hush.randomness import Secret
 from hush.sampling import PoissonSampled, Room
@@ -103,6 +104,15 @@ class RealLength(hush.ClippedSum):
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         scale = self.expected / float(sums["diagnostics"]["examples"])
         return {"gradient": {name: value * scale for name, value in sums["gradient"].items()}}, private
+
+
+@dataclass(frozen=True)
+class LoudCounts(Adaptive):
+    """Adaptive clipping with a twentieth of its noise on the count."""
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        channels, private = super().finish(sums, public, private)
+        return {**channels, CHANNEL: {"count": 20 * channels[CHANNEL]["count"]}}, private
 
 
 @dataclass(frozen=True)
