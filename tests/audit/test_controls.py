@@ -5,6 +5,7 @@ The audit is the same for both: it is given a plan, and does not know which of t
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from twins import (
     RealLength,
     Reused,
     Scaled,
+    SecretOrder,
     add_float32_noise,
     halve_noise,
     make_crowded_stage,
@@ -84,6 +86,22 @@ def test_poisson_accounting_of_a_fixed_partition() -> None:
     assert _audit(plan, reader, 400).verdict == "consistent"
     twin = dataclasses.replace(plan, sampler=CalledPoisson(128, 1, 128))
     assert _audit(twin, reader, 400).verdict == "refuted"
+
+
+def test_a_fixed_partition_in_a_secret_order_is_found_where_there_is_little_noise() -> None:
+    plan = hush.make_plan("dp-sgd", examples=8, batch_size=1, steps=40, epsilon=8.0)
+    quiet = dataclasses.replace(plan, sampler=SecretOrder(8, 1, 40), noise=Scaled(plan.noise, 0.1))
+    scores = audit_stage(quiet, make_digits_stage(), adversary=FixedPlaces(), runs=20, seed=101).scores
+    assert scores.inside.min() > scores.outside.max()
+
+
+@pytest.mark.skipif("HUSH_LONG" not in os.environ, reason="takes minutes: HUSH_LONG=1 runs it")
+def test_poisson_accounting_of_a_fixed_partition_in_a_secret_order() -> None:
+    """32 batches, ten epochs, and nobody knows the place: the likelihood is averaged over all of them."""
+    plan = hush.make_plan("dp-sgd", examples=32, batch_size=1, steps=320, epsilon=8.0)
+    twin = dataclasses.replace(plan, sampler=SecretOrder(32, 1, 320))
+    assert _audit(plan, FixedPlaces(), 80).verdict == "consistent"
+    assert _audit(twin, FixedPlaces(), 240).verdict == "refuted"
 
 
 def test_a_count_with_less_noise_than_was_accounted() -> None:
