@@ -85,7 +85,7 @@ def test_repetitions_beyond_those_announced_are_allowed_for(tmp_path: Path, caps
         given = ("--method", "label-rr", "--runs", "8", "--seed", seed, "--comparisons", "2", "--store", str(store))
         assert ask(capsys, *given)[0] == 0
     assert [entry["comparisons"] for entry in read_audits(store)] == [2, 2, 6]
-    assert all(entry["settings"]["comparisons"] == 2 and entry["cpu_seconds"] > 0 for entry in read_audits(store))
+    assert all(entry["settings"]["comparisons"] == 2 and entry["cpu_seconds"] >= 0 for entry in read_audits(store))
 
 
 def test_what_is_refuted_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
