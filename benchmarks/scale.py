@@ -1,16 +1,19 @@
 """One model on several processes: bytes of a step by formula and as counted, and the efficiency of N against one.
 
-    OMP_NUM_THREADS=1 python benchmarks/scale.py                 # bytes, in a minute
-    OMP_NUM_THREADS=1 python benchmarks/scale.py --time --json scale.json   # the ratio too; on an idle machine
+    OMP_NUM_THREADS=1 python benchmarks/scale.py             # bytes, in a minute
+    OMP_NUM_THREADS=1 python benchmarks/scale.py --time      # efficiency, on an idle machine with a core a process
+    python benchmarks/scale.py --render                      # docs/scale.md alone, between its two marks
 
-Efficiency is the time of one process over N times that of N processes, for the same batches of the same run: 1 where
-sharing costs nothing. Times are the best of ``--repeats`` in one go on one machine, so their ratio is what counts.
+Figures go to `results/scale.json`, each kind in place of its own, and from there to the page. Efficiency is the time of
+one process over N times that of N processes, for the same batches of the same run: 1 where sharing costs nothing. Times
+are the best of ``--repeats`` in one go on one machine, so their ratio is what counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,12 +28,16 @@ from torch.nn import functional
 
 from hush.methods import make_plan
 from hush.noising import cut_shards
-from hush.ranks import LENGTH, MESSAGE, join_ranks
+from hush.ranks import join_ranks
 from hush.run import Run
 
 POINTS = [("dp-sgd", {}), ("dp-bandmf", {"bands": 4}), ("dp-bandmf", {"bands": 2}), ("dp-blt", {"buffers": 3})]
 WIDTHS = (1_000, 40_000)
 CLASSES = 10
+TIMED = {"width": 2_000, "batch": 512, "microbatch": 128, "steps": 20}
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES, PAGE = ROOT / "results" / "scale.json", ROOT / "docs" / "scale.md"
+BEGIN, END = "<!-- made by benchmarks/scale.py -->\n", "<!-- end of what is made -->"
 
 
 def predict_bytes(d: int, world: int, kept: int) -> dict[str, int]:
@@ -105,17 +112,18 @@ def count_points(world: int) -> list[dict[str, Any]]:
 
 
 def time_steps(world: int, repeats: int) -> list[dict[str, Any]]:
-    """Seconds of twenty steps at the same total work, the best of some."""
-    ranks, best = join_ranks(), float("inf")
+    """Seconds of some steps at the same total work, the best of several goes."""
+    ranks, best, warm = join_ranks(), float("inf"), 4
     for _ in range(repeats):
-        run = start("dp-sgd", {}, 2_000, 512, 24, ranks=ranks, microbatch=128)
-        for step in range(4):
+        last = warm + TIMED["steps"]
+        run = start("dp-sgd", {}, TIMED["width"], TIMED["batch"], last, ranks=ranks, microbatch=TIMED["microbatch"])
+        for step in range(warm):
             run.step(run.batch(step))
         clock = time.perf_counter()
-        for step in range(4, 24):
+        for step in range(warm, last):
             run.step(run.batch(step))
         best = min(best, time.perf_counter() - clock)
-    return [{"world": world, "seconds of 20 steps": best}]
+    return [{"processes": world, "seconds": best, "d": run.coordinates}]
 
 
 def run_world(world: int, timed: bool, repeats: int) -> list[dict[str, Any]]:
@@ -126,27 +134,81 @@ def run_world(world: int, timed: bool, repeats: int) -> list[dict[str, Any]]:
         return found
 
 
+def measure_times(worlds: list[int], repeats: int) -> list[dict[str, Any]]:
+    """The efficiency of every number of processes, with what it was measured on."""
+    load = os.getloadavg()[0]
+    alone, rows = run_world(1, True, repeats)[0]["seconds"], []
+    for world in worlds:
+        shared = run_world(world, True, repeats)[0]
+        about = {"cores": os.cpu_count(), "load before": round(load, 2), "torch": torch.__version__, **TIMED}
+        rows.append({**shared, "seconds of one": alone, "efficiency": alone / (world * shared["seconds"]), **about})
+    return rows
+
+
+def read() -> dict[str, list[dict[str, Any]]]:
+    """All figures."""
+    found: dict[str, list[dict[str, Any]]] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    return found
+
+
+def render() -> str:
+    """The page, with the figures between its marks."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    figures = read()
+    return (
+        before + BEGIN + "\n".join(["", *render_bytes(figures["bytes"]), "", *render_times(figures), ""]) + END + after
+    )
+
+
+def render_bytes(rows: list[dict[str, Any]]) -> list[str]:
+    """A line a point."""
+    lines = [
+        "| method | d | sent, counted | by formula | noise state, counted | by formula |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        kept = [f"{row[name]} {name}" for name in ("bands", "buffers") if name in row]
+        numbers = (row[name] for name in ("d", "sent", "sent by formula", "state", "state by formula"))
+        cells = [", ".join([row["method"], *kept]), *(write_number(number) for number in numbers)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def render_times(figures: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Efficiency, or how to come by it."""
+    if not figures.get("times"):
+        how = (
+            "`OMP_NUM_THREADS=1 python benchmarks/scale.py --time` measures it on an idle machine with a core for each"
+        )
+        return [how, "process. This page has no figure of it yet."]
+    lines = ["| processes | cores | efficiency |", "|---|---|---|"]
+    lines += [f"| {row['processes']} | {row['cores']} | {row['efficiency']:.2f} |" for row in figures["times"]]
+    row = figures["times"][0]
+    return [*lines, "", f"dp-sgd, d = {write_number(row['d'])}, batch {row['batch']}, {row['steps']} steps."]
+
+
+def write_number(number: int) -> str:
+    """With a gap every three digits."""
+    return f"{number:,}".replace(",", " ")
+
+
 def main() -> None:
-    """Print the figures, and write them where that was asked for."""
+    """Measure what was asked for, write it down, and bring the page up to date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--render", action="store_true")
     parser.add_argument("--worlds", type=int, nargs="+", default=[2])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found: dict[str, Any] = {"verdict": LENGTH + MESSAGE}
-    for world in given.worlds:
-        found[f"bytes of {world}"] = run_world(world, False, 1)
-        for row in found[f"bytes of {world}"]:
-            print(row)
+    found = read()
     if given.time:
-        alone = run_world(1, True, given.repeats)[0]["seconds of 20 steps"]
-        for world in given.worlds:
-            shared = run_world(world, True, given.repeats)[0]["seconds of 20 steps"]
-            found[f"efficiency of {world}"] = alone / (world * shared)
-            print(f"efficiency of {world} processes against one: {alone / (world * shared):.3f}")
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+        found["times"] = measure_times(given.worlds, given.repeats)
+    elif not given.render:
+        found["bytes"] = [row for world in given.worlds for row in run_world(world, False, 1)]
+    FIGURES.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(render())
+    print(PAGE.read_text().partition(BEGIN)[2].partition(END)[0])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+import hush
 from hush.attempts import Attempt
 from hush.charging import charge
 from hush.checkpoint import Checkpoints, share_state
@@ -30,12 +32,13 @@ from hush.methods import make_plan
 from hush.noising import cut_shards
 from hush.plan import Plan
 from hush.randomness import BLOCK, Secret
-from hush.ranks import join_ranks
+from hush.ranks import find_own_device, join_ranks
 from hush.run import Run
 from hush.standing import check_shareable, checksum
 from hush.stepping import Alone, Stopped
 
 N, STEPS = 36, 50
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
 METHODS: dict[str, dict[str, Any]] = {
     "dp-sgd": {},
     "dp-adam-bc": {},
@@ -241,9 +244,27 @@ def cut_noise(rank: int, folder: Path) -> None:
         for a, b in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
         assert ranks.hear(checksum(cut.model.parameters())) == checksum(cut.model.parameters())
-        if method != "dp-sgd":
-            with pytest.raises(Refused, match="without noise_shards"):
-                cut.state()
+        assert ranks.hear(resume_slices(made, rows, folder / method)) == checksum(cut.model.parameters())
+
+
+def resume_slices(made: Plan, rows: Any, folder: Path) -> int:
+    """Two of four steps with noise in slices, and the others from a checkpoint: the checksum of the weights."""
+    runs = [made.start(wide(), losses, rows, secret=5, ranks=join_ranks(), noise_shards=True) for _ in range(2)]
+    checkpoints = Checkpoints(folder) if runs[0].ranks.rank == 0 else None
+    if checkpoints is not None:
+        checkpoints.begin(runs[0])
+    for step in range(2):
+        runs[0].step(runs[0].batch(step))
+    if checkpoints is not None:
+        checkpoints.save(runs[0])
+        kept = checkpoints.files()[0].stat().st_size
+        assert kept < 2.5 * 4 * runs[0].coordinates  # the weights, and no state of noise
+        saved = checkpoints.newest().saved
+        assert saved is not None
+        checkpoints.restore(runs[1], saved)
+    share_state(runs[1])
+    assert runs[1].next == 2
+    return checksum(take_all(runs[1]).model.parameters())
 
 
 WIDE = ("dp-sgd", "dp-bandmf", "dp-blt")
@@ -254,7 +275,36 @@ def wide() -> nn.Module:
     return nn.Linear(70_000, 3)
 
 
+def follow_the_page(rank: int, folder: Path) -> None:
+    """The lines of docs/scale.md, as they stand there."""
+    run = run_the_page()
+    assert run.ranks.world == 2
+    save_file(dict(run.model.state_dict()), folder / f"{rank}")
+
+
+def run_the_page() -> Run:
+    lines = PAGE.read_text().partition("```python\n")[2].partition("```")[0]
+    assert sum("ranks" in line for line in lines.splitlines()) == 2  # two more lines than for one process
+    given = {"hush": hush, "plan": plan("dp-sgd"), "model": model(), "losses": losses, "data": data()}
+    given["plan"] = Seeded(given["plan"])
+    exec(lines, given)
+    found = given["run"]
+    assert isinstance(found, Run)
+    return found
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """A plan whose runs are repeatable."""
+
+    plan: Plan
+
+    def start(self, *given: Any, **more: Any) -> Run:
+        return self.plan.start(*given, secret=1, microbatch=4, **more)
+
+
 SCENES = {
+    "page": follow_the_page,
     "cut": cut_noise,
     "cases": take_every_case,
     "differs": refuse_what_differs,
@@ -329,6 +379,33 @@ def test_with_other_pieces_two_processes_would_sum_the_same_example() -> None:
 
 def test_noise_in_slices_is_the_noise_of_one_process(tmp_path: Path) -> None:
     play("cut", 2, tmp_path)
+
+
+def test_the_two_lines_of_the_page_run_alone_and_on_two_processes(tmp_path: Path) -> None:
+    alone = run_the_page()
+    assert alone.ranks.world == 1
+    assert alone.next == STEPS
+    play("page", 2, tmp_path)
+    for rank in range(2):
+        for name, value in load_file(tmp_path / f"{rank}").items():
+            torch.testing.assert_close(value, alone.model.state_dict()[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "local", "own"),
+    [
+        ("cuda", "1", "cuda:1"),
+        ("cuda:0", "1", "cuda:0"),
+        ("cuda", None, "cuda"),
+        ("cpu", "1", "cpu"),
+        ("mps", "1", "mps"),
+    ],
+)
+def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch, given: str, local: str | None, own: str) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    assert find_own_device(given) == torch.device(own)
 
 
 def test_slices_of_noise_cover_every_coordinate_once() -> None:
@@ -407,7 +484,9 @@ def find_process(launcher: int, rank: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process to kill through /proc")
 def test_a_killed_process_stops_the_run_which_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    """With noise in slices, of which the killed process has its own."""
     given = ["--secret-seed", "7", "--steps", "300", "--checkpoint-every", "20", "--epsilon", "3"]
+    given += ["--method", "dp-bandmf", "--set", "bands=4", "--noise-shards"]
     whole = launch(tmp_path / "whole", *given)
     told, _ = whole.communicate()
     assert whole.returncode == 0
@@ -420,7 +499,7 @@ def test_a_killed_process_stops_the_run_which_goes_on_to_the_same_result(tmp_pat
     assert broken.returncode != 0
     assert "reaches another one no more" in said
     assert "go on with: hush train" in said
-    again = launch(tmp_path / "broken", "--resume", "--secret-seed", "7")
+    again = launch(tmp_path / "broken", "--resume", "--secret-seed", "7", "--noise-shards")
     answer, said = again.communicate()
     assert again.returncode == 0, said
     first, second = json.loads(told), json.loads(answer)

@@ -234,6 +234,15 @@ def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
     return None
 
 
+def write_in_place(descriptor: int, content: bytes) -> None:
+    """Replace what is in a file that is open and locked. A crash may leave a part of it: for notes of which a part is
+    as good as none, in files that must stay the same file because their lock is on it."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    _write_all(descriptor, content)
+    os.fsync(descriptor)
+
+
 def give_back(descriptor: int) -> None:
     """Let others have a lock that `try_lock` took."""
     _kept.discard(descriptor)

@@ -1,4 +1,10 @@
-"""The noise of a run: the state of every channel's, and how it is added to the sums of a step."""
+"""The noise of a run: the state of every channel's, and how it is added to the sums of a step.
+
+Noise is a function of the secret and the step, and so is its state. A state that lies in slices on several processes is
+not kept in checkpoints, where all slices would have to fit one process: whoever goes on makes its own slice anew, by
+drawing the noise of the steps since the secret's first, which adds it to nothing. So the bits are those of the run that
+was not interrupted, and the run may go on with other slices, or with none.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +39,25 @@ class Noising:
         self._stds = mechanism.channel_stds()
         self._states: dict[str, State] = {}
         self._sizes: dict[str, int] = {}
+        self._first = 0  # the step at which the secret's noise began
 
     def state(self) -> dict[str, Any]:
-        """Every channel's size and state; views, not copies."""
-        if self._shards is not None and not self._mechanism.noise.pieces:
-            raise Refused(
-                "noise whose state lies in slices on several processes is not kept in a checkpoint: start the run "
-                "without noise_shards"
-            )
+        """Every channel's size and state; views, not copies. Nothing of what lies in slices."""
+        if self._shards is not None:
+            return {}
         return {channel: {"size": self._sizes[channel], "state": s} for channel, s in self._states.items()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Back from `state`."""
-        self._sizes = {channel: entry["size"] for channel, entry in state.items()}
-        self._states = {}
-        for channel, entry in state.items():
+    def restore(self, state: dict[str, Any], first: int) -> None:
+        """Back from `state`, under a secret whose noise began at step ``first``; what is not in it is made anew when it
+        is needed."""
+        self.start_anew(first)
+        for channel, entry in state.items() if self._shards is None else ():
+            self._sizes[channel] = entry["size"]
             self._states[channel] = {**self._mechanism.noise.init(self._like(entry["size"])), **entry["state"]}
 
-    def start_anew(self) -> None:
-        """Forget the noise so far: a fresh secret begins its own."""
-        self._states, self._sizes = {}, {}
+    def start_anew(self, first: int) -> None:
+        """Forget the noise so far: a fresh secret begins its own at this step."""
+        self._states, self._sizes, self._first = {}, {}, first
 
     def release(self, channels: Sums, secret: Secret, step: int) -> Release:
         """The channels with the noise of a step, divided by the public divisor; the sums are changed in place."""
@@ -65,43 +70,49 @@ class Noising:
 
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:
         """A step's noise, in pieces where every coordinate is made alone; other noise keeps one state for all."""
-        noise = self._mechanism.noise
         if self._shards is not None:
             yield self._draw_shard(self._shards, channel, size, secret, step)
             return
-        if channel not in self._states:
-            self._states[channel] = noise.init(self._like(size))
-            self._sizes[channel] = size
+        noise = self._mechanism.noise
+        self._begin(channel, self._like(size), 0, secret, step)
+        self._sizes[channel] = size
         cut = noise.pieces and self._device.type != "cuda"
         length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):
-            like = self._like(min(length, size - start))
-
-            def rows(index: int, like: Tensor = like, start: int = start) -> Tensor:
-                return normal(secret, f"noise/{channel}", index, like, start)
-
-            piece, self._states[channel] = noise.draw(step, rows, self._states[channel])
+            piece = self._advance(channel, self._like(min(length, size - start)), start, secret, step)
             if noise.pieces and self._states[channel]:
                 raise Refused(
                     f"{type(noise).__name__} says that it can be drawn in pieces and keeps a state, which one piece "
                     "would leave to the next: let `pieces` be False"
                 )
-            if piece.shape != like.shape:
-                raise RuntimeError(f"the noise has shape {tuple(piece.shape)} where {tuple(like.shape)} was asked for")
             yield piece
 
     def _draw_shard(self, ranks: Ranks, channel: str, size: int, secret: Secret, step: int) -> Tensor:
         """A step's noise of which every process makes the coordinates of whole blocks of its own, with a state for
         these alone, and gets the others' as copies: a coordinate of noise depends on this coordinate of Z alone."""
-        noise, sides = self._mechanism.noise, cut_shards(size, ranks.world)
+        sides = cut_shards(size, ranks.world)
         start, stop = sides[ranks.rank], sides[ranks.rank + 1]
         like = self._like(stop - start)
-        if channel not in self._states:
-            self._states[channel], self._sizes[channel] = noise.init(like), size
-        part, self._states[channel] = noise.draw(
+        self._begin(channel, like, start, secret, step)
+        part = self._advance(channel, like, start, secret, step)
+        return ranks.gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
+
+    def _begin(self, channel: str, like: Tensor, start: int, secret: Secret, step: int) -> None:
+        """See to it that a channel has the state before this step of its coordinates from ``start`` on."""
+        if channel in self._states:
+            return
+        self._states[channel] = self._mechanism.noise.init(like)
+        for past in () if self._mechanism.noise.pieces else range(self._first, step):
+            self._advance(channel, like, start, secret, past)
+
+    def _advance(self, channel: str, like: Tensor, start: int, secret: Secret, step: int) -> Tensor:
+        """The noise of a step for the coordinates from ``start`` on, and the state after it."""
+        noise, self._states[channel] = self._mechanism.noise.draw(
             step, lambda index: normal(secret, f"noise/{channel}", index, like, start), self._states[channel]
         )
-        return ranks.gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
+        if noise.shape != like.shape:
+            raise RuntimeError(f"the noise has shape {tuple(noise.shape)} where {tuple(like.shape)} was asked for")
+        return noise
 
     def _add(self, channel: str, sums: Named, shape: float, secret: Secret, step: int) -> Named:
         std, divisor = self._stds[channel], self._mechanism.divisor

@@ -120,6 +120,7 @@ class Plan(Mechanism):
 
         ``ranks`` are the processes that share the run (`hush.join_ranks`). With ``noise_shards`` each of them makes its
         own slice of the noise and keeps the state of that slice alone, and they send each other the results.
+        Checkpoints do without that state, and a run that goes on makes it anew (:mod:`hush.noising`).
         """
         validate.whole(microbatch=microbatch)
         self._check_owners(unit, rows_per_unit)

@@ -68,7 +68,7 @@ class Distributed:
         """The sums over all processes in float64, the same bits on each: see 3. above."""
         layouts = {channel: Layout.of(named) for channel, named in sums.items()}
         flat = torch.cat([layouts[channel].join(named) for channel, named in sums.items()]).double()
-        whole = self._add_up(flat)
+        whole = self._add_up(flat.to(self.device)).to(flat.device)  # numbers on a CPU go through nccl too, and back
         parts = torch.split(whole, [layout.size for layout in layouts.values()])
         return {channel: layouts[channel].split(part) for channel, part in zip(sums, parts, strict=True)}
 
@@ -88,12 +88,12 @@ class Distributed:
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all processes one after the other; that of process r has ``sizes[r]`` numbers."""
-        padded = part.new_zeros(max(sizes))
+        padded = part.new_zeros(max(sizes), device=self.device)
         padded[: len(part)] = part
         parts = [torch.empty_like(padded) for _ in sizes]
         with self._reaching_others():
             dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return torch.cat([own[:size] for own, size in zip(parts, sizes, strict=True)]).to(part.device)
 
     def hear(self, value: Any) -> Any:
         """What process 0 says, as JSON has it; what others would say is not asked."""
@@ -132,11 +132,19 @@ def _to_octets(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
+def find_own_device(device: str | torch.device) -> torch.device:
+    """The device of this process where all were told the same: ``cuda`` is a GPU for each that torchrun has started
+    on this machine."""
+    named = torch.device(device)
+    own = os.environ.get("LOCAL_RANK", "")
+    return torch.device("cuda", int(own)) if named == torch.device("cuda") and own.isdecimal() else named
+
+
 def join_ranks(device: str | torch.device = "cpu", *, timeout: float = PATIENCE) -> Ranks:
     """This process as one of those that torchrun started, or alone where it was started by itself.
 
-    ``device`` is where the model is: processes speak through nccl where that is CUDA, and through gloo elsewhere. A
-    process that says nothing for ``timeout`` seconds counts as lost.
+    ``device`` is where the model is: processes speak through nccl where that is CUDA, and through gloo elsewhere; for
+    ``cuda`` it is `find_own_device`. A process that says nothing for ``timeout`` seconds counts as lost.
     """
     if not dist.is_available():
         raise BadInput("this torch was built without torch.distributed, so one process is all there is")
@@ -150,7 +158,7 @@ def join_ranks(device: str | torch.device = "cpu", *, timeout: float = PATIENCE)
             raise LostRank(f"the processes of this run did not find each other: {type(error).__name__}") from error
     if dist.get_world_size() == 1:
         return Alone()
-    there = torch.device(device if dist.get_backend() == "nccl" else "cpu")
+    there = find_own_device(device if dist.get_backend() == "nccl" else "cpu")
     return Distributed(dist.get_rank(), dist.get_world_size(), there)
 
 

@@ -181,7 +181,7 @@ class Run:
     def _change_secret(self, secret: Secret, history: History) -> None:
         self._secret, self.history = secret, history
         self._drawn = (-1, self._drawn[1])
-        self._noising.start_anew()
+        self._noising.start_anew(history.now.start)
 
     def prepare(self, write: Callable[[nn.Module], None]) -> None:
         """Have values that were released before training (`hush.before`) written into the model's buffers: before the
@@ -265,7 +265,7 @@ class Run:
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
         if isinstance(self._query, Preparing):
             self._query.recall(self._public)
-        self._noising.restore(state["noise"])
+        self._noising.restore(state["noise"], self.history.now.start)
         self._summing.restore(state["microbatch"], state["company"])
 
     @property

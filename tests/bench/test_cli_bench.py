@@ -183,7 +183,8 @@ def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, 
 
 def test_the_live_table(tmp_path, small) -> None:
     store = open_store(tmp_path / "s")
-    store.locks.take(small.trials[0].key)
+    claim = store.locks.take(small.trials[0].key)
+    assert claim is not None
     frames: list[str] = []
 
     def watch(tally) -> None:
@@ -191,7 +192,7 @@ def test_the_live_table(tmp_path, small) -> None:
         drawn.print(make_table(tally))
         frames.append(drawn.file.getvalue())
 
-    store.locks.drop(small.trials[0].key)
+    claim.drop()
     sweep(small, store, Inline(), watch=watch)
     assert "4 of 4 runs done, 0 failed, about 0 seconds left" in frames[-1]
     assert "dp-adam" in frames[-1]
@@ -206,7 +207,7 @@ def test_running_and_failed_are_counted(tmp_path, small) -> None:
     from hush.bench.sweeps import Tally
 
     store = open_store(tmp_path / "s")
-    store.locks.take(small.trials[0].key)
+    assert store.locks.take(small.trials[0].key) is not None
     store.finish(small.trials[2].key, record_failure(small.trials[2], 0.0, "no reason"))
     tally = Tally(store, small.trials)
     assert tally.time_left() is None

@@ -16,7 +16,9 @@ import pytest
 from hush import files
 from hush.bench import execute, run
 from hush.bench import store as store_module
-from hush.bench.execute import Inline, Local, make_executor
+from hush.bench.execute import Inline, Local
+from hush.bench.executors import Wishes, make_executor
+from hush.bench.ray_cluster import OnRay
 from hush.bench.run import Conditions
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, StoreTrouble, open_store
@@ -206,13 +208,18 @@ def deadly(setting, *, lr: float = 0.1):
 def test_a_run_that_kills_its_worker_becomes_a_failure(tmp_path, write_spec, monkeypatch) -> None:
     (tmp_path / "deadly_methods.py").write_text(DEADLY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(execute, "LIVES", 1)
     text = (
         '[[grid]]\nproblem = "breast-cancer-logistic"\nmethod = "deadly_methods:deadly"\nbatch_size = 64\nepochs = 1\n'
     )
     spec = read_spec(write_spec(text + "lr = [2.0, 0.1]\n"))
     store = open_store(tmp_path / "store")
-    assert sweep(spec, store, Local(1)).summary() == {"runs": 2, "done": 1, "failed": 1, "skipped": 0, "diverged": 0}
+    assert sweep(spec, store, Local(1, retries=0)).summary() == {
+        "runs": 2,
+        "done": 1,
+        "failed": 1,
+        "skipped": 0,
+        "diverged": 0,
+    }
     assert store.record(spec.trials[0].key)["reason"] == "its process died with code -9, for the 1. time"
 
 
@@ -236,11 +243,30 @@ def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
 
 def test_executors_by_name() -> None:
     assert make_executor("inline") == Inline()
-    assert make_executor("local", 3) == Local(3)
+    assert make_executor("local", Wishes(3)) == Local(3)
+    assert make_executor("local", Wishes(3, retries=0)) == Local(3, retries=0)
+    assert make_executor("ray") == OnRay(None, 1.0, 0.0, None, 2)
+    assert make_executor("ray", Wishes(4, 1, "auto", 2.0, 0.5)) == OnRay("auto", 2.0, 0.5, 4, 1)
     with pytest.raises(BadInput, match="unknown executor 'locl': did you mean 'local'"):
         make_executor("locl")
-    with pytest.raises(BadInput, match="workers must be a whole number"):
-        make_executor("local", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "said"),
+    [
+        ("local", Wishes(workers=0), "workers must be a whole number"),
+        ("local", Wishes(retries=-1), "retries must be zero or above"),
+        ("local", Wishes(cpus=2.0), "--cpus means nothing to the executor 'local'"),
+        ("local", Wishes(address="auto"), "--address means nothing to the executor 'local'"),
+        ("inline", Wishes(gpus=0.0), "--gpus means nothing to the executor 'inline'"),
+        ("inline", Wishes(retries=1), "--retries means nothing to the executor 'inline'"),
+        ("ray", Wishes(cpus=0.0), "cpus must be above zero"),
+        ("ray", Wishes(gpus=-1.0), "gpus must be zero or above"),
+    ],
+)
+def test_what_an_executor_has_no_use_for_is_refused(name, wishes, said) -> None:
+    with pytest.raises(BadInput, match=said):
+        make_executor(name, wishes)
 
 
 def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:

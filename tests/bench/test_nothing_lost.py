@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
-from hush.bench import execute
 from hush.bench.execute import Inline, Local
 from hush.bench.figures import COPIES, Figures, read_figures, write_figures
 from hush.bench.locks import JobLocks
@@ -63,17 +62,16 @@ def test_a_run_whose_worker_died_goes_on_from_its_checkpoint(tmp_path, write_spe
     (tmp_path / "deadly_problem.py").write_text(DEADLY)
     (tmp_path / "deadly").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(execute, "LIVES", 1)
     spec = read_spec(write_spec(TEXT))
     key = spec.trials[0].key
     store = open_store(tmp_path / "store")
-    assert sweep(spec, store, Local(1), settings=EVERY_STEP).summary()["failed"] == 1
+    assert sweep(spec, store, Local(1, retries=0), settings=EVERY_STEP).summary()["failed"] == 1
     kept = sorted(p.name for p in (store.root / "working" / key / "run").glob("checkpoint-*"))
     assert kept  # the good checkpoints outlive the failure, and the next sweep
-    assert sweep(spec, store, Local(1), settings=EVERY_STEP).summary()["skipped"] == 1
+    assert sweep(spec, store, Local(1, retries=0), settings=EVERY_STEP).summary()["skipped"] == 1
     assert sorted(p.name for p in (store.root / "working" / key / "run").glob("checkpoint-*")) == kept
     (tmp_path / "deadly").unlink()
-    found = sweep(spec, store, Local(1), settings=EVERY_STEP, retry_failed=True).summary()
+    found = sweep(spec, store, Local(1, retries=0), settings=EVERY_STEP, retry_failed=True).summary()
     assert (found["done"], found["failed"]) == (1, 0)
     assert store.record(key)["resumed"] == 1
     assert not (store.root / "working" / key).exists()
@@ -169,12 +167,12 @@ def test_a_job_lock_is_read_back(tmp_path, monkeypatch) -> None:
     locks = JobLocks(tmp_path)
     from hush.bench import locks as module
 
-    real = module.write_atomic
+    real = module.write_in_place
 
-    def and_somebody_else(path: Path, content: bytes, **more: int) -> None:
-        real(path, content, **more)
-        real(path, json.dumps(json.loads(content) | {"nonce": "theirs"}).encode(), **more)
+    def and_somebody_else(descriptor: int, content: bytes) -> None:
+        real(descriptor, content)
+        real(descriptor, json.dumps(json.loads(content) | {"nonce": "theirs"}).encode())
 
-    monkeypatch.setattr(module, "write_atomic", and_somebody_else)
+    monkeypatch.setattr(module, "write_in_place", and_somebody_else)
     with pytest.raises(BadInput, match="locks do nothing"):
         locks.take("key")

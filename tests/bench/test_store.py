@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from hush import files
 from hush.bench.frame import choose_settings, read_curves, read_runs
 from hush.bench.locks import Owner, find_start
 from hush.bench.store import Result, Store, open_store
 from hush.errors import BadInput
+from hush.files import give_back, try_lock
 
 
 @pytest.fixture
@@ -63,29 +66,31 @@ def test_a_result_that_cannot_be_written_leaves_nothing(store) -> None:
 
 
 def test_a_claim_excludes_others_until_it_is_dropped(store) -> None:
-    assert store.locks.take("k")
-    assert not store.locks.take("k")
+    claim = store.locks.take("k")
+    assert claim is not None
+    assert store.locks.take("k") is None
     assert store.locks.owner("k") == Owner.me()
     assert set(store.locks.held()) == {"k"}
-    store.locks.drop("k")
-    assert store.locks.take("k")
+    claim.drop()
+    assert store.locks.owner("k") is None
+    assert store.locks.take("k") is not None
 
 
 def test_a_finished_run_cannot_be_claimed(store) -> None:
-    assert not store.locks.take("k", lambda: True)
+    assert store.locks.take("k", lambda: True) is None
     assert store.locks.owner("k") is None
 
 
 def test_the_claim_of_a_killed_process_is_taken_over(store) -> None:
     leave_claim(store, "k", gone())
     assert store.locks.held() == {}
-    assert store.locks.take("k")
+    assert store.locks.take("k") is not None
     assert store.locks.owner("k") == Owner.me()
 
 
 def test_a_reused_process_number_is_another_process(store) -> None:
     leave_claim(store, "k", Owner(socket.gethostname(), os.getpid(), "long ago"))
-    assert store.locks.take("k")
+    assert store.locks.take("k") is not None
 
 
 def test_a_zombie_is_dead() -> None:
@@ -99,18 +104,78 @@ def test_a_zombie_is_dead() -> None:
 
 def test_a_claim_from_another_host_is_honoured(store) -> None:
     leave_claim(store, "k", Owner("elsewhere", 1, "x"))
-    assert not store.locks.take("k")
+    assert store.locks.take("k") is None
+    assert set(store.locks.held()) == {"k"}
+
+
+def sign(store: Store, key: str, host: str) -> Path:
+    """A job's file as a process of another machine has left it, which held the kernel's lock on it."""
+    path = store.locks.directory / f"{key}.lock"
+    path.write_text(json.dumps({"host": host, "pid": 1, "started": "x", "locked": True, "nonce": "n"}))
+    return path
+
+
+def test_the_claim_of_another_host_ends_with_its_lock(store) -> None:
+    path = sign(store, "k", "elsewhere")
+    descriptor = try_lock(path)
+    assert descriptor is not None
+    assert store.locks.take("k") is None
+    assert set(store.locks.held()) == {"k"}
+    store.tidy()
+    assert path.exists()
+    give_back(descriptor)  # as the kernel or the file server does when that process or machine is gone
+    assert store.locks.held() == {}
+    assert store.locks.take("k") is not None
+
+
+def test_a_process_of_the_same_name_and_another_machine_is_alive_while_it_holds_the_lock(store) -> None:
+    """Two containers may have one host name; a process number means nothing from one to the other."""
+    path = sign(store, "k", socket.gethostname())
+    descriptor = try_lock(path)
+    assert descriptor is not None
+    assert store.locks.take("k") is None
+    give_back(descriptor)
+    assert store.locks.take("k") is not None
+
+
+def test_a_note_that_could_not_be_written_to_its_end_jams_nothing(store, monkeypatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            store.locks.take("k")
+    assert store.locks.held() == {}
+    assert store.locks.take("k") is not None
+
+
+def test_a_killed_process_leaves_its_lock_to_others(store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from hush.bench.store import Store\n"
+        "assert Store(Path(sys.argv[1])).locks.take('k'); print('taken', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(store.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "taken\n"
+        assert store.locks.take("k") is None
+        process.kill()
+        process.wait()
+    assert store.locks.take("k") is not None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "a", "pid": "x", "started": ""}'])
 def test_a_note_that_cannot_be_read_is_void(store, content) -> None:
     (store.locks.directory / "k.lock").write_text(content)
-    assert store.locks.take("k")
+    assert store.locks.take("k") is not None
 
 
 def test_somebody_elses_claim_is_not_dropped(store) -> None:
-    leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))
-    store.locks.drop("k")
+    claim = store.locks.take("k")
+    assert claim is not None
+    leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))  # as after a lock that this machine has lost
+    claim.drop()
     assert store.locks.owner("k") == Owner("elsewhere", os.getpid(), "x")
 
 

@@ -30,7 +30,7 @@ OPTIONS = {
     "noise show": f"{PLAN} --examples --out",
     "plan": """--batch-size --data --delta --epochs --epsilon --examples --json --method --model --out --parameters
     --problem --public --schema --seed --set --target --test-data --validation""",
-    "bench": "--dry-run --executor --json --retry-failed --store --workers",
+    "bench": "--address --cpus --dry-run --executor --gpus --json --retries --retry-failed --store --workers",
 }
 DEFAULTS = {
     "train": {"method": "dp-sgd", "batch_size": 256, "delta": 1e-5, "microbatch": 400, "checkpoint_every": 50},

@@ -1,8 +1,8 @@
-"""One verb to carry out a job: in this process, or in several of them.
+"""One verb to carry out a job: in this process, in several of them, or on a cluster (`hush.bench.ray_cluster`).
 
-The store is the queue. Every worker runs the same few lines (:func:`work`): take a trial that is not finished, run
-it, put the result in its place, until nothing is left. So workers need no messages, any number of them may come and go,
-and two sweeps on one store share the work.
+The store is the queue. Every worker takes a trial that is not finished, runs it and puts the result in its place
+(:func:`attempt`), until nothing is left. So any number of workers may come and go, two sweeps on one store share the
+work, and a worker that dies loses what it has done since its last checkpoint.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from hush import validate
 from hush.bench.run import Conditions, perform, record_failure
 from hush.bench.store import DISK, Store, StoreTrouble
 from hush.bench.trial import Trial
 
-EXECUTORS = ("local", "inline")
-LIVES = 3  # a trial whose worker dies this often is recorded as failed
+RETRIES = 2  # how often a trial whose worker died is tried again, before it is recorded as failed
 FULL, WAIT = 28, 0.2
+BEFORE = "before any run"
 Watch = Callable[[], None]
 
 
@@ -52,14 +52,6 @@ class Executor(Protocol):
         ...
 
 
-def make_executor(name: str, workers: int | None = None) -> Executor:
-    """The executor of that name; ``workers`` is the number of cores by default."""
-    validate.one_of(EXECUTORS, executor=name)
-    count = count_cores() if workers is None else workers
-    validate.whole(workers=count)
-    return Inline() if name == "inline" else Local(count)
-
-
 def work(job: Job) -> None:
     """Run trials until none is left; wait for those that other workers are at, in case they die."""
     try:
@@ -72,18 +64,18 @@ def work(job: Job) -> None:
 
 def _work(job: Job, store: Store) -> None:
     while left := [trial for trial in job.trials if not store.has(trial.key)]:
-        busy = True
-        for trial in left:
-            if store.locks.take(trial.key, partial(store.has, trial.key)):
-                busy = False
-                _run(trial, store, job.settings)
-        if busy:
+        taken = [attempt(trial, store, job.settings) for trial in left]
+        if not any(taken):
             job.settings.pulse()
             time.sleep(WAIT)
 
 
-def _run(trial: Trial, store: Store, settings: Conditions) -> None:
-    """Run one trial that was taken; its lock is given up whatever happens short of a kill."""
+def attempt(trial: Trial, store: Store, settings: Conditions) -> bool:
+    """Run one trial, unless it is done or somebody is at it (False); its lock is given up whatever happens short of a
+    kill."""
+    claim = store.locks.take(trial.key, partial(store.has, trial.key))
+    if claim is None:
+        return False
     try:
         store.finish(trial.key, perform(trial, store, settings))
     except OSError as error:
@@ -92,7 +84,32 @@ def _run(trial: Trial, store: Store, settings: Conditions) -> None:
         store.finish(trial.key, record_failure(trial, time.time(), error))
     finally:
         with contextlib.suppress(OSError):
-            store.locks.drop(trial.key)
+            claim.drop()
+    return True
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """How often trials have lost their worker. One that has lost it too often is recorded as failed, for it may be what
+    kills them; its checkpoints stay."""
+
+    store: Store
+    retries: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def count(self, trial: Trial, how: str) -> None:
+        """One more, and how it happened, in half a sentence."""
+        self.counts[trial.key] += 1
+        if self.counts[trial.key] <= self.retries:
+            return
+        claim = self.store.locks.take(trial.key, partial(self.store.has, trial.key))
+        if claim is None:  # done after all, or somebody is at it
+            return
+        try:
+            reason = f"{how}, for the {self.counts[trial.key]}. time"
+            self.store.finish(trial.key, record_failure(trial, time.time(), reason))
+        finally:
+            claim.drop()
 
 
 @dataclass(frozen=True)
@@ -118,12 +135,13 @@ class Local:
     """Several processes on this machine; cores, and GPUs where there are any, are shared out among them."""
 
     workers: int
+    retries: int = RETRIES
 
     def carry_out(self, job: Job, watch: Watch) -> None:
         """Start the workers, replace those that die, and stop when all are done."""
         context = multiprocessing.get_context("spawn")
         threads = max(1, min(count_cores() // self.workers, torch.get_num_threads()))
-        deaths: dict[str, int] = {}
+        deaths = Deaths(Store(job.store), self.retries)
 
         def start(number: int) -> multiprocessing.process.BaseProcess:
             device = choose_device(number)
@@ -150,22 +168,17 @@ class Local:
             for process in processes.values():
                 process.join()
 
-    def _bury(self, job: Job, process: multiprocessing.process.BaseProcess, deaths: dict[str, int]) -> None:
-        """A worker has died: stop on a full disk, else count; the trial it died on thrice is recorded as failed, its
-        checkpoints stay."""
+    def _bury(self, job: Job, process: multiprocessing.process.BaseProcess, deaths: Deaths) -> None:
+        """A worker has died: stop on a full disk, else count."""
         if process.exitcode == FULL:
             raise StoreTrouble(FULL, os.strerror(FULL), str(job.store))
-        store = Store(job.store)
-        keys = [trial for trial in job.trials if (o := store.locks.owner(trial.key)) and o.pid == process.pid]
-        for name in [trial.key for trial in keys] or ["before any run"]:
-            deaths[name] = deaths.get(name, 0) + 1
-        if deaths.get("before any run", 0) > LIVES * self.workers:
+        locks = deaths.store.locks
+        taken = [trial for trial in job.trials if (o := locks.owner(trial.key)) and o.is_here and o.pid == process.pid]
+        for trial in taken:
+            deaths.count(trial, f"its process died with code {process.exitcode}")
+        deaths.counts[BEFORE] += not taken
+        if deaths.counts[BEFORE] > (self.retries + 1) * self.workers:
             raise ChildProcessError(f"workers end with code {process.exitcode} before they start a run")
-        for trial in keys:
-            if deaths[trial.key] >= LIVES and store.locks.take(trial.key, partial(store.has, trial.key)):
-                reason = f"its process died with code {process.exitcode}, for the {LIVES}. time"
-                store.finish(trial.key, record_failure(trial, time.time(), reason))
-                store.locks.drop(trial.key)
 
 
 def _worker(job: Job, device: str, threads: int, parent: int) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.bench.locks import JobLocks
+from hush.bench.meeting import clear_meetings
 from hush.checkpoint import OtherVersion, Unreadable, read_checkpoint
 from hush.errors import BadInput
 from hush.files import PRIVATE, move_atomic, writable_directory, write_atomic
@@ -131,6 +132,7 @@ class Store:
     def tidy(self) -> None:
         """Clear away what killed processes left: void locks, checkpoints of finished runs (they hold secrets)."""
         self.locks.clear()
+        clear_meetings(self.locks.directory)
         held = self.locks.held()
         for path in (self.root / "working").iterdir():
             if path.name.startswith("forgotten."):

@@ -22,9 +22,15 @@ def bench(
     spec: Annotated[Path, typer.Argument(help="A TOML file, such as those in `specs/`.", show_default=False)],
     store: Annotated[Path | None, typer.Option(help="Directory that collects the runs; made if need be.")] = None,
     executor_name: Annotated[
-        str, typer.Option("--executor", help="local (processes) or inline (this process).")
+        str, typer.Option("--executor", help="local (processes), inline (this process) or ray (a cluster).")
     ] = "local",
-    workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.")] = None,
+    retries: Annotated[int | None, typer.Option(help="How often a run whose process died is tried again; 2.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="ray: the cluster, host:port or auto; else one is started here.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option(help="ray: cores that one run takes; 1.")] = None,
+    gpus: Annotated[float | None, typer.Option(help="ray: GPUs that one run takes, such as 1 or 0.5; none.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the runs and estimate the time.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Go on with failed runs, from their checkpoints if they have any.")
@@ -34,15 +40,18 @@ def bench(
     """Run every run of a spec that the store does not hold yet. Interrupt it at any time, and start it again.
 
     Example: `hush bench specs/setup-3-small.toml --store results --workers 2`
+
+    On a Ray cluster: `hush bench specs/setup-1.toml --store /shared/results --executor ray --address auto --cpus 2`
     """
     from hush.bench.check import check_spec
     from hush.bench.choosing import price_choices
-    from hush.bench.execute import count_cores, make_executor
+    from hush.bench.execute import count_cores
+    from hush.bench.executors import Wishes, make_executor
     from hush.bench.spec import read_spec
     from hush.bench.store import StoreTrouble, open_store
     from hush.bench.sweeps import show_live, sweep
 
-    chosen = make_executor(executor_name, workers)
+    chosen = make_executor(executor_name, Wishes(workers, retries, address, cpus, gpus))
     read = read_spec(spec)
     check_spec(read, call_others=not dry_run)
     if dry_run:

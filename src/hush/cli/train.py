@@ -114,6 +114,15 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, KeepingOptions):
     microbatch: int = field(
         default=MICROBATCH, metadata=option("Most examples held in memory at a time; 4096 rows of a table.", MACHINE)
     )
+    noise_shards: bool = field(
+        default=False,
+        metadata=option(
+            "Under torchrun: each process makes and keeps a slice of the noise.",
+            MACHINE,
+            flag="--noise-shards",
+            saved=False,
+        ),
+    )
 
     def __post_init__(self) -> None:
         validate.whole(checkpoint_every=self.checkpoint_every)
@@ -170,6 +179,7 @@ def train(given: Training) -> None:
             rows_per_unit=given.rows_per_unit,
             microbatch=given.microbatch,
             ranks=ranks,
+            noise_shards=given.noise_shards,
         )
         try:
             attach_first(ranks, keeper, run, given)

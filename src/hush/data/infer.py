@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hush.data.evidence import Evidence
 from hush.data.inspection import Inspection, inspect_table
-from hush.data.kinds import Evidence
 from hush.data.numerals import is_missing, parse_number
 from hush.data.reading import Count
 from hush.data.schema import MOST_CLASSES, Column, Range, Schema

@@ -38,7 +38,10 @@ def projection(features: int, width: int, outputs: int) -> nn.Sequential:
     random = nn.Linear(features, width, bias=False)
     nn.init.normal_(random.weight, std=features**-0.5)
     normalised = nn.LayerNorm(features, elementwise_affine=False)
-    return nn.Sequential(Single(), nn.Flatten(), normalised, random, nn.Linear(width, outputs))
+    head = nn.Linear(width, outputs)
+    nn.init.zeros_(head.weight)  # rows under noise move the head by little, and by chance it would begin farther away
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(Single(), nn.Flatten(), normalised, random, head)
 
 
 def logistic(features: int, classes: int) -> nn.Sequential:
@@ -157,7 +160,8 @@ class Funnel(nn.Module):
     def __init__(self, channels: int, side: int, *, width: int = 50, classes: int = 10) -> None:
         super().__init__()
         flat = 128 * (side // 8) ** 2
-        stages = (*_build_stage(channels, 32), *_build_stage(32, 64), *_build_stage(64, 128))
+        first, *pooled = _build_stage(channels, 32)
+        stages = (first, ChannelsLast(), *pooled, *_build_stage(32, 64), *_build_stage(64, 128))
         self.body = nn.Sequential(*stages, nn.Flatten(), *build_funnel(flat, width))
         self.head = nn.Linear(width, classes)
 
@@ -169,6 +173,15 @@ class Funnel(nn.Module):
 
 def _build_stage(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]  # the same as ReLU first, for less
+
+
+class ChannelsLast(nn.Module):
+    """The same images with each pixel's channels side by side in memory: on a CPU max-pooling is several times faster
+    so, and what follows keeps the order."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The images themselves; only their order in memory is another one."""
+        return images.contiguous(memory_format=torch.channels_last)
 
 
 class ResidualBlock(nn.Module):

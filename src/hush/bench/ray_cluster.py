@@ -1,0 +1,196 @@
+"""A sweep on a Ray cluster: every run is a task of its own, on whichever node has room for it.
+
+Ray carries texts (`hush.bench.errands`) and says when a worker or a node has died. What is done and who is at what
+stays in the store, which all nodes share. So Ray is never asked to run anything again by itself, a run whose node is
+only cut off is not given to a second one while the first still holds its lock, and a driver that was killed is started
+again like any other sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hush.bench.errands import BUSY, DONE, FULL, MET, Answer, Terms, run_errand, write_errand
+from hush.bench.execute import RETRIES, WAIT, Deaths, Job, Watch, count_cores
+from hush.bench.meeting import call_meeting
+from hush.bench.store import Store, StoreTrouble
+from hush.bench.trial import Trial
+from hush.errors import BadInput
+
+OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it takes: results go through the store
+PATIENCE = 300.0  # seconds after which a result that a worker has written must be seen here
+NO_HUSH = "failed to import on the worker"  # how Ray says that a node's Python lacks what a task needs
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """Ray tasks on the cluster at ``address``, or on one of this machine's own; resources are those of one run."""
+
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    workers: int | None = None  # runs at a time; as many as find room by default
+    retries: int = RETRIES
+
+    def carry_out(self, job: Job, watch: Watch) -> None:
+        """Hand out runs until all of them are in the store."""
+        job = replace(job, store=job.store.resolve())
+        store = Store(job.store)
+        with connect(self.address) as ray, call_meeting(store.locks.directory) as meeting:
+            self._check_room(ray)
+            terms = Terms("cuda:0" if self.gpus else "cpu", max(1, int(self.cpus)), meeting)
+            _Handout(ray, self, job, store, terms).hand_out(watch)
+
+    def _check_room(self, ray: Any) -> None:
+        """Ray would wait for ever for a node that can take a run."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes):
+            wanted = f"{self.cpus:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+            raise BadInput(f"no node of the cluster has the {wanted} of one run: ask for less, or add such a node")
+
+
+class _Handout:
+    """The runs of a job on their way: those in flight, those that a worker has called done, and nodes that were met."""
+
+    def __init__(self, ray: Any, wanted: OnRay, job: Job, store: Store, terms: Terms) -> None:
+        self.ray, self.job, self.store, self.terms = ray, job, store, terms
+        self.most = wanted.workers or len(job.trials)
+        self.deaths = Deaths(store, wanted.retries)
+        self.flying: dict[Any, Trial] = {}
+        self.told: dict[str, float] = {}  # when a worker said that a run is done
+        self.send = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, max_retries=0)(run_on_node).remote
+
+    def hand_out(self, watch: Watch) -> None:
+        """Until every run is in the store and nothing is in flight."""
+        left = list(self.job.trials)
+        while left or self.flying:
+            self._send(left)
+            watch()
+            for landed in self._wait():
+                self._take_back(landed, self.flying.pop(landed))
+            there = self.store.keys()
+            left = [trial for trial in left if trial.key not in there]
+            self._check_seen(left)
+
+    def _send(self, left: list[Trial]) -> None:
+        """Send out what nobody is at, as far as runs are allowed at a time."""
+        flying = {trial.key for trial in self.flying.values()}
+        free = [trial for trial in left if trial.key not in flying | set(self.told)]
+        room = self.most - len(flying)
+        if not free or room <= 0:
+            return
+        held = self.store.locks.held()
+        for trial in [trial for trial in free if trial.key not in held][:room]:
+            self.flying[self.send(write_errand(self.job, trial, self.terms))] = trial
+
+    def _wait(self) -> list[Any]:
+        if not self.flying:
+            time.sleep(WAIT)
+            return []
+        sent = list(self.flying)
+        landed: list[Any] = self.ray.wait(sent, num_returns=len(sent), timeout=WAIT)[0]
+        return landed
+
+    def _take_back(self, landed: Any, trial: Trial) -> None:
+        try:
+            answer = Answer.read(self.ray.get(landed))
+        except self.ray.exceptions.RayError as error:
+            if NO_HUSH in str(error):
+                raise BadInput("a node cannot import this hush: install the same version on all nodes") from None
+            self.deaths.count(trial, f"its worker or node died ({type(error).__name__})")
+            return
+        if answer.end == DONE:
+            self.told[trial.key] = time.monotonic()
+        elif answer.end == MET:
+            self.terms.meeting.check_answer(answer.text)
+            self.terms = replace(self.terms, met=self.terms.met | {answer.text})
+        elif answer.end == FULL:
+            raise StoreTrouble(int(answer.text), os.strerror(int(answer.text)), str(self.job.store))
+        elif answer.end != BUSY:
+            raise BadInput(answer.text)
+
+    def _check_seen(self, left: list[Trial]) -> None:
+        """A network file system shows a new folder late; one that never does is trouble."""
+        for trial in left:
+            if trial.key in self.told and time.monotonic() - self.told[trial.key] > PATIENCE:
+                raise BadInput(
+                    f"a worker has put run {trial.key} into '{self.job.store}' and this machine does not see it: mount "
+                    "the store so that all nodes see new files, and run the same command again"
+                )
+
+
+def run_on_node(text: str) -> str:
+    """What a worker does; Ray calls it."""
+    import ray
+
+    return run_errand(text, ray.get_runtime_context().get_node_id())
+
+
+@contextmanager
+def connect(address: str | None) -> Iterator[Any]:
+    """Ray, connected until the end to a cluster, by default to one of this machine's own; a process that is connected
+    already stays so. Ray's own messages go to its logs: they are not for the person who watches, nor for stdout."""
+    ray = _import_ray(address)
+    if ray.is_initialized():
+        yield ray
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        where = _start_here(stack) if address is None else {"address": address}
+        stack.callback(_leave, ray, before)
+        try:
+            ray.init(**where, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
+            what = "Ray does not start here" if address is None else f"no Ray cluster can be joined at '{address}'"
+            raise BadInput(f"{what}: {_first_sentence(error)}") from error
+        yield ray
+
+
+def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:
+    """A cluster of this machine: its logs are readable by their owner and gone at the end; no dashboard."""
+    root = "/tmp" if Path("/tmp").is_dir() else None  # the sockets in it need a short name
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hush-ray-", dir=root, ignore_cleanup_errors=True))
+    inner = Path(folder) / "ray"  # Ray opens its folder to everybody; the one around it stays closed
+    here = {"address": "local", "num_cpus": count_cores(), "object_store_memory": OBJECTS, "_temp_dir": str(inner)}
+    return here | {"include_dashboard": False}
+
+
+def _leave(ray: Any, before: Any) -> None:
+    ray.shutdown()
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGTERM, before)  # Ray has put its own
+
+
+def _import_ray(address: str | None) -> Any:
+    """Ray without its reports to its makers. A cluster of this machine's own listens on every network and would run
+    what anybody sends: it gets a token, unless the environment says how clusters are to be guarded."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    guarded = any(name.startswith("RAY_AUTH_") for name in os.environ)
+    if address is None and not guarded and "ray" not in sys.modules:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise BadInput("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
+    return ray
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text.partition(". ")[0][:200] or type(error).__name__

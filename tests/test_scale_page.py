@@ -1,0 +1,47 @@
+"""docs/scale.md says what the figures say, the figures are what the formulas say, and its two lines do what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def page() -> ModuleType:
+    found = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_figures_give(page: ModuleType) -> None:
+    assert page.PAGE.read_text() == page.render()
+
+
+def test_what_was_counted_is_what_the_formulas_say(page: ModuleType) -> None:
+    rows = page.read()["bytes"]
+    assert len(rows) == len(page.POINTS) * len(page.WIDTHS)
+    for row in rows:
+        assert page.predict_bytes(row["d"], row["processes"], row["vectors kept"]) == {
+            "sent": row["sent"],
+            "state": row["state"],
+        }
+
+
+def test_a_changed_figure_changes_the_page(page: ModuleType, monkeypatch, tmp_path: Path) -> None:
+    figures = page.read()
+    times = {"processes": 2, "cores": 8, "efficiency": 0.4321, "d": 20_010, "batch": 512, "steps": 20}
+    (tmp_path / "scale.json").write_text(json.dumps(figures | {"times": [times]}))
+    monkeypatch.setattr(page, "FIGURES", tmp_path / "scale.json")
+    shown = page.render()
+    assert "| 2 | 8 | 0.43 |" in shown
+    assert "d = 20 010, batch 512" in shown
+    assert "no figure of it yet" not in shown
