@@ -485,7 +485,7 @@ def find_process(launcher: int, rank: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process to kill through /proc")
 def test_a_killed_process_stops_the_run_which_goes_on_to_the_same_result(tmp_path: Path) -> None:
     """With noise in slices, of which the killed process has its own."""
-    given = ["--secret-seed", "7", "--steps", "300", "--checkpoint-every", "20", "--epsilon", "3"]
+    given = ["--secret-seed", "7", "--steps", "300", "--checkpoint-every", "20", "--noise-multiplier", "4"]
     given += ["--method", "dp-bandmf", "--set", "bands=4", "--noise-shards"]
     whole = launch(tmp_path / "whole", *given)
     told, _ = whole.communicate()

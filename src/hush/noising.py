@@ -42,18 +42,18 @@ class Noising:
         self._first = 0  # the step at which the secret's noise began
 
     def state(self) -> dict[str, Any]:
-        """Every channel's size and state; views, not copies. Nothing of what lies in slices."""
-        if self._shards is not None:
-            return {}
-        return {channel: {"size": self._sizes[channel], "state": s} for channel, s in self._states.items()}
+        """Every channel's size and state; views, not copies. None for a state that lies in slices."""
+        kept = self._states if self._shards is None else {}
+        return {channel: {"size": size, "state": kept.get(channel)} for channel, size in self._sizes.items()}
 
     def restore(self, state: dict[str, Any], first: int) -> None:
         """Back from `state`, under a secret whose noise began at step ``first``; what is not in it is made anew when it
         is needed."""
         self.start_anew(first)
-        for channel, entry in state.items() if self._shards is None else ():
+        for channel, entry in state.items():
             self._sizes[channel] = entry["size"]
-            self._states[channel] = {**self._mechanism.noise.init(self._like(entry["size"])), **entry["state"]}
+            if self._shards is None and entry["state"] is not None:
+                self._states[channel] = {**self._mechanism.noise.init(self._like(entry["size"])), **entry["state"]}
 
     def start_anew(self, first: int) -> None:
         """Forget the noise so far: a fresh secret begins its own at this step."""
@@ -70,12 +70,12 @@ class Noising:
 
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:
         """A step's noise, in pieces where every coordinate is made alone; other noise keeps one state for all."""
+        self._sizes[channel] = size
         if self._shards is not None:
             yield self._draw_shard(self._shards, channel, size, secret, step)
             return
         noise = self._mechanism.noise
         self._begin(channel, self._like(size), 0, secret, step)
-        self._sizes[channel] = size
         cut = noise.pieces and self._device.type != "cuda"
         length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):

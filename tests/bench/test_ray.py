@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ from hush.bench.store import Store, StoreTrouble, open_store
 from hush.bench.sweeps import sweep
 from hush.cli import main
 from hush.errors import BadInput
+from hush.files import give_back
 
 Errand = Callable[[str], str]
 
@@ -200,14 +202,17 @@ def test_a_run_that_is_another_one_there_is_refused(store, small, desk) -> None:
         sweep(small, store, OnRay())
 
 
-def dying(key: str, times: int) -> Errand:
-    """Workers that die when they are to run this."""
+def dying(store: Store, key: str, times: int) -> Errand:
+    """Workers that die in this run: they leave its file behind, and the kernel takes their lock."""
     left = [times]
 
     def do(text: str) -> str:
         errand = json.loads(text)
         if errand["key"] == key and errand["meeting"]["met"] and left[0]:
             left[0] -= 1
+            claim = store.locks.take(key)
+            assert claim is not None
+            give_back(claim.descriptor)
             raise Lost
         return run_errand(text, "node")
 
@@ -215,20 +220,43 @@ def dying(key: str, times: int) -> Errand:
 
 
 def test_a_run_whose_worker_dies_is_tried_again(store, small, whole, desk) -> None:
-    made = desk(dying(small.trials[1].key, 2))
+    made = desk(dying(store, small.trials[1].key, 2))
     assert sweep(small, store, OnRay(retries=2)).summary()["done"] == 4
     assert contents(store) == whole
     assert made.sent.count(small.trials[1].key) >= 3
 
 
 def test_a_run_that_outlives_no_worker_is_recorded_and_the_sweep_goes_on(store, small, whole, desk) -> None:
-    desk(dying(small.trials[1].key, 1000))
+    desk(dying(store, small.trials[1].key, 1000))
     found = sweep(small, store, OnRay(retries=1)).summary()
     assert found == {"runs": 4, "done": 3, "failed": 1, "skipped": 0, "diverged": 0}
     record = store.record(small.trials[1].key)
     assert (record["outcome"], record["reason"]) == ("failed", "its worker or node died (Lost), for the 2. time")
     desk(on("node"))
     assert sweep(small, store, OnRay(), retry_failed=True).summary()["done"] == 1
+    assert contents(store) == whole
+
+
+def test_workers_that_die_before_any_run_are_no_runs_fault(store, small, desk) -> None:
+    def do(text: str) -> str:
+        raise Lost
+
+    made = desk(do)
+    with pytest.raises(ChildProcessError, match=r"workers end before they start a run \(Lost\)"):
+        sweep(small, store, OnRay(retries=1))
+    assert len(made.sent) >= 2 * 4
+    assert store.keys() == set()
+
+
+def test_a_node_that_dies_after_its_run_is_done_costs_nothing(store, small, whole, desk) -> None:
+    def do(text: str) -> str:
+        answer = run_errand(text, "node")
+        if Answer.read(answer).end == "done":
+            raise Lost
+        return answer
+
+    desk(do)
+    assert sweep(small, store, OnRay(retries=0)).summary()["done"] == 4
     assert contents(store) == whole
 
 
@@ -301,6 +329,19 @@ def test_without_ray_one_sentence_names_the_extra(tmp_path, small, monkeypatch, 
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["bench", str(small.path), "--store", str(tmp_path / "s"), "--executor", "ray"]) == 2
     assert capsys.readouterr().err == "error: the executor 'ray' needs Ray: pip install 'hush-dp[ray]'\n"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "no such host:{port}", "127.0.0.1:999999"])
+def test_a_cluster_that_does_not_answer_is_told_at_once(tmp_path, small, capsys, address) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:  # nobody listens on it
+        free.bind(("127.0.0.1", 0))
+        given = address.format(port=free.getsockname()[1])
+        command = ["bench", str(small.path), "--store", str(tmp_path / "s"), "--executor", "ray", "--address", given]
+        assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"error: no Ray cluster answers at '{given}': name a node by host:port, or give auto\n"
+    )
 
 
 def test_what_a_killed_driver_left_is_cleared(store) -> None:

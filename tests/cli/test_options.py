@@ -24,8 +24,8 @@ PLAN = """--accept-claimed --accountant --adjacency --batch-size --delta --epoch
 OPTIONS = {
     "train": PLAN
     + """ --arithmetic --augment --average --checkpoint-every --clip --clip-mode --data --dataset --ledger --lr
-    --microbatch --model --new-dataset --out --problem --public --recipe --resume --sample-rate --schema --secret-seed
-    --seed --target --test-data --validation --views --accept-delta""",
+    --microbatch --model --new-dataset --noise-shards --out --problem --public --recipe --resume --sample-rate --schema
+    --secret-seed --seed --target --test-data --validation --views --accept-delta""",
     "account": f"{PLAN} --examples --sample-rate",
     "noise show": f"{PLAN} --examples --out",
     "plan": """--batch-size --data --delta --epochs --epsilon --examples --json --method --model --out --parameters

@@ -15,19 +15,20 @@ from typing import Any
 import torch
 
 from hush.bench.execute import Job, attempt
-from hush.bench.meeting import Meeting
+from hush.bench.meeting import Meeting, NotShared
 from hush.bench.run import Conditions
 from hush.bench.store import DISK, Store
 from hush.bench.trial import Trial
-from hush.errors import BadInput, HushError
+from hush.errors import BadInput
+from hush.files import NoLocks
 from hush.version import read_versions
 
 SAME = ("hush", "dp-accounting")
 DONE, BUSY, MET, FULL, REFUSED = "done", "busy", "met", "full", "refused"
 
 
-class OtherVersions(BadInput):
-    """A process that runs other versions than the one that sends it work."""
+class Unfit(BadInput):
+    """A process that cannot do the work that is sent to it: of other versions, or without the device."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,11 @@ def write_errand(job: Job, trial: Trial, terms: Terms) -> str:
 
 
 def run_errand(text: str, node: str) -> str:
-    """Do what the errand says, on this node; whatever goes wrong with the errand itself is an answer."""
+    """Do what the errand says, on this node. What makes every errand fail here is an answer; any other error is for the
+    driver to count."""
     try:
         return _do(json.loads(text), node).to_text()
-    except HushError as error:
+    except (Unfit, NotShared, NoLocks) as error:
         return Answer(REFUSED, str(error)).to_text()
     except OSError as error:
         if error.errno in DISK:
@@ -96,7 +98,7 @@ def _do(errand: dict[str, Any], node: str) -> Answer:
         return Answer(MET, node)
     trial = Trial(**errand["trial"])
     if trial.key != errand["key"]:
-        raise OtherVersions(f"node {node} takes run {errand['key']} for another one: give all nodes the same hush")
+        raise Unfit(f"node {node} takes run {errand['key']} for another one: give all nodes the same hush")
     _check_device(errand["device"], node)
     torch.set_num_threads(errand["threads"])
     conditions = Conditions(errand["device"], errand["weights"], errand["checkpoint_seconds"])
@@ -107,7 +109,7 @@ def check_versions(wanted: dict[str, str], node: str) -> None:
     """Refuse to work for another version: the same run would not be the same."""
     for name, found in read_versions(*SAME).items():
         if found != wanted.get(name):
-            raise OtherVersions(
+            raise Unfit(
                 f"node {node} (process {os.getpid()}) has {name} {found} and this sweep {wanted.get(name)}: install "
                 "the same version on all nodes"
             )
@@ -115,6 +117,4 @@ def check_versions(wanted: dict[str, str], node: str) -> None:
 
 def _check_device(device: str, node: str) -> None:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(
-            f"node {node} was to run on a GPU and its torch sees none: leave --gpus out, or repair that node"
-        )
+        raise Unfit(f"node {node} was to run on a GPU and its torch sees none: leave --gpus out, or repair that node")

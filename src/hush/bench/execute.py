@@ -97,6 +97,12 @@ class Deaths:
     retries: int
     counts: Counter[str] = field(default_factory=Counter)
 
+    def count_before(self, most: int, how: str) -> None:
+        """A worker that died before it had begun a run, which is no run's fault; too many of them stop the sweep."""
+        self.counts[BEFORE] += 1
+        if self.counts[BEFORE] > most:
+            raise ChildProcessError(f"workers end before they start a run ({how})")
+
     def count(self, trial: Trial, how: str) -> None:
         """One more, and how it happened, in half a sentence."""
         self.counts[trial.key] += 1
@@ -176,9 +182,8 @@ class Local:
         taken = [trial for trial in job.trials if (o := locks.owner(trial.key)) and o.is_here and o.pid == process.pid]
         for trial in taken:
             deaths.count(trial, f"its process died with code {process.exitcode}")
-        deaths.counts[BEFORE] += not taken
-        if deaths.counts[BEFORE] > (self.retries + 1) * self.workers:
-            raise ChildProcessError(f"workers end with code {process.exitcode} before they start a run")
+        if not taken:
+            deaths.count_before((self.retries + 1) * self.workers, f"code {process.exitcode}")
 
 
 def _worker(job: Job, device: str, threads: int, parent: int) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -33,6 +34,7 @@ from hush.errors import BadInput
 
 OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it takes: results go through the store
 PATIENCE = 300.0  # seconds after which a result that a worker has written must be seen here
+REACH = 10.0  # seconds in which a cluster must take a connection
 NO_HUSH = "failed to import on the worker"  # how Ray says that a node's Python lacks what a task needs
 
 
@@ -111,7 +113,7 @@ class _Handout:
         except self.ray.exceptions.RayError as error:
             if NO_HUSH in str(error):
                 raise BadInput("a node cannot import this hush: install the same version on all nodes") from None
-            self.deaths.count(trial, f"its worker or node died ({type(error).__name__})")
+            self._bury(trial, type(error).__name__)
             return
         if answer.end == DONE:
             self.told[trial.key] = time.monotonic()
@@ -122,6 +124,13 @@ class _Handout:
             raise StoreTrouble(int(answer.text), os.strerror(int(answer.text)), str(self.job.store))
         elif answer.end != BUSY:
             raise BadInput(answer.text)
+
+    def _bury(self, trial: Trial, kind: str) -> None:
+        """A worker or its node has died, in the run if the run's file in the locks still says who it was."""
+        if self.store.locks.owner(trial.key) is not None:
+            self.deaths.count(trial, f"its worker or node died ({kind})")
+        elif not self.store.has(trial.key):
+            self.deaths.count_before((self.deaths.retries + 1) * len(self.job.trials), kind)
 
     def _check_seen(self, left: list[Trial]) -> None:
         """A network file system shows a new folder late; one that never does is trouble."""
@@ -148,6 +157,7 @@ def connect(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _check_address(address)
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -159,6 +169,17 @@ def connect(address: str | None) -> Iterator[Any]:
             what = "Ray does not start here" if address is None else f"no Ray cluster can be joined at '{address}'"
             raise BadInput(f"{what}: {_first_sentence(error)}") from error
         yield ray
+
+
+def _check_address(address: str | None) -> None:
+    """Ray tries for minutes to reach a machine that is not there."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise BadInput(f"no Ray cluster answers at '{address}': name a node by host:port, or give auto") from error
 
 
 def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:

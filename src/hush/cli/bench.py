@@ -24,13 +24,13 @@ def bench(
     executor_name: Annotated[
         str, typer.Option("--executor", help="local (processes), inline (this process) or ray (a cluster).")
     ] = "local",
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; one a core by default.")] = None,
-    retries: Annotated[int | None, typer.Option(help="How often a run whose process died is tried again; 2.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; one a core, or what a cluster takes.")] = None,
+    retries: Annotated[int | None, typer.Option(help="How often a run whose process died is tried again (2).")] = None,
     address: Annotated[
         str | None, typer.Option(help="ray: the cluster, host:port or auto; else one is started here.")
     ] = None,
-    cpus: Annotated[float | None, typer.Option(help="ray: cores that one run takes; 1.")] = None,
-    gpus: Annotated[float | None, typer.Option(help="ray: GPUs that one run takes, such as 1 or 0.5; none.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="ray: cores that one run takes (1).")] = None,
+    gpus: Annotated[float | None, typer.Option(help="ray: GPUs that one run takes, such as 1 or 0.5 (none).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the runs and estimate the time.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Go on with failed runs, from their checkpoints if they have any.")

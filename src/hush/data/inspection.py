@@ -17,7 +17,7 @@ from hush.data.kinds import guess_column, repeats
 from hush.data.long_tables import look_once
 from hush.data.numerals import POINT
 from hush.data.reading import Count
-from hush.data.schema import public_columns
+from hush.data.schema import choose_waves, public_columns
 from hush.data.tables import holds_text, no_column, no_number
 
 REPEATS = "several rows have the same {name}: if it names a person, --unit {name} protects all rows of one together"
@@ -84,7 +84,7 @@ def inspect_table(
     count: Count = lambda rows: None,
 ) -> Inspection:
     """Look at a whole table. ``given`` is the schema that somebody wrote, ``unit`` the column of who a row is about."""
-    named = public_columns(given.get("columns", {}))
+    named = {name: choose_waves(column, given) for name, column in public_columns(given.get("columns", {})).items()}
     classes = frozenset(map(str, given.get("classes", ())))
     listed = "categories" in public
 

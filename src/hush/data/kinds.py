@@ -72,7 +72,7 @@ def _guess_number(seen: Evidence, public: Collection[str]) -> Guess:
     if not seen.is_most(counts[sign]):
         return Guess(column, why, "mixes decimal points and decimal commas: write its numbers in one way")
     if "ranges" in public and is_range(seen.lows[sign], seen.highs[sign]):
-        column = replace(column, low=seen.lows[sign], high=seen.highs[sign])
+        column = replace(column, low=seen.lows[sign], high=seen.highs[sign], waves=True)
     if sign == COMMA:
         return Guess(replace(column, decimal=COMMA), why + ", with a decimal comma")
     return Guess(column, why)
