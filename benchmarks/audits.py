@@ -29,7 +29,9 @@ ALLOWED = int(binom.ppf(0.999, AUDITS, 1 - PRINTED))  # bounds above ε: misses 
 def run_audit(epsilon: float, number: int, runs: int) -> dict[str, Any]:
     """One audit, as plain data."""
     plan = make_audit_plan("dp-sgd", epsilon, DELTA)
-    (verdict,) = audit_stage(plan, make_audit_stage(plan), runs=runs, seed=1000 + number).verdicts
+    (verdict,) = audit_stage(
+        plan, make_audit_stage(plan), runs=runs, seed=1000 * (1 + EPSILONS.index(epsilon)) + number
+    ).verdicts
     return {"epsilon": epsilon, "number": number, **verdict.to_json()}
 
 

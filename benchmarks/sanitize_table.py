@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.sanitize import Stop
-from reproduction import Record, pick, read, spread, table
+from published.records import Record, pick, read, spread, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sanitize.md"
 BEGIN, END = "<!-- made by benchmarks/sanitize_table.py -->", "<!-- end of what is made -->"

@@ -43,6 +43,10 @@ FUNCTIONS = {
     "tanh": "tanh(x), one input",
     "sin": "sin(k·asinh(10·x)) for each k of waves, as many inputs",
     "cos": "cos(k·asinh(10·x)) for each k of waves, as many inputs",
+    "cut asinh": "asinh(min(max(x, low), high))/4, one input",
+    "cut tanh": "tanh(min(max(x, low), high)), one input",
+    "cut sin": "sin(k·asinh(10·min(max(x, low), high))) for each k of waves, as many inputs",
+    "cut cos": "cos(k·asinh(10·min(max(x, low), high))) for each k of waves, as many inputs",
     "listed": "one input for each of values and one more: 1 at the place of the cell's text, at the last for any other "
     "text, and 0 elsewhere",
     "hashed": "as many inputs as buckets: 1 at the place h mod buckets and 0 elsewhere, where h is the BLAKE2b digest "
@@ -190,8 +194,8 @@ def _silence() -> Iterator[None]:
 def describe_columns(columns: Sequence[Column]) -> dict[str, Any]:
     """The encoding of a table's columns as JSON data: blocks of inputs in their order, each with its first place.
 
-    The order is that of `hush.problems.models.Encoder`: numbers with a range, the fixed functions of those without one
-    function after function, categories, flags, dates function after function, and what is missing."""
+    The order is that of `hush.problems.models.Encoder`: numbers with a range, the fixed functions of those that have
+    them function after function, categories, flags, dates function after function, and what is missing."""
     blocks: list[dict[str, Any]] = []
     for column, function in _order(columns):
         at = sum(block["count"] for block in blocks)
@@ -211,10 +215,10 @@ def describe_columns(columns: Sequence[Column]) -> dict[str, Any]:
 
 def _order(columns: Sequence[Column]) -> list[tuple[Column, str]]:
     numbers = [c for c in columns if c.kind == "number"]
-    free = [c for c in numbers if c.low is None]
+    free = [(c, "" if c.low is None else "cut ") for c in numbers if c.has_waves]
     return [
         *((c, "range") for c in numbers if c.low is not None),
-        *((c, function) for function in ("asinh", "tanh", "sin", "cos") for c in free),
+        *((c, cut + function) for function in ("asinh", "tanh", "sin", "cos") for c, cut in free),
         *((c, "listed" if c.values else "hashed") for c in columns if c.kind == "category"),
         *((c, "flag") for c in columns if c.kind == "flag"),
         *((c, function) for function in FUNCTIONS_OF_DATES for c in columns if _has_function(c, function)),
@@ -242,10 +246,11 @@ def _describe_writing(column: Column) -> dict[str, Any]:
 
 
 def _facts(column: Column, function: str) -> dict[str, Any]:
-    if function == "range":
-        return {"count": 1, "low": column.low, "high": column.high}
-    if function in ("sin", "cos"):
-        return {"count": len(WAVES), "waves": list(WAVES)}
+    if column.kind == "number" and function != "missing":
+        ends = {"low": column.low, "high": column.high} if function == "range" or function.startswith("cut ") else {}
+        if function.endswith(("sin", "cos")):
+            return {"count": len(WAVES), "waves": list(WAVES), **ends}
+        return {"count": 1, **ends}
     if function == "listed":
         return {"count": column.width, "values": list(column.values), **_describe_gap(column)}
     if function == "hashed":

@@ -62,7 +62,9 @@ def test_all_goes_on_where_it_was_stopped(
         catalogue_of_audits, "make_audit_plan", lambda name, *more: made.append(name) or original(name, *more)
     )
     code, again, _ = ask(capsys, "--all", *FEW, "--json", "--store", str(store))
-    assert (code, again, made) == (0, out, ["label-rr"])
+    assert (code, made) == (0, ["label-rr"])
+    for before, after in zip(map(json.loads, out.splitlines()), map(json.loads, again.splitlines()), strict=True):
+        assert {**before, "cpu_seconds": None} == {**after, "cpu_seconds": None}
     assert [entry["comparisons"] for entry in read_audits(store)] == [2, 2]
     code, table, _ = ask(capsys, "--all", *FEW, "--store", str(store))
     assert (code, made) == (0, ["label-rr"])
@@ -75,6 +77,15 @@ def test_other_settings_are_another_audit(tmp_path: Path, capsys: pytest.Capture
     assert find_audits(store, "label-rr", AuditSettings(runs=8, seed=3))
     assert not find_audits(store, "label-rr", AuditSettings(runs=8, seed=4))
     assert not find_audits(store, "label-rr", AuditSettings(runs=8, seed=3, epsilon=1.0))
+
+
+def test_repetitions_beyond_those_announced_are_allowed_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "audits.jsonl"
+    for seed in ("1", "2", "3", "3"):
+        given = ("--method", "label-rr", "--runs", "8", "--seed", seed, "--comparisons", "2", "--store", str(store))
+        assert ask(capsys, *given)[0] == 0
+    assert [entry["comparisons"] for entry in read_audits(store)] == [2, 2, 6]
+    assert all(entry["settings"]["comparisons"] == 2 and entry["cpu_seconds"] >= 0 for entry in read_audits(store))
 
 
 def test_what_is_refuted_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -100,6 +111,7 @@ def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp
         (("--all", "--page", str(tmp_path / "p.html")), "give --method"),
         (("--method", "sgd"), "adds no noise"),
         (("--method", "label-rr", "--runs", "4"), "at least 8 runs"),
+        (("--method", "label-rr", "--comparisons", "0"), "comparisons"),
     ):
         code, out, err = ask(capsys, *given)
         assert (code != 0, out) == (True, "")

@@ -17,7 +17,7 @@ from hush.audit.stage import make_mislabelled_stage
 def test_a_mislabelled_example_shows_where_there_is_little_noise_and_is_hidden_by_enough() -> None:
     given = {"examples": 16, "batch_size": 16, "steps": 2, "sampling": "same-order"}
     plan, stage = hush.make_plan("dp-sgd", epsilon=4.0, **given), make_mislabelled_stage()
-    found = audit_stage(plan, stage, adversary=BlackBox(), runs=16, seed=5)
+    found = audit_stage(plan, stage, adversary=BlackBox(), runs=40, seed=5)
     assert (found.verdicts[0].adversary, found.verdicts[0].verdict) == ("black-box", "consistent")
     bare = collect_scores(replace(plan, noise=Scaled(plan.noise, 0.02)), stage, BlackBox(), runs=16, seed=5)
     assert bare.inside.min() > bare.outside.max()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from hush.audit.auditing import Scores
 from hush.audit.bounds import (
     Errors,
     GaussianFit,
@@ -20,7 +21,7 @@ from hush.audit.bounds import (
     refutation_p,
 )
 from hush.errors import BadInput
-from hush.privacy.profile import gaussian_mu
+from hush.privacy.profile import gaussian_epsilon, gaussian_mu
 from hush.privacy.tradeoff import GaussianCurve, curve_of_points
 
 DELTA = 1e-5
@@ -165,3 +166,17 @@ def test_a_curve_with_twice_the_noise_is_refuted() -> None:
     absent, present = rng.normal(size=(50, 400)), 2.0 + rng.normal(size=(50, 400))
     for p, a in zip(present, absent, strict=True):
         assert is_refuted(count_errors(p, a, 1.0), GaussianCurve(1.0), 0.95)
+
+
+@pytest.mark.parametrize(("tails", "mu"), [("normal", 0.0), ("cauchy", 0.0), ("constant", 0.0), ("normal", 1.0)])
+def test_what_an_audit_prints_and_decides_is_wrong_no_more_often_than_stated(tails: str, mu: float) -> None:
+    """Thresholds and counts as an audit takes them from its scores, of which a quarter chooses. Scores that carry
+    nothing have a curve of μ = 0, whatever their tails; the bound may pass the ε of μ at one in twenty."""
+    rng = np.random.default_rng(16)
+    draw = {"normal": rng.standard_normal, "cauchy": rng.standard_cauchy, "constant": np.zeros}[tails]
+    found = [Scores(mu + draw(80), draw(80)) for _ in range(REPETITIONS)]
+    epsilon, curve = gaussian_epsilon(DELTA, mu), GaussianCurve(mu)
+    printed = [float(bound_epsilon(scores.count_for_bound(DELTA), DELTA, 0.95)) for scores in found]
+    assert sum(bound > epsilon for bound in printed) <= _most_misses(0.05)
+    assert sum(is_refuted(scores.count_for_verdict(), curve, 0.95) for scores in found) <= _most_misses(0.05)
+    assert sum(is_refuted(scores.count_for_verdict(), curve, 0.9999) for scores in found) <= _most_misses(1e-4)

@@ -5,16 +5,19 @@ The audit is the same for both: it is given a plan, and does not know which of t
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
 from twins import (
     CalledPoisson,
+    LoudCounts,
     Mapped,
     OneLayerUnclipped,
     RealLength,
     Reused,
     Scaled,
+    SecretOrder,
     add_float32_noise,
     halve_noise,
     make_crowded_stage,
@@ -83,6 +86,37 @@ def test_poisson_accounting_of_a_fixed_partition() -> None:
     assert _audit(plan, reader, 400).verdict == "consistent"
     twin = dataclasses.replace(plan, sampler=CalledPoisson(128, 1, 128))
     assert _audit(twin, reader, 400).verdict == "refuted"
+
+
+def test_a_fixed_partition_in_a_secret_order_is_found_where_there_is_little_noise() -> None:
+    plan = hush.make_plan("dp-sgd", examples=8, batch_size=1, steps=40, epsilon=8.0)
+    quiet = dataclasses.replace(plan, sampler=SecretOrder(8, 1, 40), noise=Scaled(plan.noise, 0.1))
+    scores = audit_stage(quiet, make_digits_stage(), adversary=FixedPlaces(), runs=20, seed=101).scores
+    assert scores.inside.min() > scores.outside.max()
+
+
+@pytest.mark.skipif("HUSH_LONG" not in os.environ, reason="takes minutes: HUSH_LONG=1 runs it")
+def test_poisson_accounting_of_a_fixed_partition_in_a_secret_order() -> None:
+    """32 batches, ten epochs, and nobody knows the place: the likelihood is averaged over all of them."""
+    plan = hush.make_plan("dp-sgd", examples=32, batch_size=1, steps=320, epsilon=8.0)
+    twin = dataclasses.replace(plan, sampler=SecretOrder(32, 1, 320))
+    assert _audit(plan, FixedPlaces(), 80).verdict == "consistent"
+    assert _audit(twin, FixedPlaces(), 240).verdict == "refuted"
+
+
+def test_a_count_with_less_noise_than_was_accounted() -> None:
+    """Adaptive clipping whose noise is nearly all spent on the count of unclipped examples: an adversary who reads only
+    the gradient hardly sees the canary."""
+    plan = hush.make_plan("dp-sgd", examples=8, batch_size=8, steps=2, epsilon=4.0, clip_quantile=0.5, count_noise=0.8)
+    stage = make_audit_stage(plan)
+    assert stage.alone
+    held = audit_stage(plan, stage, adversary=WhiteBox(), runs=200, seed=101).verdicts[0]
+    assert held.verdict == "consistent"
+    assert 2.5 < held.epsilon_estimate < 6
+    twin = dataclasses.replace(plan, query=LoudCounts(plan.query.query, plan.query.quantile, 0.8))
+    assert _audit(twin, WhiteBox(), SEPARATED, stage).verdict == "refuted"
+    blind = _audit(twin, WhiteBox(), 100, dataclasses.replace(stage, alone=False))
+    assert blind.epsilon_estimate < 2.5
 
 
 def test_one_noise_for_two_runs() -> None:

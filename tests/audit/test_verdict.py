@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hush.audit.verdict import Verdict, decide
+from hush.audit.verdict import Verdict, allow_for_repeats, decide
 from hush.errors import BadInput
 
 
@@ -31,6 +31,16 @@ def test_comparisons_cannot_be_left_out() -> None:
         decide([0.1, 0.2], 1)
     with pytest.raises(BadInput, match="between 0 and 1"):
         decide([-0.1], 1)
+
+
+@pytest.mark.parametrize("announced", [1, 3, 20])
+def test_audits_beyond_those_announced_share_what_one_more_family_would_have(announced: int) -> None:
+    """The announced ones share the rate of false alarms, and all later ones a part of it, however many there are."""
+    shares = [1 / allow_for_repeats(announced, number) for number in range(1, 5000)]
+    assert sum(shares[:announced]) == pytest.approx(1.0)
+    assert 0.99 / announced - 1 / 4999 < sum(shares[announced:]) < 1 / announced
+    with pytest.raises(BadInput, match="comparisons"):
+        allow_for_repeats(0, 1)
 
 
 def test_a_verdict_as_json() -> None:

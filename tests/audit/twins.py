@@ -16,9 +16,10 @@ from hush.audit.stage import LONG, Stage, make_digits_stage
 from hush.gradients import Tape, record
 from hush.named import Losses, State, Sums
 from hush.noise.noise import Noise, Rows
+from hush.queries.adaptive import CHANNEL, Adaptive
 from hush.queries.clipped import clipped_sums
 from hush.randomness import Secret
-from hush.sampling import PoissonSampled, Room
+from hush.sampling import Partitioned, PoissonSampled, Room
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,15 @@ class RealLength(hush.ClippedSum):
 
 
 @dataclass(frozen=True)
+class LoudCounts(Adaptive):
+    """Adaptive clipping with a twentieth of its noise on the count."""
+
+    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
+        channels, private = super().finish(sums, public, private)
+        return {**channels, CHANNEL: {"count": 20 * channels[CHANNEL]["count"]}}, private
+
+
+@dataclass(frozen=True)
 class CalledPoisson:
     """Batches in the order of the data, from its end on and the same every epoch, which are said to be sampled."""
 
@@ -123,6 +133,25 @@ class CalledPoisson:
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         last = population - step * self.batch_size
         return torch.arange(max(0, last - self.batch_size), max(0, last))
+
+
+@dataclass(frozen=True)
+class SecretOrder:
+    """Fixed batches in a secret order, the same every epoch, which are said to be sampled."""
+
+    examples: int
+    batch_size: int
+    steps: int
+
+    @property
+    def participation(self) -> PoissonSampled:
+        return PoissonSampled(self.batch_size / self.examples, self.steps)
+
+    def room(self, chance: float) -> Room:
+        return Room(2 * self.batch_size)
+
+    def indices(self, secret: Secret, step: int, population: int) -> Tensor:
+        return Partitioned(population, self.batch_size, self.steps).indices(secret, step, population)
 
 
 def halve_noise(plan: hush.Plan) -> hush.Plan:

@@ -119,9 +119,10 @@ def test_an_audit_that_measured_more_refutes_the_group(monkeypatch: pytest.Monke
     monkeypatch.setattr(summary, "findings", lambda: (found,))
     (group,) = make_groups(read(make_record(0, method="dp-dice")))
     assert group.status == "refuted"
-    assert group.finding == found
+    assert group.audited is not None
+    assert (group.audited.verdict, group.audited.epsilon_lower, group.audited.claimed_epsilon) == ("refuted", 4.2, 1.0)
     (other,) = make_groups(read(make_record(0, method="dp-sgd")))
-    assert other.finding is None
+    assert other.audited is None
 
 
 def test_findings_name_the_winner_and_the_outcomes() -> None:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hush.cli import main
+from hush.privacy.guarantee import Finding
 from hush.report import summary
 from hush.report.paper import escape_latex, render_latex, render_markdown
 from hush.report.report_page import embed_json, render_report
@@ -126,7 +127,7 @@ def test_a_loss_is_shown_by_its_logarithm(tmp_path: Path) -> None:
 
 
 def test_kinds_of_epsilon_differ_without_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "findings", lambda: (summary.Finding("dp-ftrl", 1.0, 7.5, 1e-5, 0.95, "proven"),))
+    monkeypatch.setattr(summary, "findings", lambda: (Finding("dp-ftrl", 1.0, 7.5, 1e-5, 0.95, "proven"),))
     methods = ("dp-sgd", "dp-dice", "dp-ftrl")
     runs = [
         make_record(3 * n + k, method=m, epsilon=e) for n, m in enumerate(methods) for k, e in enumerate((1.0, 3.0))

@@ -48,10 +48,10 @@ def record(problem: str, method: str, accuracy: float, **options: Any) -> dict[s
 
 
 def lines_of(script: ModuleType, records: list[dict[str, Any]], monkeypatch, tmp_path: Path) -> list[str]:
-    import reproduction
+    from published import records as kept
 
     (tmp_path / "sanitize.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
-    monkeypatch.setattr(reproduction, "RESULTS", tmp_path)
+    monkeypatch.setattr(kept, "RESULTS", tmp_path)
     return list(script.render())
 
 

@@ -6,13 +6,16 @@ import json
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import hush
 from hush import problems
 from hush.cli.main import app
 from hush.errors import BadInput
+from hush.problems import cross_entropy
 from hush.problems.sanitized import LayerPlace, put_layer
+from hush.sanitize import Sanitize, insert
 
 RUN = ["train", "--problem", "digits-mlp", "--delta", "1e-4", "--json"]
 
@@ -62,6 +65,37 @@ def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> N
         put_layer(problems.load("digits-mlp"), LayerPlace("head"), frozen=True).model()
 
 
+def test_where_noise_drowns_every_row_plain_sums_learn_and_steps_of_one_length_do_not() -> None:
+    """Two classes at ±1 in each of 4 numbers under noise of 20: SGD's head is the difference of the class means."""
+    features = torch.ones(4000, 4) * torch.tensor([1.0, -1.0]).repeat(2000)[:, None]
+    labels = torch.tensor([0, 1]).repeat(2000)
+    weights = {}
+    for rule, lr in (("sgd", 1e-5), ("adam", 1e-2)):
+        model = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+        nn.init.zeros_(model[1].weight)
+        insert(model, "0", Sanitize(clip=1.0, noise_multiplier=1.0))
+        setting = {"examples": 4000, "batch_size": 100, "epochs": 3, "noise_multiplier": 10.0, "lr": lr}
+        plan = hush.make_plan("sanitize-once", **setting, rule=rule)
+        run = plan.start(model, cross_entropy, (features, labels), secret=3)
+        for batch in run.batches():
+            run.step(batch)
+        weights[rule] = (model[1].weight[0] - model[1].weight[1]).detach()
+    right = {rule: float(torch.nn.functional.cosine_similarity(w, torch.ones(4), dim=0)) for rule, w in weights.items()}
+    assert right["sgd"] > 0.9 > right["adam"]
+
+
+def test_a_problem_that_has_its_layer_keeps_it_unless_another_one_is_asked_for() -> None:
+    task = problems.load("digits-sanitized")
+    kept = put_layer(task, LayerPlace(), frozen=False).architecture
+    assert kept == task.architecture
+    wider = put_layer(task, LayerPlace(width=20, clip=0.25), frozen=False).architecture.arguments
+    assert (wider["inner"], wider["at"], wider["clip"]) == ("funnel", "body", 0.25)
+    assert wider["arguments"]["width"] == 20
+    assert put_layer(task, LayerPlace(), frozen=True).architecture.arguments["inner"] == "projection"
+    frozen = problems.load("digits-sanitized-frozen")
+    assert put_layer(frozen, LayerPlace(), frozen=True).architecture == frozen.architecture
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -71,6 +105,7 @@ def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> N
         (["--method", "dp-sgd", "--sanitize-width", "9"], "--method sanitize-once"),
         (["--method", "sanitize-once", "--adjacency", "zero-out"], "'replace'"),
         (["--method", "sanitize"], "--accept-claimed"),
+        (["--method", "sanitize-once", "--set", "rule=lion"], "unknown rule 'lion'"),
     ],
 )
 def test_bad_use_gets_a_sentence(arguments, said) -> None:

@@ -12,11 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from hush.audit.likelihood import log_ratio
-from hush.audit.watching import Game, measure_loss
+from hush.audit.likelihood import Reading, log_ratio
+from hush.audit.watching import Game, Seen, measure_loss
 from hush.claims import claim_steps
 from hush.errors import Refused
 from hush.plan import Plan
+from hush.queries.adaptive import CHANNEL
 from hush.randomness import Secret
 from hush.sampling import PoissonSampled, SameOrder
 
@@ -59,9 +60,9 @@ class WhiteBox:
         return _releases_gradients(plan, "sum")
 
     def score(self, game: Game, secret: Secret, *, present: bool) -> float:
-        """The log-likelihood ratio of all releases along the canary's direction."""
-        seen = game.watch(secret, present=present, read=self.read)
-        return log_ratio(game.plan, seen.along(game.stage), seen.stds)
+        """The log-likelihood ratio of all releases along the canary's direction, and of the counts that set an adaptive
+        clip where nobody else is counted."""
+        return log_ratio(game.plan, _read(game, game.watch(secret, present=present, read=self.read)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class FixedPlaces:
         seen, places = game.watch(secret, present=present, read=self.read), max(1, round(1 / part.rate))
         if self.place is not None:
             return float(seen.along(game.stage)[self.place :: places].sum())
-        return log_ratio(game.plan, seen.along(game.stage), seen.stds, SameOrder(places, part.steps))
+        return log_ratio(game.plan, _read(game, seen), SameOrder(places, part.steps))
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,17 @@ ALL: tuple[Adversary, ...] = (
     LowBits(),
     BlackBox(),
 )
+
+
+def _read(game: Game, seen: Seen) -> list[Reading]:
+    """What the canary moves. It is always clipped, so it takes ½ from the count of the unclipped; what takes its place
+    under `replace` does too, and under `zero-out` a gradient of zero would be counted, where the relation means one
+    that is not."""
+    channels = game.plan.query.channels
+    readings = [Reading(seen.along(game.stage), seen.stds, channels["gradient"].bound)]
+    if CHANNEL in channels and game.stage.alone and game.plan.neighbours == "add-remove":
+        readings.append(Reading(seen.counts, seen.count_stds, -channels[CHANNEL].bound))
+    return readings
 
 
 def _is_proven(plan: Plan) -> bool:

@@ -74,12 +74,13 @@ def collect_scores(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Scores:
-    """The scores of so many runs, with and without the canary by turns; secrets are the system's unless seeded."""
+    """The scores of so many runs, with and without the canary by turns; secrets are the system's unless seeded, and
+    those of another method or adversary are others."""
     validate.whole(runs=runs)
-    game = Game(plan, stage)
+    game, stream = Game(plan, stage), f"audit/{plan.method}/{adversary.name}"
     found: dict[bool, list[float]] = {True: [], False: []}
     for number in range(runs):
-        secret = Secret.fresh() if seed is None else Secret.from_seed(seed, f"audit/{adversary.name}/{number}")
+        secret = Secret.fresh() if seed is None else Secret.from_seed(seed, f"{stream}/{number}")
         found[number % 2 == 0].append(adversary.score(game, secret, present=number % 2 == 0))
         if progress is not None:
             progress(number + 1, runs)

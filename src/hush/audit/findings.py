@@ -16,7 +16,7 @@ from hush.privacy.guarantee import Finding
 def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
     """Put the refuted claims into the file, each method and status once; what was found before stays (findings are
     kept), unless this audit measured more beyond what was claimed."""
-    known = {(found.method, found.status): found for found in _read(path)}
+    known = {(found.method, found.status): found for found in read_findings(path)}
     for verdict in verdicts:
         if not verdict.refuted:
             continue
@@ -45,7 +45,8 @@ def _find(verdict: Verdict) -> Finding:
     )
 
 
-def _read(path: Path) -> tuple[Finding, ...]:
+def read_findings(path: Path) -> tuple[Finding, ...]:
+    """The findings of a file; none where there is no file."""
     if not path.exists():
         return ()
     try:

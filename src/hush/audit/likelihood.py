@@ -5,7 +5,8 @@ the noise's structure). The whitened values are P·y with P = (MMᵀ)⁻¹, whic
 
     ℓ(x) = (c·xᵀPy − ½c²·xᵀPx)/s²,
 
-and what is unknown of x is averaged over, as the sampler draws it:
+summed over all numbers that the canary moves at the same steps (`Reading`), each with its own c and s; and what is
+unknown of x is averaged over, as the sampler draws it:
 
 - each step by its own coin of rate q: Σ_t log(1 − q + q·e^ℓ(t)), for independent noise Σ log(1 − q + q·e^{(x − ½)/σ²});
 - once every b steps, in the same place: the logarithm of the mean of e^ℓ over the b places;
@@ -18,7 +19,8 @@ Under `replace` the canary's opposite takes its place: the ratio is that of c ag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,21 +34,30 @@ from hush.sampling import Participation
 Vector = NDArray[np.float64]
 
 
-def log_ratio(
-    plan: Plan, values: Iterable[float], stds: Iterable[float], participation: Participation | None = None
-) -> float:
-    """How much likelier these values are with the canary; ``stds`` is the noise in each of them, and the participation
-    the sampler's own unless another is suspected."""
-    seen, noise = np.fromiter(values, dtype=np.float64), np.fromiter(stds, dtype=np.float64)
-    rows = plan.noise.structure.noise_map()[: len(seen)]
-    scale = float(noise[0] / np.linalg.norm(rows[0]))
-    precision: Vector = np.asarray(np.linalg.inv(rows @ rows.T) / scale**2, dtype=np.float64)
-    bound = plan.query.channels["gradient"].bound
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One released number of every step: its values, the noise in each of them, and what the canary adds to it where it
+    takes part."""
+
+    values: Vector
+    stds: Vector
+    adds: float
+
+
+def log_ratio(plan: Plan, readings: Sequence[Reading], participation: Participation | None = None) -> float:
+    """How much likelier these readings are with the canary; the participation is the sampler's own unless another is
+    suspected."""
+    steps = len(readings[0].values)
+    rows = plan.noise.structure.noise_map()[:steps]
+    whitened: Vector = np.asarray(np.linalg.inv(rows @ rows.T), dtype=np.float64)
+    gains, costs = np.zeros(steps), np.zeros((steps, steps))
+    for reading in readings:
+        precision = whitened * float(np.linalg.norm(rows[0]) / reading.stds[0]) ** 2
+        gains += reading.adds * (precision @ reading.values)
+        costs += reading.adds**2 * precision
     part = participation or plan.sampler.participation
-    ratio = _mixed(part, bound * (precision @ seen), bound**2 * precision)
-    if plan.neighbours == "replace":
-        ratio -= _mixed(part, -bound * (precision @ seen), bound**2 * precision)
-    return ratio
+    ratio = _mixed(part, gains, costs)
+    return ratio - _mixed(part, -gains, costs) if plan.neighbours == "replace" else ratio
 
 
 def _mixed(part: Participation, gains: Vector, costs: Vector) -> float:

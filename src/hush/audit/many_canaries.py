@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hush import validate
 from hush.audit.adversaries import WhiteBox
 from hush.audit.bounds import GaussianFit
-from hush.audit.likelihood import log_ratio
+from hush.audit.likelihood import Reading, log_ratio
 from hush.audit.one_run import Guesses, bound_epsilon_if_gaussian, bound_epsilon_of, chance_under, guess_coins
 from hush.audit.stage import ABSENT, LONG, Stage
 from hush.audit.verdict import PRINTED, Verdict, decide
@@ -108,7 +108,9 @@ def audit_once(
     coins = generator(secret.child("coins"), "canaries", 0).integers(0, 2, size=canaries).astype(bool)
     game = Game(plan, gather_crowd(model, losses, data, coins))
     seen = game.watch(secret, present=True)
-    scores = np.array([log_ratio(plan, seen.released[:, i], seen.stds) for i in range(canaries)])
+    bound = plan.query.channels["gradient"].bound
+    readings = [Reading(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
+    scores = np.array([log_ratio(plan, [reading]) for reading in readings])
     claims = [claim for claim in plan.claims() if claim.status != "none"]
     guesses = guess_coins(scores, coins, max(1, canaries // GUESSED))
     made = comparisons * len(claims)

@@ -8,6 +8,8 @@ may choose this one; model, sampler, query, noise and rule are the plan's own.
 
 `make_digits_stage` puts the canary into pixels that are blank in all of the digits: into every layer of the model, and
 from there to every class.
+`make_lonely_stage` is that with nobody else who adds to any sum, for a plan that also counts examples: the others' loss
+has no finite gradient.
 `make_mislabelled_stage` has an ordinary loss and a wrong label in place of all that: for a black box, which sees the
 released model alone.
 `extend` works for any model: it adds one number to be trained, which only the canary's loss looks at.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +45,8 @@ class Stage:
     """A model, ordinary rows, the canary's row, and the vector along which the canary is to be seen.
 
     ``opposite`` is the row that takes the canary's place where only a half of it is private: the other half is alike in
-    both. There is no canary more or less then, and no column of kinds and amounts."""
+    both. There is no canary more or less then, and no column of kinds and amounts. ``alone`` says that nobody but the
+    canary adds to any sum."""
 
     model: nn.Module
     losses: Losses
@@ -51,6 +54,7 @@ class Stage:
     canary: tuple[Tensor, ...]
     direction: Named
     opposite: tuple[Tensor, ...] | None = None
+    alone: bool = False
 
     def fresh_model(self) -> nn.Module:
         """The model as it was before any step."""
@@ -117,6 +121,17 @@ def make_digits_stage() -> Stage:
         unit[:, place] = math.sqrt(1 / 20)
         direction[name] = unit
     return Stage(Halves(), _digit_losses, (images, labels), (blank, torch.zeros(1, dtype=labels.dtype)), direction)
+
+
+def make_lonely_stage() -> Stage:
+    """The digits' stage, where only the canary has a finite gradient."""
+
+    def losses(model: nn.Module, content: Any) -> Tensor:
+        images, _, kinds, amounts = content
+        seen: Tensor = model(images).sum(1)
+        return torch.where(kinds, LONG * amounts, torch.full_like(amounts, math.nan)) * seen
+
+    return replace(make_digits_stage(), losses=losses, alone=True)
 
 
 def make_mislabelled_stage() -> Stage:

@@ -53,9 +53,18 @@ def find_audits(path: Path, method: str, settings: AuditSettings) -> list[dict[s
     ]
 
 
-def keep_audits(path: Path, verdicts: Iterable[Verdict], settings: AuditSettings) -> list[dict[str, Any]]:
-    """Add the verdicts on all claims of a method at once, and return their lines."""
-    new = [{**verdict.to_json(), "settings": asdict(settings), "version": read_own_version()} for verdict in verdicts]
+def count_audits(path: Path, method: str) -> int:
+    """How often the method was audited in this file, with whatever settings."""
+    mine = [entry for entry in read_audits(path) if entry["method"] == method]
+    return len({json.dumps([entry["settings"], entry.get("version")], sort_keys=True) for entry in mine})
+
+
+def keep_audits(
+    path: Path, verdicts: Iterable[Verdict], settings: AuditSettings, *, cpu_seconds: float
+) -> list[dict[str, Any]]:
+    """Add the verdicts on all claims of a method at once, with what the audit took, and return their lines."""
+    told = {"settings": asdict(settings), "version": read_own_version(), "cpu_seconds": round(cpu_seconds, 1)}
+    new = [{**verdict.to_json(), **told} for verdict in verdicts]
     lines = [json.dumps(entry, allow_nan=False) for entry in (*read_audits(path), *new)]
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
     return new

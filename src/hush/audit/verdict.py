@@ -2,8 +2,9 @@
 
 A curve is refuted where p · comparisons ≤ 1e-4, with p the smallest of the comparisons made and their number counted
 over adversaries, bounds, thresholds and repetitions (Bonferroni). So of 10 000 audits of curves that hold, at most one
-cries wolf on average, however many adversaries each of them tried. Everything else is "consistent", which is no proof
-of anything: a better adversary may find more.
+cries wolf on average, however many adversaries each of them tried. Whoever goes on auditing beyond the c times that
+were announced is allowed less each time, 1e-4/(k(k − 1)) at the k-th, which is 1e-4/c over all k > c together.
+Everything else is "consistent", which is no proof of anything: a better adversary may find more.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
         raise BadInput("a p-value lies between 0 and 1")
     smallest = min(p_values, default=1.0)
     return "refuted" if smallest <= WOLF / comparisons else "consistent"
+
+
+def allow_for_repeats(announced: int, number: int) -> int:
+    """As how many comparisons the audit of this number (from 1 on) counts, where so many audits were announced."""
+    validate.whole(comparisons=announced, number=number)
+    return announced if number <= announced else number * (number - 1)
 
 
 @dataclass(frozen=True)

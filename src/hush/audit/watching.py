@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from hush.audit.stage import Stage
 from hush.named import Named, State
 from hush.plan import Plan
+from hush.queries.adaptive import CHANNEL
 from hush.randomness import Secret
 from hush.release import Release
 from hush.rules import Rule
@@ -22,11 +23,14 @@ from hush.run import Run
 @dataclass(frozen=True, eq=False)
 class Seen:
     """One run: the released numbers where the canary's direction is not zero (a row for every step, as released times
-    the public divisor), the noise in each step, and the released model."""
+    the public divisor), the noise in each step, and the released model; and, where the clip adapts, the noisy counts of
+    unclipped examples with their noise."""
 
     released: NDArray[np.float64]
     stds: NDArray[np.float64]
     model: nn.Module
+    counts: NDArray[np.float64]
+    count_stds: NDArray[np.float64]
 
     def along(self, stage: Stage) -> NDArray[np.float64]:
         """The releases along the canary's direction."""
@@ -35,12 +39,14 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Watching:
-    """The plan's own rule, and a list of what it was given: released values, as every rule sees them."""
+    """The plan's own rule, and what it was given: the releases, as every rule sees them."""
 
     rule: Rule
     stage: Stage
-    values: list[NDArray[np.float64]]
-    stds: list[float]
+    values: list[NDArray[np.float64]] = field(default_factory=list)
+    stds: list[float] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)
+    count_stds: list[float] = field(default_factory=list)
 
     def init(self, params: Named) -> State:
         """The rule's own."""
@@ -50,7 +56,15 @@ class Watching:
         """Look, and let the rule go on."""
         self.values.append(self.stage.pick(release.gradient))
         self.stds.append(release.noise_std)
+        if CHANNEL in release.values:
+            self.counts.append(float(release.values[CHANNEL]["count"]))
+            self.count_stds.append(release.std[CHANNEL])
         return self.rule.step(params, release, state)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        for kept in (self.values, self.stds, self.counts, self.count_stds):
+            kept.clear()
 
 
 class Game:
@@ -72,17 +86,17 @@ class Game:
             run.step(batch)
             if run.next == read:
                 break
-        released = np.stack(watching.values) * self.plan.divisor
-        return Seen(released, np.asarray(watching.stds) * self.plan.divisor, run.model)
+        kept = (watching.values, watching.stds, watching.counts, watching.count_stds)
+        released, stds, counts, count_stds = (np.asarray(part) * self.plan.divisor for part in kept)
+        return Seen(released, stds, run.model, counts, count_stds)
 
     def _begin(self, secret: Secret, present: bool) -> tuple[Run, Watching]:
         if present in self._started:
             run, watching, start = self._started[present]
             run.restore({**copy.deepcopy(start), "secret": secret.to_json()})
-            watching.values.clear()
-            watching.stds.clear()
+            watching.forget()
             return run, watching
-        watching = Watching(self.plan.rule, self.stage, [], [])
+        watching = Watching(self.plan.rule, self.stage)
         data = self.stage.data(self.plan, present)
         watched = replace(self.plan, rule=watching)
         run = watched.start(self.stage.fresh_model(), self.stage.losses, data, secret=secret)

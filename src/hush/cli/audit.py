@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hush import validate
 from hush.cli.console import say, show, show_progress, show_table
 from hush.cli.shell import AsJson
 from hush.errors import BadInput
@@ -66,34 +68,42 @@ def audit(
         raise BadInput("say what to audit: --method NAME, or --all for every method")
     if page is not None and (every or store is not None):
         raise BadInput("a page draws the scores of one audit that is made now: give --method, and no --store")
+    validate.whole(comparisons=comparisons)
     names = list_audited() if method is None else (method,)
     settings = AuditSettings(epsilon, delta, runs, seed, comparisons * len(names))
     kept = Path("audit.jsonl") if every and store is None else store
-    found = [_audit_one(name, settings, kept, update, page, as_json) for name in names]
+    asked = Asked(settings, comparisons, kept, update, page, as_json)
+    found = [_audit_one(name, asked) for name in names]
     if every and not as_json:
         show_table("", COLUMNS, [_row(entry) for entries in found for entry in entries])
 
 
-def _audit_one(
-    method: str, settings: AuditSettings, store: Path | None, update: Path | None, page: Path | None, as_json: bool
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Asked:
+    """What is to be done with every method; ``announced`` audits of it were counted on, in ``settings`` times their
+    methods."""
+
+    settings: AuditSettings
+    announced: int
+    store: Path | None
+    update: Path | None
+    page: Path | None
+    as_json: bool
+
+
+def _audit_one(method: str, asked: Asked) -> list[dict[str, Any]]:
     """The verdicts on a method: from the store, or by an audit now."""
     from hush.audit.findings import add_findings
-    from hush.audit.store import find_audits, keep_audits
+    from hush.audit.store import find_audits
     from hush.audit.verdict import Verdict
 
-    entries = find_audits(store, method, settings) if store is not None else []
-    if not entries:
-        made = _run_audit(method, settings, as_json)
-        named = [replace(verdict, method=method) for verdict in made.verdicts]
-        entries = keep_audits(store, named, settings) if store is not None else [v.to_json() for v in named]
-        if page is not None:
-            _draw(made, method, page)
+    known = find_audits(asked.store, method, asked.settings) if asked.store is not None else []
+    entries = known or _audit_now(method, asked)
     verdicts = [Verdict.from_json(entry) for entry in entries]
-    if update is not None:
-        add_findings(update, verdicts)
+    if asked.update is not None:
+        add_findings(asked.update, verdicts)
     for entry, verdict in zip(entries, verdicts, strict=True):
-        if as_json:
+        if asked.as_json:
             typer.echo(json.dumps(entry, allow_nan=False))
             continue
         show(
@@ -103,6 +113,25 @@ def _audit_one(
             f"{verdict.verdict}"
         )
     return entries
+
+
+def _audit_now(method: str, asked: Asked) -> list[dict[str, Any]]:
+    """An audit, kept and drawn where that was asked for; one more than was announced counts as more comparisons."""
+    from hush.audit.store import count_audits, keep_audits
+    from hush.audit.verdict import allow_for_repeats
+
+    number = 1 if asked.store is None else count_audits(asked.store, method) + 1
+    methods = asked.settings.comparisons // asked.announced
+    allowed = methods * allow_for_repeats(asked.announced, number)
+    began = process_time()
+    made = _run_audit(method, replace(asked.settings, comparisons=allowed), asked.as_json)
+    took = process_time() - began
+    if asked.page is not None:
+        _draw(made, method, asked.page)
+    named = [replace(verdict, method=method) for verdict in made.verdicts]
+    if asked.store is None:
+        return [verdict.to_json() for verdict in named]
+    return keep_audits(asked.store, named, asked.settings, cpu_seconds=took)
 
 
 def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:

@@ -5,6 +5,7 @@ What draws a report is imported inside the functions, because the other commands
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +45,14 @@ def report(
     kind: Annotated[
         Format, typer.Option("--format", help="html, markdown (figures beside it) or latex (a table).")
     ] = Format.HTML,
+    audits: Annotated[
+        Path | None,
+        typer.Option(
+            help="What audits of these methods said, as `hush audit --store` or `--update` writes it; audit.jsonl in "
+            "the store or beside it by default.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a report: a page that needs no network. A run's has two: one to release, and one in `private/`.
@@ -52,8 +61,10 @@ def report(
     """
     if not source.exists():
         raise BadInput(f"there is no '{source}': name a store, a file of records or the folder of a run")
+    if audits is not None and _is_run(source):
+        raise BadInput("audits of methods are shown in the report of a store: leave --audits out")
     with be_patient(f"reporting {source}"):
-        found = _report_run(source, out, kind) if _is_run(source) else _report_store(source, out, kind)
+        found = _report_run(source, out, kind) if _is_run(source) else _report_store(source, out, kind, audits)
     if as_json:
         show_json(found)
         return
@@ -68,14 +79,15 @@ def _is_run(source: Path) -> bool:
     return source.is_dir() and not (source / "store.json").exists()
 
 
-def _report_store(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
+def _report_store(source: Path, out: Path | None, kind: Format, audits: Path | None) -> dict[str, Any]:
+    from hush.report.audits_beside import find_audits_beside
     from hush.report.report_page import render_report
     from hush.report.store_page import make_store_page
     from hush.report.store_rows import OUTCOMES, read_results
 
     out = out or Path(NAMES[kind])
     writable_directory(out.parent)
-    reading = read_results(source)
+    reading = replace(read_results(source), audits=find_audits_beside(source, audits))
     counts = {"runs": len(reading.rows), **{name.replace(" ", "_"): reading.count(name) for name in OUTCOMES}}
     if kind is Format.LATEX:
         from hush.report.paper import render_latex

@@ -44,11 +44,11 @@ def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
         if any(value is not None for value in asked):
             raise BadInput(f"{NAMES} are for methods that release activations: use --method sanitize-once")
         return task
-    width = WIDTH if given.sanitize_width is None else given.sanitize_width
-    clip = CLIP if given.sanitize_clip is None else given.sanitize_clip
-    validate.whole(sanitize_width=width)
-    validate.positive(sanitize_clip=clip)
-    place = LayerPlace(given.sanitize_at, width, clip, plan.query.nonnegative)
+    if given.sanitize_width is not None:
+        validate.whole(sanitize_width=given.sanitize_width)
+    if given.sanitize_clip is not None:
+        validate.positive(sanitize_clip=given.sanitize_clip)
+    place = LayerPlace(*asked, plan.query.nonnegative)
     found = put_layer(task, place, frozen=isinstance(plan.query, Released))
     at = found.architecture.arguments["at"]
     say(f"sanitisation layer behind module '{at}' of a network '{found.architecture.arguments['inner']}'")

@@ -22,7 +22,7 @@ def await_ranges(schema: Schema, what: str) -> Schema:
         )
     low, high = PLACEHOLDER
     columns = tuple(
-        replace(c, low=low, high=high, awaited=True)
+        replace(c, low=low, high=high, awaited=True, waves=True)
         if c.kind == "number" and c.low is None and c.name != schema.target
         else c
         for c in schema.columns

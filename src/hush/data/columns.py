@@ -3,7 +3,8 @@
 The smallest and largest value of a column, its mean, or the list of its categories are statistics of private rows;
 scaling by them and releasing the model would release them unaccounted. So a column is encoded by public facts only:
 
-- a number with a public range [low, high]: clamped to it and mapped to [−1, 1];
+- a number with a public range [low, high]: clamped to it and mapped to [−1, 1]; and, with ``waves``, the functions of
+  the next line of the clamped number besides;
 - a number without one: asinh(x)/4, tanh(x), and sin(k u), cos(k u) for u = asinh(10 x) and k = 1, 2, 4: waves on a
   logarithmic scale, of which some resolve the column whatever its unit is;
 - a category with a public list of values: one slot each, and one for anything else;
@@ -52,7 +53,8 @@ class Column:
 
     ``low`` and ``high`` of a date are years. ``missing`` gives a number or a category an input that says whether there
     is a value. ``decimal`` is the decimal sign of numbers that are text, ``form`` the format of a date, ``time`` says
-    whether its time of day counts. ``values`` of a flag are its words for no and yes."""
+    whether its time of day counts. ``values`` of a flag are its words for no and yes. ``waves`` gives a number that has
+    a range the inputs of one that has none as well; without a range it has them anyway."""
 
     name: str
     kind: Kind
@@ -65,6 +67,7 @@ class Column:
     decimal: str = POINT
     form: str = ISO
     time: bool = False
+    waves: bool = False
     awaited: bool = False  # its range is a placeholder until it is released with noise (`hush.data.awaited`)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class Column:
 
     def _check_writing(self) -> None:
         """How its cells are written."""
-        for word, truth in (("missing", self.missing), ("time", self.time)):
+        for word, truth in (("missing", self.missing), ("time", self.time), ("waves", self.waves)):
             if not isinstance(truth, bool):
                 raise BadInput(f"'{word}' of column '{self.name}' must be true or false")
         if self.decimal not in (POINT, COMMA):
@@ -90,6 +93,8 @@ class Column:
             raise BadInput(f"the format of column '{self.name}' must be one of {', '.join(FORMATS)}")
         if self.kind != "date" and (self.time or self.form != ISO):
             raise BadInput(f"column '{self.name}' has the format of a date and is said to be a {self.kind}")
+        if self.kind != "number" and self.waves:
+            raise BadInput(f"column '{self.name}' has the waves of a number and is said to be a {self.kind}")
         if self.kind != "number" and self.decimal != POINT:
             raise BadInput(f"column '{self.name}' has the decimal sign of a number and is said to be a {self.kind}")
         if self.kind == "flag" and len(self.values) not in (0, 2):
@@ -111,6 +116,11 @@ class Column:
         return self.kind in ("flag", "date") or (self.kind == "number" and self.missing)
 
     @property
+    def has_waves(self) -> bool:
+        """Whether it has the inputs of a number without a range."""
+        return self.kind == "number" and (self.low is None or self.waves)
+
+    @property
     def years(self) -> Range:
         """The public range of a date."""
         return (FIRST_YEAR, LAST_YEAR) if self.low is None or self.high is None else (self.low, self.high)
@@ -121,7 +131,7 @@ class Column:
         if not self.used:
             return 0
         if self.kind == "number":
-            return (1 if self.low is not None else 2 + 2 * len(WAVES)) + self.tells_missing
+            return (self.low is not None) + (2 + 2 * len(WAVES)) * self.has_waves + self.tells_missing
         if self.kind == "flag":
             return 2
         if self.kind == "date":
@@ -161,12 +171,13 @@ class Column:
             (first, last), day = self.years, ", time of day" if self.time else ""
             given = "" if self.low is not None else "no public range given: "
             return f"{given}year in {first:g} … {last:g}, time of year{day} and weekday"
-        if self.awaited:
-            return "range to be released with noise before training"
-        if self.kind == "number" and self.low is not None:
-            return f"range {self.low:g} … {self.high:g} mapped to [−1, 1]"
         if self.kind == "number":
-            return f"no public range given: {2 + 2 * len(WAVES)} fixed functions on a logarithmic scale"
+            functions = f"{2 + 2 * len(WAVES)} fixed functions on a logarithmic scale"
+            if self.low is None:
+                return f"no public range given: {functions}"
+            limits = f"range {self.low:g} … {self.high:g} mapped to [−1, 1]"
+            limits = "range to be released with noise before training" if self.awaited else limits
+            return f"{limits}, and {functions}" if self.waves else limits
         if self.values:
             return f"{len(self.values)} public values, one slot each, one for anything else"
         return f"no public list given: hashed into {self.buckets} slots"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hush.data.evidence import Evidence
 from hush.data.inspection import Inspection, inspect_table
-from hush.data.kinds import Evidence
 from hush.data.numerals import is_missing, parse_number
 from hush.data.reading import Count
-from hush.data.schema import MOST_CLASSES, Column, Range, Schema
+from hush.data.schema import MOST_CLASSES, Column, Range, Schema, choose_waves
 from hush.data.tables import no_number
 from hush.errors import BadInput
 from hush.validate import one_of
@@ -127,7 +127,7 @@ def with_range(column: Column, given: Mapping[str, Any]) -> Column:
     limits = given.get("range")
     if limits is None or column.kind != "number" or column.low is not None:
         return column
-    return replace(column, low=float(limits[0]), high=float(limits[1]))
+    return choose_waves(replace(column, low=float(limits[0]), high=float(limits[1])), given)
 
 
 def _classes(seen: Evidence, own: Column, path: Path) -> tuple[str, ...]:

@@ -5,19 +5,20 @@ Counts of missing values and stray words say something about the rows: they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hush.data.columns import Column
 from hush.data.dates import ISO
-from hush.data.kinds import MAJORITY, Evidence, guess_column, repeats
+from hush.data.evidence import MAJORITY, Evidence
+from hush.data.kinds import guess_column, repeats
+from hush.data.long_tables import look_once
 from hush.data.numerals import POINT
-from hush.data.reading import Count, pieces
-from hush.data.schema import public_columns
+from hush.data.reading import Count
+from hush.data.schema import choose_waves, public_columns
 from hush.data.tables import holds_text, no_column, no_number
-from hush.errors import BadInput
 
 REPEATS = "several rows have the same {name}: if it names a person, --unit {name} protects all rows of one together"
 
@@ -83,7 +84,7 @@ def inspect_table(
     count: Count = lambda rows: None,
 ) -> Inspection:
     """Look at a whole table. ``given`` is the schema that somebody wrote, ``unit`` the column of who a row is about."""
-    named = public_columns(given.get("columns", {}))
+    named = {name: choose_waves(column, given) for name, column in public_columns(given.get("columns", {})).items()}
     classes = frozenset(map(str, given.get("classes", ())))
     listed = "categories" in public
 
@@ -91,7 +92,8 @@ def inspect_table(
         """What a column has shown before its first row."""
         return Evidence(name, listed or name == target, named.get(name), classes if name == target else frozenset())
 
-    seen = _look(path, begin, count)
+    facts = {"target": target, "listed": listed, "classes": sorted(classes), "given": list(map(asdict, named.values()))}
+    seen = look_once(path, begin, facts, count)
     wanted = dict.fromkeys(filter(None, (target, unit, *named)))
     problems = [str(no_column(name, seen, path)) for name in wanted if name not in seen]
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())
@@ -101,18 +103,6 @@ def inspect_table(
     if unit in seen and seen[unit].missing:
         problems.append(f"column '{unit}' of '{path}' has rows without a value, and every row must belong to a unit")
     return Inspection(path, findings, seen, tuple(problems))
-
-
-def _look(path: Path, begin: Callable[[str], Evidence], count: Count) -> dict[str, Evidence]:
-    """What every column shows."""
-    seen: dict[str, Evidence] = {}
-    for piece in pieces(path, count):
-        seen = seen or {name: begin(name) for name in piece}
-        for name, cells in piece.items():
-            seen[name].add(cells)
-    if not seen:
-        raise BadInput(f"'{path}' holds no rows")
-    return seen
 
 
 def _find(path: Path, seen: Evidence, given: Column | None, public: Collection[str], name: str, unit: str) -> Finding:

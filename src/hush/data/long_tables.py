@@ -1,28 +1,91 @@
 """A whole table as rows and labels: in memory where it is short, in mapped files where it is long.
 
-Both ways go through the same encoding piece by piece, so they hold the same bits; what differs is where they lie.
+Both ways go through the same encoding piece by piece, so they hold the same bits; what differs is where they lie. Of a
+long table it is also kept what its columns showed, in the folder ``columns`` of hush's cache: private as its rows are,
+named like them by the table's bytes, by what was asked and by the code, and forgotten like them after a week.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from hush.data.mapped import digest_table, map_rows, pick_all
+from hush.data.evidence import Evidence
+from hush.data.looking import look
+from hush.data.mapped import digest_table, forget_old, map_rows, open_private, pick_all
 from hush.data.parts import estimate_rows, find_parts
+from hush.data.reading import Count, read_names
 from hush.data.schema import Schema
 from hush.data.splits import Rows
 from hush.data.tables import encode_table, read_table
 from hush.data.watching import Watch
+from hush.errors import BadInput
+from hush.files import PRIVATE, write_atomic
 
 MAPPED = 1 << 28  # bytes of encoded rows (4 a cell) from which on a table is mapped
+FOLDER = "columns"
+Begin = Callable[[str], Evidence]
 
 
 def load_rows(place: Path, schema: Schema, watch: Watch) -> Rows:
     """The rows and labels of a table by its schema; a long one's stay on the disk."""
     watch.begin("encoding")
     parts = find_parts(place)
-    if estimate_rows(parts) * max(1, len(schema.features)) * 4 < MAPPED:
+    if not _is_long(parts, len(schema.features)):
         return read_table(place, schema, watch.count)
     name = digest_table(parts, dataclasses.asdict(schema))
     return pick_all(map_rows(name, lambda: encode_table(place, schema, watch.count)))
+
+
+def look_once(place: Path, begin: Begin, facts: Any, count: Count) -> dict[str, Evidence]:
+    """What every column of a table shows (`hush.data.looking.look`); a long table that was looked at before with the
+    same ``facts``, all that ``begin`` depends on as plain data, is not looked at again."""
+    kept = _find_kept(place, facts)
+    seen = None if kept is None else _recall(kept, begin)
+    if seen is None:
+        seen = look(place, begin, count)
+        if kept is not None:
+            _keep(kept, seen)
+    return seen
+
+
+def _is_long(parts: Sequence[Path], columns: int) -> bool:
+    return estimate_rows(parts) * max(1, columns) * 4 >= MAPPED
+
+
+def _find_kept(place: Path, facts: Any) -> Path | None:
+    """Where it is kept what a long table showed; None for a short table, and where it cannot be kept or read: looking
+    says why it cannot be read."""
+    try:
+        parts = find_parts(place)
+        if _is_long(parts, len(read_names(parts[0]))):
+            return open_private(FOLDER) / f"{digest_table(parts, facts)}.json"
+    except (BadInput, OSError):
+        pass
+    return None
+
+
+def _recall(kept: Path, begin: Begin) -> dict[str, Evidence] | None:
+    """What was kept; None where there is nothing, or nothing whole."""
+    seen: dict[str, Evidence] = {}
+    try:
+        for name, found in json.loads(kept.read_bytes()):
+            seen[name] = begin(name)
+            seen[name].fill_from(found)
+        os.utime(kept)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return seen or None
+
+
+def _keep(kept: Path, seen: dict[str, Evidence]) -> None:
+    """For the next time, where that is possible."""
+    content = json.dumps([(name, evidence.to_json()) for name, evidence in seen.items()])
+    with contextlib.suppress(OSError):
+        forget_old(kept.parent, kept)
+        write_atomic(kept, content.encode(), mode=PRIVATE)

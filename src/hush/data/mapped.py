@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ FOLDER = "tables"
 FILES = ("rows.npy", "labels.npy")
 WEEK = 7 * 24 * 3600.0  # seconds
 CHUNK = 1 << 24  # bytes that are digested at a time
+SETTLED = 10.0  # seconds, longer than the clock of any file system takes from one mark to the next
 Encoded = tuple[NDArray[np.float32], NDArray[Any]]
 """Some rows: (n, columns), and their labels (n,)."""
 
@@ -68,22 +70,42 @@ def pick_all(tensors: tuple[Tensor, ...]) -> Picked:
 
 
 def digest_table(parts: Sequence[Path], facts: Any) -> str:
-    """What the encoded rows depend on: the bytes of the parts, the facts (plain data), and the code of this package."""
+    """What is found in a table depends on this: the bytes of the parts, the facts (plain data), and the code of this
+    package."""
     total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     for path in (*parts, *sorted(Path(__file__).parent.glob("*.py"))):
-        each = hashlib.blake2b(digest_size=32)
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                each.update(chunk)
-        total.update(each.digest())
+        total.update(_digest_file(path))
     return total.hexdigest()
+
+
+def _digest_file(path: Path) -> bytes:
+    """Of the bytes of a file. One that was left alone for some seconds is read once by a process: whatever changes it
+    later gives it another time of change, which no program can set back."""
+    state = path.stat()
+    marks = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    if time.time() - max(state.st_mtime, state.st_ctime) < SETTLED:
+        return _digest_bytes(path)
+    return _digest_settled(path, marks)
+
+
+@lru_cache(maxsize=1024)
+def _digest_settled(path: Path, marks: tuple[int, ...]) -> bytes:
+    return _digest_bytes(path)
+
+
+def _digest_bytes(path: Path) -> bytes:
+    each = hashlib.blake2b(digest_size=32)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            each.update(chunk)
+    return each.digest()
 
 
 def map_rows(name: str, encode: Callable[[], Iterator[Encoded]]) -> tuple[Tensor, Tensor]:
     """The rows and labels that are kept under ``name``, or those that ``encode`` gives, which are kept from now on."""
-    place = _open_folder()
-    _forget_old(place, name)
+    place = open_private(FOLDER)
     target = place / name
+    forget_old(place, target)
     found = _load(target)
     if found is None:
         try:
@@ -101,8 +123,9 @@ def map_rows(name: str, encode: Callable[[], Iterator[Encoded]]) -> tuple[Tensor
     return found
 
 
-def _open_folder() -> Path:
-    place = find_cache() / FOLDER
+def open_private(name: str) -> Path:
+    """A folder of hush's cache that only its owner may open."""
+    place = find_cache() / name
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         place.chmod(0o700)
@@ -111,12 +134,12 @@ def _open_folder() -> Path:
     return place
 
 
-def _forget_old(place: Path, name: str) -> None:
-    """Remove what was not used for a week; a run that still has it mapped keeps its rows."""
-    for folder in place.iterdir():
+def forget_old(place: Path, kept: Path) -> None:
+    """Remove what was not used for a week, but for one; a run that still has it mapped keeps its rows."""
+    for each in place.iterdir():
         with contextlib.suppress(OSError):
-            if folder.name != name and time.time() - folder.stat().st_mtime > WEEK:
-                shutil.rmtree(folder)
+            if each != kept and time.time() - each.stat().st_mtime > WEEK:
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
 def _load(folder: Path) -> tuple[Tensor, Tensor] | None:

@@ -18,6 +18,7 @@ from hush.data.numerals import is_missing
 from hush.data.pictures import read_array
 from hush.data.reading import Cells, count_rows, pieces_by_part
 from hush.data.splits import Identities
+from hush.data.streaming import Words
 from hush.data.tables import map_texts, no_column, texts
 from hush.errors import BadInput
 
@@ -53,9 +54,9 @@ def read_owners(place: Path, unit: str) -> Identities:
 
 
 def _identify_cells(cells: Cells) -> Identities:
-    known: dict[str, int] = {}
-    for text in set(texts(cells)):
-        known[text] = identify(text)
+    if isinstance(cells, Words):
+        return map_texts(cells, identify).astype(np.int64)
+    known = {text: identify(text) for text in set(texts(cells))}
     return np.array([known[text] for text in texts(cells)], np.int64)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hush.validate import is_finite, one_of
 
 MOST_CLASSES = 1000
 MOST_LINES = 200  # of columns, shown to people
-FACTS_OF_COLUMNS = ("kind", "low", "high", "values", "buckets", "fill", "missing", "decimal", "format", "time")
+FACTS_OF_COLUMNS = ("kind", "low", "high", "values", "buckets", "fill", "missing", "decimal", "format", "time", "waves")
 ENTRIES = ("target", "classes", "range", "target_range", "columns", "read_off")
 READ_OFF = ("kinds", "ranges", "categories")  # what a schema may say was read off private rows
 
@@ -68,7 +68,7 @@ class Schema:
 
 def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
     """The columns written down in a schema: {name: {kind, low, high, values, buckets, fill, missing, decimal, format,
-    time}}."""
+    time, waves}}, exactly as they stand there."""
     columns = {}
     for name, facts in given.items():
         if not isinstance(facts, Mapping):
@@ -83,6 +83,15 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
         values = _listed(facts.get("values", []), f"values of column '{name}'")
         columns[name] = Column(name, facts.get("kind") or _find_kind(facts), values=values, **rest)
     return columns
+
+
+def choose_waves(column: Column, given: Mapping[str, Any]) -> Column:
+    """A number with a range gets the inputs of one without besides, unless the schema says ``waves = false`` for it:
+    they depend on no row, and a range must not make a model worse."""
+    facts = given.get("columns", {}).get(column.name, {})
+    if column.kind != "number" or column.low is None:
+        return column
+    return replace(column, waves=facts.get("waves", True))
 
 
 def _find_kind(facts: Mapping[str, Any]) -> Kind:

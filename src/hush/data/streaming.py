@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 
 BLOCK = 1 << 22  # bytes of a text file that are parsed at a time
 PLAIN = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+WITH_COMMA = r"^-?[0-9]{1,15}(,[0-9]{1,15})?$"
+ONLY_COMMA = r"^-?[0-9]{1,15},([0-9]{1,2}|[0-9]{4,15})$"  # which can be no sign of thousands
+FEW = 32  # cells that are looked at before all others
+FEW_WORDS = 8192  # that are Python's own at a time
 NEEDS_ARROW = "reading .parquet needs pyarrow: pip install 'hush-dp[files]'"
 
 
@@ -44,59 +48,141 @@ class Words(Sequence[str]):
     def _listed(self) -> list[str]:
         return ["" if word is None else word for word in self._column.to_pylist()]
 
+    def take_first(self, count: int) -> Words:
+        """The first cells alone."""
+        return self if count >= len(self) else Words(self._column.slice(0, count))
+
+    def pick(self, places: NDArray[np.int64]) -> Words:
+        """The cells at these places."""
+        import pyarrow as pa
+
+        return Words(self._column.take(pa.array(places)))
+
     @cached_property
-    def _coded(self) -> tuple[list[str], NDArray[np.int64]]:
-        """The different words, and the place of each cell's word among them."""
+    def _coded(self) -> tuple[Words, NDArray[np.int64]]:
         coded = self._column.fill_null("").dictionary_encode()
-        return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        return Words(coded.dictionary), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
     @property
-    def different(self) -> list[str]:
+    def different(self) -> Words:
         """Every word of the column once, in the order in which they come."""
         return self._coded[0]
 
-    def count_words(self) -> dict[str, int]:
-        """How often each different word stands in the column."""
+    def count_different(self) -> NDArray[np.int64]:
+        """How often each of the different words stands in the column."""
         words, places = self._coded
-        return dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True))
+        return np.bincount(places, minlength=len(words))
 
-    def list_at(self, places: NDArray[np.int64]) -> list[str]:
-        """The words of some cells."""
-        import pyarrow as pa
+    def find_first(self, which: Callable[[str], bool]) -> int | None:
+        """The place of the first cell of which ``which`` is true; it must look at the word alone."""
+        if len(self) > FEW and (near := self.take_first(FEW).find_first(which)) is not None:
+            return near
+        words, places = self._coded
+        chosen = next((place for place, word in enumerate(words) if which(word)), None)
+        return None if chosen is None else int(np.argmax(places == chosen))
 
-        return self._column.fill_null("").take(pa.array(places)).to_pylist()  # type: ignore[no-any-return]
-
-    def map(self, function: Callable[[list[str]], NDArray[Any]]) -> NDArray[Any]:
+    def map(self, function: Callable[[Words], NDArray[Any]]) -> NDArray[Any]:
         """``function`` of every cell. It takes some words and gives one value for each, by looking at that word alone;
         here it sees each different word once."""
         words, places = self._coded
         return np.asarray(function(words))[places]
 
-    def read_plain(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def cast(self) -> NDArray[np.float64] | None:
+        """The cells as numbers, NaN for those that are empty, if Arrow takes all others for numbers."""
+        import pyarrow as pa
+
+        try:
+            return _as_doubles(self._column.cast(pa.float64()))
+        except pa.ArrowInvalid:
+            return None
+
+    @cached_property
+    def plain(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """(the cells that are plain decimals as numbers, NaN elsewhere; the places of all other cells)."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         filled = self._column.fill_null("")
-        for choose in (None, _choose_filled, _choose_plain):  # each is dearer than the one before
-            plain = None if choose is None else choose(filled, pc)
-            kept = filled if plain is None else pc.if_else(plain, filled, pa.scalar(None, pa.string()))
+        for choose in (_choose_all, _choose_filled, _choose_plain):  # each is dearer than the one before
+            plain = choose(filled, pc)
+            chosen, values = np.flatnonzero(plain), np.full(len(self), np.nan)
             try:
-                found = kept.cast(pa.float64())
+                values[chosen] = _as_doubles(filled.take(pa.array(chosen)).cast(pa.float64()))
             except pa.ArrowInvalid:
                 continue
-            values = np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)
-            rest = np.zeros(0, np.int64) if plain is None else np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
-            return values, rest
+            return values, np.flatnonzero(~plain)
         return np.full(len(self), np.nan), np.arange(len(self))
 
+    def read_commas(self, pattern: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(the cells of a pattern, which must be digits around a decimal comma, as numbers, NaN elsewhere; the places
+        of all other cells)."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-def _choose_filled(cells: Any, pc: Any) -> Any:
-    return pc.not_equal(cells, "")
+        filled = self._column.fill_null("")
+        fits = pc.match_substring_regex(filled, pattern).to_numpy(zero_copy_only=False)
+        chosen, values = np.flatnonzero(fits), np.full(len(self), np.nan)
+        kept = pc.replace_substring(filled.take(pa.array(chosen)), ",", ".")
+        values[chosen] = _as_doubles(kept.cast(pa.float64()))
+        return values, np.flatnonzero(~fits)
+
+    def list_bytes(self, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """(the places of the cells that are so many bytes long; the bytes (n, width) of these)."""
+        filled = self._column.fill_null("")
+        _, ends, text = filled.buffers()
+        ends = np.frombuffer(ends, np.int32)[filled.offset : filled.offset + len(self) + 1]
+        places = np.flatnonzero(np.diff(ends) == width)
+        if text is None or not len(places):
+            return places, np.zeros((0, width), np.uint8)
+        letters = np.frombuffer(text, np.uint8)
+        if len(places) * width == ends[-1] - ends[0]:  # all others are empty
+            return places, letters[ends[0] : ends[-1]].reshape(-1, width)
+        return places, letters[ends[places][:, None] + np.arange(width)]
 
 
-def _choose_plain(cells: Any, pc: Any) -> Any:
-    return pc.match_substring_regex(cells, PLAIN)
+class Tally:
+    """How often each word came, over many pieces; the words stay in Arrow's buffers until they are asked for."""
+
+    def __init__(self) -> None:
+        self._words: list[Any] = []
+        self._counts: list[NDArray[np.int64]] = []
+        self.size = 0  # bytes
+
+    def add(self, cells: Words) -> None:
+        """Count the words of some rows."""
+        self._words.append(cells.different._column)
+        self._counts.append(cells.count_different())
+        self.size += self._words[-1].nbytes + self._counts[-1].nbytes
+
+    def drain(self) -> Iterator[tuple[str, int]]:
+        """Every word that was counted and how often it came; then all is forgotten."""
+        import pyarrow as pa
+
+        if not self._words:
+            return
+        words, places = Words(pa.concat_arrays(self._words))._coded
+        counts = np.zeros(len(words), np.int64)
+        np.add.at(counts, places, np.concatenate(self._counts))
+        self._words, self._counts, self.size = [], [], 0
+        for start in range(0, len(words), FEW_WORDS):
+            part = Words(words._column.slice(start, FEW_WORDS))
+            yield from zip(part, counts[start : start + FEW_WORDS].tolist(), strict=True)
+
+
+def _as_doubles(found: Any) -> NDArray[np.float64]:
+    return np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _choose_all(cells: Any, pc: Any) -> NDArray[np.bool_]:
+    return np.ones(len(cells), np.bool_)
+
+
+def _choose_filled(cells: Any, pc: Any) -> NDArray[np.bool_]:
+    return pc.not_equal(cells, "").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _choose_plain(cells: Any, pc: Any) -> NDArray[np.bool_]:
+    return pc.match_substring_regex(cells, PLAIN).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def has_arrow() -> bool:
@@ -122,7 +208,7 @@ def stream_text(path: Path, names: Sequence[str], delimiter: str, *, block: int 
             read_options=csv.ReadOptions(column_names=list(names), skip_rows=1, block_size=block or BLOCK),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
-                column_types={name: pa.string() for name in names}, strings_can_be_null=False
+                column_types={name: pa.string() for name in names}, strings_can_be_null=True, null_values=[""]
             ),
         ) as reader,
     ):

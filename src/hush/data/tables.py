@@ -21,9 +21,10 @@ from hush.data.mapped import Encoded
 from hush.data.numerals import LONGEST_NUMBER as LONGEST_NUMBER
 from hush.data.numerals import MISSING as MISSING
 from hush.data.numerals import POINT, parse_number
+from hush.data.plain_dates import find_dates
 from hush.data.reading import Cells, Count, Piece, count_rows, pieces, pieces_by_part
 from hush.data.schema import Schema
-from hush.data.streaming import Words
+from hush.data.streaming import FEW, WITH_COMMA, Words
 from hush.errors import BadInput
 
 
@@ -56,13 +57,14 @@ def read_numbers(cells: Cells, decimal: str = POINT) -> np.ndarray[Any, np.dtype
         parsed = (parse_number(str(word), decimal) for word in words)
         return np.array([np.nan if value is None else value for value in parsed], dtype=np.float64)
 
-    if not isinstance(cells, Words):
-        return parse(cells)
-    if decimal != POINT:
-        return cells.map(parse)
-    values, places = cells.read_plain()
-    values[places] = parse(cells.list_at(places))
-    return values
+    def parse_long(words: Words) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The same, plain ones together."""
+        found, others = words.plain if decimal == POINT else words.read_commas(WITH_COMMA)
+        values = found.copy()
+        values[others] = parse(words.pick(others))
+        return values
+
+    return cells.map(parse_long) if isinstance(cells, Words) else parse(cells)
 
 
 def texts(cells: Cells) -> list[str]:
@@ -73,14 +75,21 @@ def texts(cells: Cells) -> list[str]:
 
 
 def _long_numbers(cells: Words) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """The same of a column of a long file: what is no plain decimal is looked at as in a short one."""
-    found, places = cells.read_plain()
-    if len(places):
-        others = numbers(cells.list_at(places))
-        if others is None:
-            return None
-        found[places] = others
-    return found
+    """The same of a column of a long file: what Arrow takes for no number is looked at as in a short one, once for
+    every different word. A word among the first cells says what all together would."""
+    if len(cells) > FEW and _long_numbers(cells.take_first(FEW)) is None:
+        return None
+    found = cells.cast()
+    if found is not None:
+        return found
+    words = cells.different
+    plain, places = words.plain
+    others = numbers(list(words.pick(places)))
+    if others is None:
+        return None
+    values = plain.copy()
+    values[places] = others
+    return cells.map(lambda _: values)
 
 
 def map_texts(cells: Cells, function: Callable[[str], float]) -> np.ndarray[Any, Any]:
@@ -100,9 +109,16 @@ def count_texts(cells: Cells) -> Counter[str]:
     if not isinstance(cells, Words):
         return Counter(texts(cells))
     total: Counter[str] = Counter()
-    for word, count in cells.count_words().items():
+    for word, count in zip(cells.different, cells.count_different().tolist(), strict=True):
         total[word.strip()] += count
     return total
+
+
+def find_first(cells: Cells, which: Callable[[str], bool]) -> int | None:
+    """The place of the first cell of whose text ``which`` is true."""
+    if isinstance(cells, Words):
+        return cells.find_first(lambda word: which(word.strip()))
+    return next((place for place, text in enumerate(texts(cells)) if which(text)), None)
 
 
 def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> tuple[Tensor, Tensor]:
@@ -164,7 +180,7 @@ def _encode_cells(cells: Cells, column: Column, path: Path | str) -> Any:
     if column.kind == "category":
         return map_texts(cells, column.code)
     if column.kind != "number":
-        return map_texts(cells, lambda text: GAP if (value := column.parse(text)) is None else value)
+        return _parse_cells(cells, column)
     if column.missing:
         values = read_numbers(cells, column.decimal)
         return np.where(np.abs(values) < LARGEST, values, GAP)
@@ -172,6 +188,24 @@ def _encode_cells(cells: Cells, column: Column, path: Path | str) -> Any:
     if found is None:
         raise holds_text(column.name, path)
     return _filled(found, column.fill)
+
+
+def _parse_cells(cells: Cells, column: Column) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The cells of a flag or a date."""
+
+    def parse(text: str) -> float:
+        """One of them."""
+        value = column.parse(text)
+        return GAP if value is None else value
+
+    if column.kind != "date" or not isinstance(cells, Words):
+        return map_texts(cells, parse)
+    plain = find_dates(cells, column.form)
+    values = np.full(len(cells), np.nan)
+    values[plain.places] = plain.days if column.time else np.floor(plain.days)
+    others = np.flatnonzero(np.isnan(values))
+    values[others] = map_texts(cells.pick(others), parse)
+    return values
 
 
 def holds_text(name: str, path: Path | str) -> BadInput:

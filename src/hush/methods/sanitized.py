@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
+from hush import validate
 from hush.errors import BadInput, Refused
 from hush.methods.setting import Setting
 from hush.noise import Independent
 from hush.plan import Plan
 from hush.queries import ClipMode, Clipping, Query
-from hush.rules import Adam, Rule
+from hush.rules import SGD, Adam, Rule
 from hush.sanitize.adapting import Adapting
 from hush.sanitize.hybrid import Hybrid
 from hush.sanitize.published import Published
 from hush.sanitize.released import Released
 from hush.sanitize.threshold import AdaptiveThreshold
 
+HeadRule = Literal["adam", "sgd"]
 FRONT = "the layers before the sanitisation layer were made without looking at the rows that are trained on"
 
 
@@ -48,12 +51,22 @@ def sanitize(
     return _plan(replace(rdp, sample_rate=None), "sanitize", released, lr, weight_decay)
 
 
-def sanitize_once(setting: Setting, *, lr: float = 1e-3, weight_decay: float = 0.0, nonnegative: bool = False) -> Plan:
+def sanitize_once(
+    setting: Setting,
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    nonnegative: bool = False,
+    rule: HeadRule = "adam",
+) -> Plan:
     """Every record's features released once with noise behind frozen layers, then any training on that.
 
     For public labels and as many epochs as one likes: the ε does not grow with them.
+
+    Where the noise drowns a single row, ``rule="sgd"`` at a rate far below 1/(Cσ√n)² adds up the rows of a class as
+    they are, and beats Adam, which makes steps of the same length of noise and of signal.
     """
-    return _plan(_frozen(setting), "sanitize-once", Released(1, 1, nonnegative), lr, weight_decay)
+    return _plan(_frozen(setting), "sanitize-once", Released(1, 1, nonnegative), lr, weight_decay, rule)
 
 
 def sanitize_frozen(
@@ -63,6 +76,7 @@ def sanitize_frozen(
     weight_decay: float = 0.0,
     nonnegative: bool = False,
     releases: int | None = None,
+    rule: HeadRule = "adam",
 ) -> Plan:
     """The same with k releases of each record behind frozen layers, one an epoch by default.
 
@@ -73,7 +87,7 @@ def sanitize_frozen(
     if isinstance(count, bool) or not 1 <= count <= setting.total_steps:
         raise BadInput(f"releases must be a whole number from 1 to the {setting.total_steps} steps, got {count}")
     query = Released(count, setting.per_epoch, nonnegative)
-    return _plan(_frozen(setting), "sanitize-frozen", query, lr, weight_decay)
+    return _plan(_frozen(setting), "sanitize-frozen", query, lr, weight_decay, rule)
 
 
 def sanitize_hybrid(
@@ -107,9 +121,12 @@ def _frozen(setting: Setting) -> Setting:
     return replace(_replacing(setting), assumptions=(*setting.assumptions, FRONT))
 
 
-def _plan(setting: Setting, method: str, query: Query, lr: float, weight_decay: float) -> Plan:
+def _plan(
+    setting: Setting, method: str, query: Query, lr: float, weight_decay: float, chosen: HeadRule = "adam"
+) -> Plan:
+    validate.one_of(("adam", "sgd"), rule=chosen)
     if setting.sampling == "same-order":
         raise Refused("rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε")
-    rule: Rule = Adam(lr, weight_decay=weight_decay)
+    rule: Rule = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
     noise = Independent(setting.total_steps)
     return setting.plan(method, sampler=setting.sampler("shuffled"), query=query, noise=noise, rule=rule)

@@ -26,18 +26,19 @@ ENDS = {"funnel": "body"}  # where a shipped network has its layer unless anothe
 @dataclass(frozen=True)
 class LayerPlace:
     """Where the layer goes: width and clip of it, and behind which module of the problem's own network; without a name
-    a small network of that width takes its place."""
+    it stays where that network has one, and where it has none a small network of that width takes its place."""
 
     at: str | None = None
-    width: int = WIDTH
-    clip: float = CLIP
+    width: int | None = None
+    clip: float | None = None
     nonnegative: bool = False
 
 
 def put_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
     """The problem with a sanitised network; ``frozen`` keeps what is before the layer as it was initialised."""
     inner, at = _choose_network(task, place, frozen)
-    settings: dict[str, Any] = {"clip": place.clip, "nonnegative": place.nonnegative}
+    clip = task.architecture.arguments.get("clip", CLIP) if place.clip is None else place.clip
+    settings: dict[str, Any] = {"clip": clip, "nonnegative": place.nonnegative}
     made = shipped("sanitized", inner=inner.name, arguments=dict(inner.arguments), at=at, **settings)
     architecture = replace(made, encoder=task.architecture.encoder)
 
@@ -65,15 +66,25 @@ def freeze_before(model: nn.Module, data: Any) -> nn.Module:
 
 
 def _choose_network(task: Problem, place: LayerPlace, frozen: bool) -> tuple[Architecture, str]:
-    own = task.architecture
-    at = place.at or (ENDS.get(own.name) if not frozen else None)
+    own, has = _take_layer_out(task.architecture)
+    if has is not None and frozen != (own.name == "projection"):
+        has = None  # a network whose layers before it are trained is no start for a method that needs them frozen
+    at = place.at or has or (ENDS.get(own.name) if not frozen else None)
     if at is None:
-        return _make_small(task, place.width, frozen)
+        return _make_small(task, place.width or WIDTH, frozen)
     if own.source != "shipped":
         raise BadInput(f"'{task.name}' has a model that does not come with hush: put the layer into it in Python")
-    if own.name == "funnel":
+    if place.width is not None and own.name in ("funnel", "projection"):
         return replace(own, arguments={**own.arguments, "width": place.width}), at
     return own, at
+
+
+def _take_layer_out(architecture: Architecture) -> tuple[Architecture, str | None]:
+    """The network without its layer, and where it had one."""
+    if architecture.name != "sanitized":
+        return architecture, None
+    told = architecture.arguments
+    return replace(architecture, name=told["inner"], arguments=told["arguments"]), told["at"]
 
 
 def _make_small(task: Problem, width: int, frozen: bool) -> tuple[Architecture, str]:

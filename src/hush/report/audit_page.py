@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from hush.audit.auditing import CHOOSING, Audit, Scores
-from hush.audit.bounds import Errors, Vector, bound_epsilon, bound_mu, count_errors
+from hush.audit.bounds import SMALLEST_P, Errors, Vector, bound_epsilon, bound_mu, count_errors
 from hush.audit.verdict import PRINTED, WOLF, Verdict
 from hush.printable import make_printable
 from hush.privacy.guarantee import Guarantee, rounded_down, rounded_up
@@ -39,6 +39,7 @@ def render_audit(audit: Audit, method: str) -> str:
         delta=rounded_up(verdict.delta),
         lower=rounded_down(verdict.epsilon_lower),
         estimate=_down(verdict.epsilon_estimate),
+        p_value=f"{verdict.p_value:.2g}" if verdict.p_value > SMALLEST_P else f"at most {SMALLEST_P:g}",
         needed=f"{100 * (1 - WOLF):g} %",
     )
 
@@ -58,7 +59,7 @@ def _draw_scores(scores: Scores) -> go.Figure:
             (scores.inside, INSIDE, "runs with the canary"),
         )
     ]
-    figure = go.Figure(bars, _layout("score: how much a run looks as if the canary was there", "runs"))
+    figure = go.Figure(bars, _layout("score: high where the canary seems to be in", "runs"))
     return figure.update_layout(barmode="overlay", showlegend=True, legend=_legend())
 
 

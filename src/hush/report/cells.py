@@ -23,15 +23,24 @@ class Cell:
 
 
 def draw_cells(
-    title: str, across: Axis, down: Axis, columns: Sequence[str], rows: Sequence[str], cells: Sequence[Sequence[Cell]]
+    title: str,
+    across: Axis,
+    down: Axis,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    cells: Sequence[Sequence[Cell]],
+    scale: tuple[float, float] | None = None,
 ) -> str:
-    """A grid of cells, coloured by value; the best has a frame and a star, what diverged is hatched."""
+    """A grid of cells, coloured by value; the best has a frame and a star, what diverged is hatched.
+
+    ``scale`` is what is palest and what is darkest, for grids that are compared; that of the values otherwise.
+    """
     left = 22 + max(30, min(110, 6 * max((min(len(name), 16) for name in rows), default=4)))
     wide = (WIDTH - left - RIGHT) / max(1, len(columns))
     high = max(LOWEST / max(1, len(rows)), 16.0, min(34.0, 300 / max(1, len(rows))))
     bottom = TOP + high * len(rows)
     values = [cell.value for row in cells for cell in row if cell.value is not None]
-    low, top = (min(values), max(values)) if values else (0.0, 1.0)
+    low, top = scale or ((min(values), max(values)) if values else (0.0, 1.0))
     parts = []
     for j, row in enumerate(cells):
         for i, cell in enumerate(row):

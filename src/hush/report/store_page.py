@@ -88,8 +88,8 @@ def list_sections(figures: Sequence[Figure]) -> list[Section]:
 
 def _make_table_row(group: Group) -> TableRow:
     badge = group.status if group.status != "unknown" else ""
-    bound = "–" if group.finding is None else f"ε ≥ {rounded_down(group.finding.epsilon_lower)}"
-    where = "" if group.finding is None else f"measured where ε = {group.finding.claimed_epsilon:g} was stated"
+    bound = "–" if group.audited is None else f"ε ≥ {rounded_down(group.audited.epsilon_lower)}"
+    where = "" if group.audited is None else group.audited.tell()
     best = None if group.best is None else group.best.figure("test")
     flatters = group.chosen_by == "test" and group.price.runs > 1 and group.best is not None
     by = " (chosen by the test part, which flatters)" if flatters else ""
@@ -117,15 +117,16 @@ def _tell_setting(group: Group) -> str:
 def _make_overview(groups: Sequence[Group]) -> Sheet:
     columns = ("problem", "method", "epsilon", "status", "audited_lower_bound", "metric", "best_run", "best_test",
                "mean_test", "spread", "seeds", "runs", "finished", "diverged", "failed", "selection_epsilon",
-               "selection_delta")  # fmt: skip
+               "selection_delta", "audit")  # fmt: skip
     rows = []
     for g in groups:
-        bound = None if g.finding is None else g.finding.epsilon_lower
+        bound = None if g.audited is None else g.audited.epsilon_lower
+        verdict = None if g.audited is None else g.audited.verdict
         best = (None, None) if g.best is None else (g.best.key, g.best.figure("test"))
         mean = (None, None, 0) if g.chosen is None else (g.chosen.mean, g.chosen.spread, len(g.chosen.values))
         counts = tuple(g.count(name) for name in ("finished", "diverged", "failed"))
         price = g.price.epsilon, g.price.delta
-        rows.append((*g.place, g.status, bound, g.metric, *best, *mean, len(g.rows), *counts, *price))
+        rows.append((*g.place, g.status, bound, g.metric, *best, *mean, len(g.rows), *counts, *price, verdict))
     return Sheet(columns, tuple(rows), tuple((g.problem, (g.method,), (g.epsilon,)) for g in groups))
 
 

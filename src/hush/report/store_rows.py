@@ -95,12 +95,29 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Audited:
+    """What an audit of a method measured, and what it says about the ε of this kind that is stated for it."""
+
+    method: str
+    status: str
+    verdict: str
+    epsilon_lower: float
+    claimed_epsilon: float
+    where: str
+
+    def tell(self) -> str:
+        """What the bound was measured of."""
+        return f"{self.verdict}: measured where ε = {rounded_up(self.claimed_epsilon)} was stated, {self.where}"
+
+
+@dataclass(frozen=True)
 class Reading:
     """Everything that was read, and what is to be said about the reading."""
 
     name: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    audits: tuple[Audited, ...] = ()  # of methods that may be among these
 
     @cached_property
     def ended(self) -> tuple[Row, ...]:

@@ -13,9 +13,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hush.privacy.guarantee import Finding, findings, rounded_up
+from hush.privacy.guarantee import findings, rounded_up
 from hush.report.choice_price import ChoicePrice, Pricing
-from hush.report.store_rows import Reading, Row
+from hush.report.store_rows import Audited, Reading, Row
 
 WORST = ("refuted", "claimed", "none", "proven")  # what a group is called, of the kinds of ε in it
 
@@ -62,7 +62,7 @@ class Group:
     best: Row | None  # the best run, by the same part
     chosen_by: str  # "validation" or "test"
     price: ChoicePrice
-    finding: Finding | None  # an audit that measured more than was stated
+    audited: Audited | None  # by an audit that refuted what was stated, or by that which measured most
 
     def count(self, outcome: str) -> int:
         """How many of its runs have ended so."""
@@ -79,8 +79,8 @@ def make_groups(reading: Reading) -> list[Group]:
     by_place: dict[tuple[str, str, str], list[Row]] = {}
     for row in reading.ended:
         by_place.setdefault((row.problem, row.method, row.epsilon_label), []).append(row)
-    pricing = Pricing()
-    made = [_make_group(place, rows, pricing) for place, rows in by_place.items()]
+    pricing, audits = Pricing(), (*reading.audits, *_list_shipped())
+    made = [_make_group(place, rows, pricing, audits) for place, rows in by_place.items()]
     return sorted(made, key=lambda group: (group.problem, order_epsilon(group.epsilon), group.method))
 
 
@@ -101,7 +101,21 @@ def group_settings(rows: Iterable[Row]) -> tuple[Setting, ...]:
     return tuple(Setting(tuple(some)) for some in found.values())
 
 
-def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Pricing) -> Group:
+def _list_shipped() -> tuple[Audited, ...]:
+    """The findings that come with hush."""
+    return tuple(
+        Audited(found.method, found.status, "refuted", found.epsilon_lower, found.claimed_epsilon, "as hush ships it")
+        for found in findings()
+    )
+
+
+def _find_audit(audits: Sequence[Audited], method: str, stated: Sequence[str]) -> Audited | None:
+    """One that refuted such an ε where there is one, and of several that which measured most."""
+    mine = [audit for audit in audits if audit.method == method and audit.status in stated]
+    return max(mine, key=lambda audit: (audit.verdict == "refuted", audit.epsilon_lower), default=None)
+
+
+def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Pricing, audits: Sequence[Audited]) -> Group:
     problem, method, epsilon = place
     metric = next((row.metric for row in rows if row.outcome == "finished"), rows[0].metric)
     sign = 1.0 if metric == "accuracy" else -1.0
@@ -110,8 +124,9 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
     alive = [setting for setting in settings if setting.score(part, sign) > -math.inf]
     done = [row for row in rows if row.figure(part) is not None and row.figure("test") is not None]
     stated = [row.status for row in rows if row.status in WORST]
-    finding = next((f for f in findings() if f.method == method and f.status in stated), None)
-    status = "refuted" if finding is not None else next((kind for kind in WORST if kind in stated), "unknown")
+    audited = _find_audit(audits, method, stated)
+    refuted = audited is not None and audited.verdict == "refuted"
+    status = "refuted" if refuted else next((kind for kind in WORST if kind in stated), "unknown")
     return Group(
         problem,
         method,
@@ -124,7 +139,7 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
         max(done, key=lambda row: sign * (row.figure(part) or 0.0)) if done else None,
         part,
         pricing.price(rows, status),
-        finding,
+        audited,
     )
 
 

@@ -1,0 +1,66 @@
+"""Four tries at one small network, as published and each at its best."""
+
+from __future__ import annotations
+
+from published.records import epsilon, pick, read, spread, table, wrap
+
+
+def render_blocks() -> list[str]:
+    """Four tries at one small network."""
+    found = read("building-blocks")
+    tries = (
+        ("no privacy", {"method": "sgd"}),
+        ("1: advanced composition, 100 full steps", {"method": "dp-sgd", "batch_size": 5000, "steps": 100}),
+        ("2: the same accounted by RDP, 200 full steps", {"method": "dp-sgd", "batch_size": 5000, "steps": 200}),
+        ("3: Poisson batches of 250, 200 steps", {"method": "dp-sgd", "batch_size": 250}),
+        ("4: one pass, correlated noise, batch 25", {"method": "dp-matrix-se"}),
+    )
+    rows = []
+    for name, wanted in tries:
+        runs = pick(found, **wanted)
+        sigma = f"{runs[0]['noise_multiplier']:.4g}" if runs else ""
+        rows.append((name, sigma, spread(runs), epsilon(runs)))
+    return [
+        "## Four tries at one small network",
+        "",
+        *wrap(
+            "5 000 MNIST images, two layers, clip 30, learning rate 0.01, δ = 1e-6: the story is told in "
+            "[building-blocks](building-blocks.md). The first try's noise is what advanced composition asks for at "
+            "ε = 1; by exact accounting it is worth far less ε than that."
+        ),
+        "",
+        *table(("try", "σ", "ours, mean ± deviation (seeds)", "ε here"), rows),
+    ]
+
+
+def render_tuned() -> list[str]:
+    """The tries with clip and learning rate chosen for each, and other fourth tries."""
+    found = read("building-blocks-tuned")
+    tries = (
+        ("2: all data, 200 steps", {"method": "dp-sgd", "batch_size": 4500}),
+        ("3: Poisson batches of 225, 200 steps", {"method": "dp-sgd", "batch_size": 225}),
+        ("4: one pass, correlated noise, batch 25", {"method": "dp-matrix-se", "batch_size": 25}),
+        ("4 with batch 225, so 20 steps", {"method": "dp-matrix-se", "batch_size": 225}),
+        ("4 with ten passes of batch 225", {"method": "dp-matrix-me"}),
+        ("4 with banded noise on sampled batches of 225", {"method": "dp-bandmf"}),
+    )
+    rows = []
+    for name, wanted in tries:
+        best = max(pick(found, **wanted), key=lambda r: r["validation_accuracy"], default=None)
+        if best is None:
+            rows.append((name, "", "", "", "not run"))
+            continue
+        options = best["config"]["options"]
+        reached = f"{100 * best['test_accuracy']:.2f}"
+        rows.append((name, f"{best['noise_multiplier']:.4g}", f"{options['clip']:g}", f"{options['lr']:g}", reached))
+    return [
+        "## The same tries, each at its best clip and learning rate",
+        "",
+        *wrap(
+            "4 500 of the images, 500 held out to choose among four clips and four learning rates each; ε = 1, "
+            "δ = 1e-6, one seed. The choice itself is not counted in ε. The banded noise that is best here has one "
+            "band: it is independent noise."
+        ),
+        "",
+        *table(("try", "σ", "clip", "lr", "ours (1)"), rows),
+    ]

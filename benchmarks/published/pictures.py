@@ -1,0 +1,197 @@
+"""Pictures of docs/reproduction.md from the records: curves over epochs, confusion matrices, learning rates."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+
+from hush.report.cells import Cell as Square
+from hush.report.cells import draw_cells
+from hush.report.drawing import WIDTH, Axis, Point, Series, draw_lines, make_standalone, text_of
+from published import mnist
+from published.mnist import Row
+from published.records import Record, epsilon, pick, read
+from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES
+from published.sweeps import Cell, find_merit, find_rate, read_cells
+
+FLOOR = 0.8  # of MNIST's accuracies: what is below is before the first useful epoch, and would squeeze the rest
+EPOCHS, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
+HEADING = 24  # height of a panel's title
+Panel = tuple[str, str]
+
+
+def draw_all() -> dict[str, str]:
+    """Every picture whose records are there: its file's name and its SVG."""
+    found = {
+        "curves-dpsgd": (_curves_dpsgd(), 2),
+        "confusion-dpsgd-mlp": (_confusions(mnist.list_dpsgd(0.9)[:3]), 3),
+        "confusion-dpsgd-lenet": (_confusions(mnist.list_dpsgd(0.9)[3:]), 3),
+        "curves-ftrl": (_curves_ftrl(), 1),
+        "confusion-ftrl": (_confusions(mnist.list_ftrl()), 3),
+        "curves-versus": (_curves_versus(), 3),
+        "confusion-versus": (_confusions(_list_versus()), 3),
+        "rates-setup-2": (_rates("setup-2", ONE_PASS), 2),
+        "rates-setup-3": (_rates("setup-3-reduced", MANY), 2),
+        "curves-setup-3": (_curves_chosen("setup-3-reduced", MANY), 2),
+        "rates-setup-1": (_rates("setup-1-reduced", RULES), 2),
+        "curves-setup-1": (_curves_chosen("setup-1-reduced", RULES), 2),
+    }
+    return {f"{name}.svg": arrange(panels, columns) for name, (panels, columns) in found.items() if panels}
+
+
+def arrange(panels: Sequence[Panel], columns: int) -> str:
+    """Charts beside and below each other, each under its title, as one file."""
+    columns = min(columns, len(panels))
+    parts, top = [], 0.0
+    for start in range(0, len(panels), columns):
+        line = panels[start : start + columns]
+        for place, (title, svg) in enumerate(line):
+            x = place * WIDTH
+            parts.append(f'<text class="name" x="{x + WIDTH / 2:.0f}" y="{top + 17:.0f}">{text_of(title)}</text>')
+            parts.append(svg.replace("<svg ", f'<svg x="{x}" y="{top + HEADING:.0f}" ', 1))
+        top += HEADING + max(_find_height(svg) for _, svg in line)
+    size = f'viewBox="0 0 {columns * WIDTH} {top:.0f}" width="{columns * WIDTH}" height="{top:.0f}"'
+    told = text_of("; ".join(title for title, _ in panels))
+    inside = f'<g class="all">{"".join(parts)}</g>'
+    return make_standalone(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{told}">{inside}</svg>\n'
+    )
+
+
+def _find_height(svg: str) -> float:
+    found = re.search(r' height="(\d+)"', svg)
+    return float(found[1]) if found else 0.0
+
+
+def average_curves(runs: Sequence[Record], figure: str = "test_accuracy", floor: float = 0.0) -> list[Point]:
+    """Mean and deviation over seeds at every epoch that all of them have."""
+    points = []
+    for at in zip(*(run["curve"] for run in runs), strict=False):
+        values = [point[figure] for point in at]
+        mean = statistics.mean(values)
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        if mean >= floor:
+            points.append(Point(at[0]["epoch"], mean, spread=spread))
+    return points
+
+
+def _panel(title: str, series: Sequence[Series], across: Axis = EPOCHS, up: Axis = ACCURACY) -> list[Panel]:
+    drawn = draw_lines(title, across, up, [one for one in series if one.points])
+    return [(title, drawn)] if drawn else []
+
+
+def _curves_dpsgd() -> list[Panel]:
+    panels = []
+    for place, (problem, model) in enumerate(mnist.PROBLEMS):
+        plain = pick(read("mnist-plain"), problem=problem)
+        series = [Series("SGD", average_curves(plain, floor=FLOOR), "none", look=7)]
+        for row in mnist.list_dpsgd(0.9)[3 * place : 3 * place + 3]:
+            told = f"{row.noise}, ε = {epsilon(list(row.runs))}"
+            series.append(Series(told, average_curves(row.runs, floor=FLOOR)))
+        panels += _panel(f"{model}, DP-SGD with momentum 0.9", series)
+    return panels
+
+
+def _curves_ftrl() -> list[Panel]:
+    rows = [row for row in mnist.list_ftrl() if row.runs]
+    return _panel("LeNet, DP-FTRL", [Series(row.noise, average_curves(row.runs, floor=FLOOR)) for row in rows])
+
+
+def _curves_versus() -> list[Panel]:
+    shown = (("DP-SGD, momentum 0.9", "dp-sgd", 0.9), ("DP-SGD", "dp-sgd", 0.0), ("DP-FTRL", "dp-ftrl", 0.0))
+    panels = []
+    for target in mnist.VERSUS:
+        series = [
+            Series(name, average_curves(mnist.pick_versus(target, method, momentum), floor=FLOOR), look=look)
+            for look, (name, method, momentum) in enumerate(shown)
+        ]
+        panels += _panel(f"LeNet at ε = {target:g}", series)
+    return panels
+
+
+def _list_versus() -> list[Row]:
+    """Table IV's rows by method, so that each line of matrices is one."""
+    rows = mnist.list_versus(0.9)
+    if not any(row.runs for row in rows if row.model.startswith("dp-sgd")):
+        rows = mnist.list_versus(0.0)
+    return sorted(rows, key=lambda row: row.model, reverse=True)
+
+
+def confuse(runs: Sequence[Record]) -> list[list[float]]:
+    """The share in percent of each class that is taken for each, over all seeds."""
+    summed = [
+        [sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*(r["confusion"] for r in runs), strict=True)
+    ]
+    return [[100 * count / sum(row) for count in row] for row in summed]
+
+
+def _confusions(rows: Sequence[Row]) -> list[Panel]:
+    found = [(row, confuse(row.runs)) for row in rows if row.runs]
+    errors = [share for _, shares in found for i, line in enumerate(shares) for j, share in enumerate(line) if i != j]
+    return [(_name(row), _draw_confusion(_name(row), shares, max(errors))) for row, shares in found]
+
+
+def _name(row: Row) -> str:
+    return f"{row.model}, {row.noise.partition(':')[0]}"
+
+
+def _draw_confusion(title: str, shares: list[list[float]], most: float) -> str:
+    names = [str(digit) for digit in range(len(shares))]
+    cells = [
+        [
+            Square(None if i == j else share, _label(share), f"{names[i]} taken for {names[j]}: {share:.2f} %")
+            for j, share in enumerate(line)
+        ]
+        for i, line in enumerate(shares)
+    ]
+    return draw_cells(title, Axis("taken for"), Axis("digit"), names, names, cells, scale=(0.0, most))
+
+
+def _label(share: float) -> str:
+    return f"{share:.1f}" if share >= 0.05 else ""
+
+
+def _measure(cells: Sequence[Cell]) -> tuple[str, Axis]:
+    accurate = find_merit([run for cell in cells for run in cell.finished]).figure == "accuracy"
+    return ("test_accuracy", ACCURACY) if accurate else ("test_loss", Axis("test loss"))
+
+
+def _split(name: str) -> list[tuple[str, list[Cell]]]:
+    """The cells that one panel compares: the same problem, ε and batch size."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in sorted(read_cells(name), key=lambda c: (c.problem, c.epsilon, c.batch)):
+        told = f"{PROBLEMS[cell.problem]}, ε = {cell.epsilon:g}, batch {cell.batch}"
+        groups.setdefault(told, []).append(cell)
+    return [(told, cells) for told, cells in groups.items() if any(cell.finished for cell in cells)]
+
+
+def _rates(name: str, methods: Sequence[str]) -> list[Panel]:
+    """Every run of a sweep's first seed, over its learning rate."""
+    panels = []
+    for told, cells in _split(name):
+        figure, up = _measure(cells)
+        series = [
+            Series(METHODS[cell.method], _list_rates(cell, figure), look=methods.index(cell.method)) for cell in cells
+        ]
+        panels += _panel(told, series, Axis("learning rate (log scale)", log=True), up)
+    return panels
+
+
+def _list_rates(cell: Cell, figure: str) -> list[Point]:
+    runs = sorted(cell.finished, key=find_rate)
+    return [Point(find_rate(run), run[figure]) for run in runs]
+
+
+def _curves_chosen(name: str, methods: Sequence[str]) -> list[Panel]:
+    """Over epochs, at each method's chosen rate."""
+    panels = []
+    for told, cells in _split(name):
+        figure, up = _measure(cells)
+        series = [
+            Series(METHODS[cell.method], average_curves(cell.seeds, figure), look=methods.index(cell.method))
+            for cell in cells
+            if cell.seeds
+        ]
+        panels += _panel(told, series, up=up)
+    return panels

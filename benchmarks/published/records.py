@@ -1,0 +1,101 @@
+"""Records of runs: from a store to results/, and what a table says of a few of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, SPECS = ROOT / "results", ROOT / "specs"
+KEPT = (
+    *("key", "outcome", "reason", "config", "versions", "test_loss", "test_accuracy", "validation_loss"),
+    *("validation_accuracy", "epsilon", "delta", "status", "protects", "adjacency", "accountant"),
+    *("noise_multiplier", "sensitivity", "noise_std", "steps", "steps_taken", "examples", "parameters"),
+    *("train_seconds", "confusion"),
+)
+CURVE = ("epoch", "test_accuracy", "test_loss", "epsilon", "spread")
+Record = dict[str, Any]
+
+
+def collect(store: Path, spec: Path) -> Path:
+    """The runs of a spec that a store has finished, compact, in the order of the spec."""
+    from hush.bench.spec import read_spec
+
+    lines = []
+    for trial in read_spec(spec).trials:
+        folder = store / "runs" / trial.key
+        if not (folder / "record.json").exists():
+            continue
+        record = json.loads((folder / "record.json").read_text())
+        curve = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+        shown = [{k: e[k] for k in CURVE if k in e} for e in curve]
+        lines.append(json.dumps({k: record[k] for k in KEPT if k in record} | {"curve": shown}))
+    out = RESULTS / f"{spec.stem}.jsonl"
+    RESULTS.mkdir(exist_ok=True)
+    out.write_text("".join(f"{line}\n" for line in lines))
+    return out
+
+
+def read(name: str) -> list[Record]:
+    """The records of one spec; none where it has not been run."""
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def pick(records: Iterable[Record], **wanted: Any) -> list[Record]:
+    """The finished runs whose settings or options are these."""
+
+    def value(record: Record, name: str) -> Any:
+        config = record["config"]
+        return config[name] if name in config else config["options"].get(name)
+
+    return [r for r in records if r["outcome"] == "finished" and all(value(r, k) == v for k, v in wanted.items())]
+
+
+def list_percent(records: Iterable[Record], figure: str = "test_accuracy") -> list[float]:
+    """A figure of every run, in percent."""
+    return [100 * r[figure] for r in records]
+
+
+def tell_values(values: list[float], digits: int = 2) -> str:
+    """Mean ± standard deviation, and of how many."""
+    if not values:
+        return "not run"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation} ({len(values)})"
+
+
+def spread(records: list[Record], figure: str = "test_accuracy") -> str:
+    """Mean ± standard deviation over seeds in percent, and how many."""
+    return tell_values(list_percent(records, figure))
+
+
+def epsilon(records: list[Record]) -> str:
+    """ε by our accountant, rounded up, with its status where it is not proven."""
+    if not records or records[0]["epsilon"] is None:
+        return "none"
+    found = max(r["epsilon"] for r in records)
+    status = "" if records[0]["status"] == "proven" else f", {records[0]['status']}"
+    return f"{math.ceil(found * 100 - 1e-9) / 100:.2f}{status}"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def wrap(text: str) -> list[str]:
+    """A paragraph in lines of a page's width."""
+    return textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def wrap_item(text: str, width: int = 118) -> list[str]:
+    """An entry of a list in lines of a page's width."""
+    return textwrap.wrap(
+        text, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
