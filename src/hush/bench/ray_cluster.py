@@ -164,15 +164,28 @@ def connect(address: str | None) -> Iterator[Any]:
     _check_address(address)
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(_silence_ray())
         where = _start_here(stack) if address is None else {"address": address}
         stack.callback(_leave, ray, before)
         try:
-            ray.init(**where, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+            ray.init(**where, log_to_driver=False, configure_logging=False)
         except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
             what = "Ray does not start here" if address is None else f"no Ray cluster can be joined at '{address}'"
             raise BadInput(f"{what}: {_first_sentence(error)}") from error
         yield ray
+
+
+@contextmanager
+def _silence_ray() -> Iterator[None]:
+    """Ray prints what happens to nodes on stdout, and warns on stderr (of little shared memory, which no run uses)."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check_address(address: str | None) -> None:
