@@ -108,7 +108,8 @@ def test_numbers_of_any_spelling(main: str) -> None:
         cells = mix(seed, main)
         for sign in (".", COMMA):
             one, other = read_numbers(cells, sign), read_numbers(Words(pa.array(cells)), sign)
-            assert one.tobytes() == other.tobytes()
+            kept = [np.where(np.isfinite(found), found, np.nan) for found in (one, other)]  # all that is encoded
+            assert kept[0].tobytes() == kept[1].tobytes()
         one_by_one, together = numbers(cells), numbers(Words(pa.array(cells)))
         assert (one_by_one is None) == (together is None)
 
