@@ -12,6 +12,8 @@ import pytest
 from hush.cli import main
 from hush.cli.plan import default_batches
 from hush.methods import Setting, make_plan
+from hush.problems import from_files
+from hush.problems.released import plan_releases
 from hush.report.prospects import ENOUGH, NEAR, Outlook, Prospect, choose, look_ahead
 from hush.report.prospects_words import explain_outlook, explain_row
 
@@ -101,6 +103,23 @@ def test_minutes_and_weights_come_from_the_problem(capsys) -> None:
 def test_bad_input_is_one_sentence(capsys, flags, told) -> None:
     assert main(["plan", *flags]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_ranges_released_before_training_are_charged(capsys, tmp_path) -> None:
+    """σ is the one that `hush train` finds for both together."""
+    path = tmp_path / "rows.csv"
+    path.write_text("x,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(500)))
+    flags = ("plan", "--data", str(path), "--target", "y", "--epsilon", "2", "--batch-size", "100", "--epochs", "2")
+    (plain,), (charged,) = answer(capsys, *flags), answer(capsys, *flags, "--private-ranges", "0.3")
+    problem = from_files(path, target="y", private_ranges=True)
+    alone = make_plan("dp-sgd", examples=400, batch_size=100, epochs=2, epsilon=2)
+    (part,) = plan_releases(problem, alone, 2.0, range_share=0.3)
+    both = replace(alone, beside=(part.beside,)).calibrated(2.0)
+    assert plain["noise_multiplier"] == pytest.approx(alone.sigma, rel=1e-9)
+    assert charged["noise_multiplier"] == pytest.approx(both.sigma, rel=1e-9)
+    assert both.sigma > alone.sigma
+    assert main(["plan", "--examples", "400", "--private-ranges", "0.3"]) != 0
+    assert "planned for the data themselves: name them with --data" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_left_out(capsys) -> None:

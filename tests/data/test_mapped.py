@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hush.data import long_tables, mapped
+from hush.data.inspection import inspect_table
 from hush.data.mapped import Encoded, Picked, digest_table, map_rows, pick_all
 from hush.data.splits import as_arrays, hold_out
 from hush.digests import digest_data
@@ -164,6 +165,58 @@ def test_a_second_reading_finds_the_first(table: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(long_tables, "encode_table", lambda *given: pytest.fail("read again"))
     check_equal(from_files(table, target="y").train, long.train)
     assert len(list(cache.iterdir())) == 1
+
+
+def test_what_the_columns_showed_is_kept_for_a_long_table(
+    table: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    short, long = load_both(table, monkeypatch)
+    folder = cache.parent / "columns"
+    (kept,) = folder.iterdir()
+    assert (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(kept.stat().st_mode)) == (0o700, 0o600)
+    looked: list[Path] = []
+    look = long_tables.look
+    monkeypatch.setattr(long_tables, "look", lambda path, *rest: looked.append(path) or look(path, *rest))
+    again = from_files(table, target="y")
+    assert looked == []
+    assert (again.schema, again.notes) == (long.schema, long.notes) == (short.schema, short.notes)
+    from_files(table, target="y", public=("ranges",))  # asks for nothing more of the cells
+    assert looked == []
+    from_files(table, target="g")
+    assert looked == [table]
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert from_files(table, target="y").schema == long.schema
+    assert looked == [table, table]
+    part = table.parent / "part0.csv"
+    part.write_text(part.read_text().replace("g0", "h0"))
+    from_files(table, target="y")
+    assert looked == [table] * 3
+
+
+def test_a_cache_that_cannot_be_written_keeps_nobody_from_looking(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = inspect_table(table, {}, target="y")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(long_tables, "MAPPED", 0)
+    assert inspect_table(table, {}, target="y") == expected
+
+
+def test_a_file_that_is_left_alone_is_digested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,0\n")
+    read: list[Path] = []
+    digest = mapped._digest_bytes
+    monkeypatch.setattr(mapped, "_digest_bytes", lambda given: read.append(given) or digest(given))
+    first = {digest_table([path], {}) for _ in range(3)}
+    assert read.count(path) == 3  # it was just written: its times say nothing yet
+    monkeypatch.setattr(mapped, "SETTLED", -1.0)
+    assert {digest_table([path], {}) for _ in range(3)} == first
+    assert read.count(path) == 4
+    path.write_text("x,y\n1,0\n2,1\n")
+    assert digest_table([path], {}) not in first
+    assert read.count(path) == 5
 
 
 def test_other_bytes_and_other_facts_are_another_table(tmp_path: Path) -> None:

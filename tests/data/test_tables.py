@@ -11,7 +11,7 @@ import pytest
 
 from hush.data import reading
 from hush.data.infer import infer_schema
-from hush.data.schema import Column, public_columns, read_schema
+from hush.data.schema import Column, Schema, public_columns, read_schema
 from hush.data.tables import read_table
 from hush.errors import BadInput
 
@@ -59,7 +59,39 @@ def test_a_given_schema_decides(tmp_path: Path) -> None:
     rows, labels = read_table(path, schema)
     assert labels.tolist() == [0, 1, 1]
     assert rows[:, :2].tolist() == [[39, 0], [50, 1], [28, 0]]
-    assert schema.features[0].encoding() == "range 0 … 120 mapped to [−1, 1]"
+    assert schema.features[0].encoding() == (
+        "range 0 … 120 mapped to [−1, 1], and 8 fixed functions on a logarithmic scale"
+    )
+
+
+def test_a_range_never_takes_inputs_away(tmp_path: Path) -> None:
+    """Whoever says more about a number must not get less; the schema may still ask for the range alone."""
+    path = write(tmp_path, TEXT)
+    free = infer_schema(path, "label", {}).columns[0]
+    for given, public in (
+        ({"columns": {"age": {"low": 0, "high": 120}}}, ()),
+        ({"range": [0, 120]}, ()),
+        ({}, ("ranges",)),
+    ):
+        ranged = infer_schema(path, "label", given, public).columns[0]
+        assert ranged.low is not None
+        assert ranged.has_waves
+        assert ranged.width - ranged.missing == free.width - free.missing + 1
+    plain = {"columns": {"age": {"low": 0, "high": 120, "waves": False}}}
+    assert infer_schema(path, "label", plain).columns[0].width == 1
+    assert infer_schema(path, "label", {"range": [0, 120], "columns": {"age": {"waves": False}}}).columns[0].width == 1
+
+
+def test_a_released_schema_is_taken_as_it_stands() -> None:
+    """Models from before there was a choice have the range alone, and say nothing about it."""
+    assert public_columns({"age": {"kind": "number", "low": 0, "high": 120}})["age"].width == 1
+    rich = Schema((Column("age", "number", 0, 120, waves=True), Column("y", "category")), "y", ("u", "v"))
+    assert rich.to_json()["columns"] == {"age": {"kind": "number", "low": 0, "high": 120, "waves": True}}
+    assert public_columns(rich.to_json()["columns"])["age"] == rich.columns[0]
+    with pytest.raises(BadInput, match="'waves' of column 'age' must be true or false"):
+        public_columns({"age": {"low": 0, "high": 1, "waves": 1}})
+    with pytest.raises(BadInput, match="has the waves of a number and is said to be a category"):
+        public_columns({"age": {"kind": "category", "waves": True}})
 
 
 def test_hashing_is_fixed_and_public() -> None:

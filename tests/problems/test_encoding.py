@@ -143,6 +143,28 @@ def test_columns_without_anything_new_keep_their_bits() -> None:
     assert list(Encoder(columns).state_dict()) == list(Encoder(COLUMNS).state_dict()) == []
 
 
+def test_a_range_with_waves_by_hand() -> None:
+    """The clamped number on its range, and the functions of a number without one; the JSON says the same."""
+    columns = [Column("r", "number", 1, 9, waves=True), Column("f", "number"), Column("p", "number", 0, 4)]
+    rows = torch.tensor([[3.0, -2.0, 1.0], [1e30, 0.5, 9.0], [-5.0, 7.0, 0.0]])
+    inputs = Encoder(columns)(rows)
+    both = np.stack([[3.0, 9.0, 1.0], [-2.0, 0.5, 7.0]], 1)
+    waves = (np.arcsinh(10 * both)[:, :, None] * np.array(WAVES)).reshape(3, -1)
+    ranged = np.array([[-0.5, -0.5], [1, 1], [-1, -1]])
+    expected = np.concatenate([ranged, np.arcsinh(both) / 4, np.tanh(both), np.sin(waves), np.cos(waves)], 1)
+    np.testing.assert_allclose(inputs, expected, atol=2e-6)
+    assert Encoder(columns).width == sum(column.width for column in columns) == 9 + 8 + 1
+    blocks = describe_columns(columns)["blocks"]
+    assert [(b["column"], b["function"]) for b in blocks[:4]] == [
+        ("r", "range"),
+        ("p", "range"),
+        ("r", "cut asinh"),
+        ("f", "asinh"),
+    ]
+    assert [(b["low"], b["high"]) for b in blocks if b["function"].startswith("cut ")] == [(1, 9)] * 4
+    assert [b["at"] for b in blocks] == [0, 1, 2, 3, 4, 5, 6, 9, 12, 15]
+
+
 def test_the_days_of_the_test() -> None:
     assert parse_date("1.1.1950", DOTTED) == -7305
     assert parse_date("2020-07-01", DOTTED) == 18444

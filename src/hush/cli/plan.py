@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from hush.claims import claim_steps
 from hush.cli import task as t
 from hush.cli.console import be_patient, show, show_block, show_json, show_table
 from hush.cli.planning import DEFAULT_EPSILON, PlanOptions, read_method_options, warn_delta
+from hush.cli.preparing import asks_for_releases, plan_before
 from hush.cli.shell import KEEPING, OutputOptions, take
 from hush.errors import BadInput
 from hush.files import writable_directory, write_atomic
@@ -63,13 +65,14 @@ def plan(given: Planning) -> None:
     chosen = read_method_options(given.method, given.settings)
     with be_patient("calibrating the noise") as tell:
         found = list(look_ahead(given.method, setting, _grid(given, setting.examples), tell, **chosen))
-        rows = [replace(row, weights=weights) for row in found]
+        charge = partial(_charge_before, task=task, given=given)
+        rows = [charge(replace(row, weights=weights)) for row in found]
         if task is not None:
             tell("timing some steps")
             rows = with_minutes(rows, task, _shorten(given.method, setting, chosen))
         best = choose(rows, _pick_epsilon(rows))
         silent = given.as_json and given.out is None
-        outlook = None if silent else look_around(given.method, setting, best, tell, **chosen)
+        outlook = None if silent else look_around(given.method, setting, best, tell, charge=charge, **chosen)
     warn_delta(given.delta, setting.examples)
     if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
@@ -100,12 +103,19 @@ def _read(given: Planning) -> tuple[Problem | None, Setting, int | None]:
             raise BadInput("--data and --problem say how many examples and weights there are: leave the numbers out")
         task = t.load_task(given)
         examples, weights = task.examples, count_weights(task)
+    if task is None and asks_for_releases(given):
+        raise BadInput("what is released before training is planned for the data themselves: name them with --data")
     if examples is None:
         raise BadInput("say how many examples there are: --examples 60000, or the data themselves with --data")
     if weights is not None:
         validate.whole(parameters=weights)
     unit = "example" if task is None else task.unit
     return task, Setting(examples, batch_size=1, delta=given.delta, unit=unit), weights
+
+
+def _charge_before(row: Prospect, task: Problem | None, given: Planning) -> Prospect:
+    """The row with what is released before training within its ε, as `hush train` charges it, where that is asked."""
+    return row if task is None else replace(row, plan=plan_before(row.plan, task, given, row.epsilon)[0])
 
 
 def _grid(given: Planning, examples: int) -> list[tuple[float, int, float]]:

@@ -136,13 +136,20 @@ class Outlook:
 
 
 def look_around(
-    method: str, setting: Setting, chosen: Prospect, tell: Tell = lambda text: None, **options: Any
+    method: str,
+    setting: Setting,
+    chosen: Prospect,
+    tell: Tell = lambda text: None,
+    *,
+    charge: Callable[[Prospect], Prospect] = lambda prospect: prospect,
+    **options: Any,
 ) -> Outlook:
-    """The recommended row beside its neighbours, and beside correlated noise over ε."""
+    """The recommended row beside its neighbours, and beside correlated noise over ε; ``charge`` gives each the noise
+    that it has where something else is released within the same ε."""
 
     def at(epsilon: float, batch: int, name: str = method) -> Prospect:
         grid, given = [(epsilon, batch, chosen.epochs)], options if name == method else {}
-        return replace(next(look_ahead(name, setting, grid, **given)), weights=chosen.weights)
+        return charge(replace(next(look_ahead(name, setting, grid, **given)), weights=chosen.weights))
 
     tell("beside the recommended row")
     batch, wide = chosen.batch_size, 2 * chosen.batch_size <= setting.examples
