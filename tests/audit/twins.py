@@ -18,8 +18,8 @@ from hush.named import Losses, State, Sums
 from hush.noise.noise import Noise, Rows
 from hush.queries.adaptive import CHANNEL, Adaptive
 from hush.queries.clipped import clipped_sums
-from hush.randomness import Secret
-from hush.sampling import Partitioned, PoissonSampled, Room
+from hush.randomness import Secret, generator
+from hush.sampling import PoissonSampled, Room
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,9 @@ class SecretOrder:
         return Room(2 * self.batch_size)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
-        return Partitioned(population, self.batch_size, self.steps).indices(secret, step, population)
+        batches = self.examples // self.batch_size
+        order = generator(secret, "sampling", 0).permutation(population)
+        return torch.from_numpy(order[step % batches :: batches].copy())
 
 
 def halve_noise(plan: hush.Plan) -> hush.Plan:
