@@ -17,6 +17,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,20 @@ from torch.nn import functional
 
 from hush.methods import make_plan
 from hush.noising import cut_shards
+from hush.problems.models import lenet5, mlp, p1
 from hush.ranks import join_ranks
 from hush.run import Run
 
 POINTS = [("dp-sgd", {}), ("dp-bandmf", {"bands": 4}), ("dp-bandmf", {"bands": 2}), ("dp-blt", {"buffers": 3})]
 WIDTHS = (1_000, 40_000)
 CLASSES = 10
-TIMED = {"width": 2_000, "batch": 512, "microbatch": 128, "steps": 20}
+TIMED = {"batch": 512, "microbatch": 128, "steps": 10}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(2_000, CLASSES), (2_000,)),
+    "MLP 784-512-256-128-10": (lambda: mlp([784, 512, 256, 128, CLASSES]), (784,)),
+    "LeNet-5": (lenet5, (1, 28, 28)),
+    "P1": (p1, (3, 32, 32)),
+}
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES, PAGE = ROOT / "results" / "scale.json", ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- made by benchmarks/scale.py -->\n", "<!-- end of what is made -->"
@@ -70,13 +78,20 @@ def losses(model: nn.Module, content: Any) -> Tensor:
     return functional.cross_entropy(model(content[0]), content[1], reduction="none")
 
 
-def start(method: str, options: dict[str, Any], width: int, batch: int, steps: int, **more: Any) -> Run:
-    """A run of a linear model on made-up rows; ``more`` goes to the plan's start."""
-    examples = 4 * batch
+def start(
+    method: str,
+    options: dict[str, Any],
+    network: tuple[Callable[[], nn.Module], tuple[int, ...]],
+    batch: int,
+    steps: int,
+    **more: Any,
+) -> Run:
+    """A run of a network on made-up rows; ``more`` goes to the plan's start."""
+    examples, (build, shape) = 4 * batch, network
     plan = make_plan(method, examples=examples, batch_size=batch, steps=steps, noise_multiplier=2.0, **options)
     torch.manual_seed(0)
-    rows = torch.randn(examples, width), torch.randint(0, CLASSES, (examples,))
-    return plan.start(nn.Linear(width, CLASSES), losses, rows, secret=1, **more)
+    rows = torch.randn(examples, *shape), torch.randint(0, CLASSES, (examples,))
+    return plan.start(build(), losses, rows, secret=1, **more)
 
 
 def work(rank: int, world: int, folder: str, timed: bool, repeats: int) -> None:
@@ -97,7 +112,8 @@ def count_points(world: int) -> list[dict[str, Any]]:
     count_sent(world, counted)
     for method, options in POINTS:
         for width in WIDTHS:
-            run = start(method, options, width, 32, 8, ranks=ranks, noise_shards=True)
+            linear = (partial(nn.Linear, width, CLASSES), (width,))
+            run = start(method, options, linear, 32, 8, ranks=ranks, noise_shards=True)
             run.step(run.batch(0))
             counted.clear()
             run.step(run.batch(1))
@@ -112,18 +128,20 @@ def count_points(world: int) -> list[dict[str, Any]]:
 
 
 def time_steps(world: int, repeats: int) -> list[dict[str, Any]]:
-    """Seconds of some steps at the same total work, the best of several goes."""
-    ranks, best, warm = join_ranks(), float("inf"), 4
-    for _ in range(repeats):
-        last = warm + TIMED["steps"]
-        run = start("dp-sgd", {}, TIMED["width"], TIMED["batch"], last, ranks=ranks, microbatch=TIMED["microbatch"])
-        for step in range(warm):
-            run.step(run.batch(step))
-        clock = time.perf_counter()
-        for step in range(warm, last):
-            run.step(run.batch(step))
-        best = min(best, time.perf_counter() - clock)
-    return [{"processes": world, "seconds": best, "d": run.coordinates}]
+    """Of every network the seconds of some steps at the same total work, the best of several goes."""
+    ranks, warm, rows = join_ranks(), 4, []
+    for name, network in NETWORKS.items():
+        best, last = float("inf"), warm + TIMED["steps"]
+        for _ in range(repeats):
+            run = start("dp-sgd", {}, network, TIMED["batch"], last, ranks=ranks, microbatch=TIMED["microbatch"])
+            for step in range(warm):
+                run.step(run.batch(step))
+            clock = time.perf_counter()
+            for step in range(warm, last):
+                run.step(run.batch(step))
+            best = min(best, time.perf_counter() - clock)
+        rows.append({"network": name, "d": run.coordinates, "processes": world, "seconds": best})
+    return rows
 
 
 def run_world(world: int, timed: bool, repeats: int) -> list[dict[str, Any]]:
@@ -137,11 +155,12 @@ def run_world(world: int, timed: bool, repeats: int) -> list[dict[str, Any]]:
 def measure_times(worlds: list[int], repeats: int) -> list[dict[str, Any]]:
     """The efficiency of every number of processes, with what it was measured on."""
     load = os.getloadavg()[0]
-    alone, rows = run_world(1, True, repeats)[0]["seconds"], []
+    about = {"cores": os.cpu_count(), "load before": round(load, 2), "torch": torch.__version__, **TIMED}
+    alone, rows = run_world(1, True, repeats), []
     for world in worlds:
-        shared = run_world(world, True, repeats)[0]
-        about = {"cores": os.cpu_count(), "load before": round(load, 2), "torch": torch.__version__, **TIMED}
-        rows.append({**shared, "seconds of one": alone, "efficiency": alone / (world * shared["seconds"]), **about})
+        for one, shared in zip(alone, run_world(world, True, repeats), strict=True):
+            efficiency = one["seconds"] / (world * shared["seconds"])
+            rows.append({**shared, "seconds of one": one["seconds"], "efficiency": efficiency, **about})
     return rows
 
 
@@ -182,10 +201,12 @@ def render_times(figures: dict[str, list[dict[str, Any]]]) -> list[str]:
             "`OMP_NUM_THREADS=1 python benchmarks/scale.py --time` measures it on an idle machine with a core for each"
         )
         return [how, "process. This page has no figure of it yet."]
-    lines = ["| processes | cores | efficiency |", "|---|---|---|"]
-    lines += [f"| {row['processes']} | {row['cores']} | {row['efficiency']:.2f} |" for row in figures["times"]]
+    lines = ["| network | d | processes | cores | efficiency |", "|---|---|---|---|---|"]
+    for row in figures["times"]:
+        about = (row["network"], write_number(row["d"]), row["processes"], row["cores"], f"{row['efficiency']:.2f}")
+        lines.append(f"| {' | '.join(map(str, about))} |")
     row = figures["times"][0]
-    return [*lines, "", f"dp-sgd, d = {write_number(row['d'])}, batch {row['batch']}, {row['steps']} steps."]
+    return [*lines, "", f"dp-sgd, batch {row['batch']}, {row['steps']} steps, one thread a process."]
 
 
 def write_number(number: int) -> str:

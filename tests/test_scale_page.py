@@ -38,10 +38,11 @@ def test_what_was_counted_is_what_the_formulas_say(page: ModuleType) -> None:
 
 def test_a_changed_figure_changes_the_page(page: ModuleType, monkeypatch, tmp_path: Path) -> None:
     figures = page.read()
-    times = {"processes": 2, "cores": 8, "efficiency": 0.4321, "d": 20_010, "batch": 512, "steps": 20}
+    about = {"network": "LeNet-5", "d": 61_706, "processes": 2, "cores": 8, "batch": 512, "steps": 10}
+    times = {**about, "efficiency": 0.4321}
     (tmp_path / "scale.json").write_text(json.dumps(figures | {"times": [times]}))
     monkeypatch.setattr(page, "FIGURES", tmp_path / "scale.json")
     shown = page.render()
-    assert "| 2 | 8 | 0.43 |" in shown
-    assert "d = 20 010, batch 512" in shown
+    assert "| LeNet-5 | 61 706 | 2 | 8 | 0.43 |" in shown
+    assert "dp-sgd, batch 512" in shown
     assert "no figure of it yet" not in shown
