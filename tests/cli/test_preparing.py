@@ -66,7 +66,7 @@ def test_ranges_are_released_within_the_epsilon(capsys, people: Path, tmp_path: 
     assert set(found["private_ranges"]) == {"age", "income"}
     for name, (low, high) in found["private_ranges"].items():
         assert told["private_ranges"][name] == [low, high]
-        assert schema["columns"][name] == {"kind": "number", "low": low, "high": high, "missing": True}
+        assert schema["columns"][name] == {"kind": "number", "low": low, "high": high, "missing": True, "waves": True}
     training, *others = event_json.from_json(told["accounting"]["event"]).events
     assert [type(event) for event in others] == [dp_event.GaussianDpEvent]
     assert isinstance(training, dp_event.SelfComposedDpEvent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -73,9 +72,12 @@ class Encoder(nn.Module):
         self._keep("low", torch.tensor([columns[i].low for i in ranged], dtype=torch.float32))
         self._keep("high", torch.tensor([columns[i].high for i in ranged], dtype=torch.float32))
         self._keep("free", torch.tensor(free, dtype=torch.long))
-        ends = [(c.low, c.high) if c.low is not None else (-math.inf, math.inf) for c in (columns[i] for i in free)]
-        self._keep("free_low", torch.tensor([low for low, _ in ends], dtype=torch.float32))
-        self._keep("free_high", torch.tensor([high for _, high in ends], dtype=torch.float32))
+        self._cuts = any(columns[i].low is not None for i in free)
+        if self._cuts:  # columns without it keep the tensors that they have always had, which checkpoints hold
+            most = torch.finfo(torch.float32).max
+            ends = [(c.low, c.high) if c.low is not None else (-most, most) for c in (columns[i] for i in free)]
+            self._keep("cut_low", torch.tensor([low for low, _ in ends], dtype=torch.float32))
+            self._keep("cut_high", torch.tensor([high for _, high in ends], dtype=torch.float32))
         self._keep("waves", torch.tensor(WAVES))
         slots = [(i, s) for i, c in enumerate(columns) if c.kind == "category" for s in range(c.width)]
         self._keep("slot_column", torch.tensor([i for i, _ in slots], dtype=torch.long))
@@ -99,7 +101,8 @@ class Encoder(nn.Module):
         ranged = rows[:, self.get_buffer("ranged")]
         ranged = 2 * (torch.minimum(torch.maximum(ranged, low), high) - low) / (high - low) - 1
         free = rows[:, self.get_buffer("free")]
-        free = torch.minimum(torch.maximum(free, self.get_buffer("free_low")), self.get_buffer("free_high"))
+        if self._cuts:
+            free = torch.minimum(torch.maximum(free, self.get_buffer("cut_low")), self.get_buffer("cut_high"))
         waves = (torch.asinh(10 * free).unsqueeze(2) * self.get_buffer("waves")).flatten(1)
         slots = (rows[:, self.get_buffer("slot_column")] == self.get_buffer("slot")).to(rows.dtype)
         numbers = [ranged, torch.asinh(free) / 4, torch.tanh(free), waves.sin(), waves.cos()]
