@@ -21,6 +21,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -292,6 +293,14 @@ def _lock(descriptor: int, path: Path, *, wait: bool = True) -> bool:
         return lock_file(descriptor, wait=wait)
     except OSError as error:
         raise NoLocks(path.parent, error) from error
+
+
+@contextmanager
+def make_scratch(prefix: str) -> Iterator[Path]:
+    """A folder that only its owner can enter, gone at the end; its name is short, as sockets in it need."""
+    root = "/tmp" if Path("/tmp").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def find_cache() -> Path:

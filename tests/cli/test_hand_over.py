@@ -246,7 +246,9 @@ def test_numbers(tmp_path: Path, monkeypatch, capsys) -> None:
     sizes = generator.uniform(0, 10, 300)
     lines = [f"{size:.3f},{3 * size + generator.normal():.3f}" for size in sizes]
     Path("my.csv").write_text("\n".join(["size,price", *lines]) + "\n")
-    Path("my.toml").write_text('target = "price"\ntarget_range = [0, 30]\n[columns.size]\nlow = 0\nhigh = 10\n')
+    Path("my.toml").write_text(
+        'target = "price"\ntarget_range = [0, 30]\n[columns.size]\nlow = 0\nhigh = 10\nwaves = false\n'
+    )
     given = ("--data", "my.csv", "--schema", "my.toml", "--task", "regression", "--model", "logistic", "--out", "run")
     assert main(["train", *given, "--epsilon", "8", *QUICK]) == 0, capsys.readouterr().err
     Path("new.csv").write_text("size\n1\n5\n9\n")

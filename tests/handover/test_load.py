@@ -195,7 +195,7 @@ def test_a_factory_of_ones_own_is_called_only_when_trusted(tmp_path, monkeypatch
     assert len(calls) == before
     trusted = hush.load(tmp_path / "run", trust_code=True)
     assert len(calls) == before + 1
-    given = hush.load(tmp_path / "run", model=sys.modules["own_network"].network(4, 2))
+    given = hush.load(tmp_path / "run", model=sys.modules["own_network"].network(12, 2))
     rows = [{"age": 41, "town": "Ulm"}]
     assert torch.equal(trusted.predict(rows).probabilities, given.predict(rows).probabilities)
     with pytest.raises(BadInput, match=r"differ in '1\.0\.weight'"):

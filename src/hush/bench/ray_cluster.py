@@ -16,13 +16,11 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hush.bench.errands import BUSY, DONE, FULL, MET, Answer, Terms, run_errand, write_errand
@@ -31,6 +29,7 @@ from hush.bench.meeting import call_meeting
 from hush.bench.store import Store, StoreTrouble
 from hush.bench.trial import Trial
 from hush.errors import BadInput
+from hush.files import make_scratch
 
 OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it takes: results go through the store
 PATIENCE = 300.0  # seconds after which a result that a worker has written must be seen here
@@ -201,9 +200,8 @@ def _check_address(address: str | None) -> None:
 
 def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:
     """A cluster of this machine: its logs are readable by their owner and gone at the end; no dashboard."""
-    root = "/tmp" if Path("/tmp").is_dir() else None  # the sockets in it need a short name
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hush-ray-", dir=root, ignore_cleanup_errors=True))
-    inner = Path(folder) / "ray"  # Ray opens its folder to everybody; the one around it stays closed
+    closed = stack.enter_context(make_scratch("hush-ray-"))
+    inner = closed / "ray"  # Ray opens its folder to everybody; the one around it stays closed
     here = {"address": "local", "num_cpus": count_cores(), "object_store_memory": OBJECTS, "_temp_dir": str(inner)}
     return here | {"include_dashboard": False}
 
