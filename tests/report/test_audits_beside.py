@@ -64,3 +64,13 @@ def test_the_report_shows_the_verdicts(store: Path, tmp_path: Path, capsys: pyte
     assert main(["report", str(store), "--out", str(out), "--format", "markdown", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == 2
     assert held not in out.read_text(encoding="utf-8")
+
+
+def test_runs_made_after_the_audit_have_its_bound_too(tmp_path: Path) -> None:
+    made = [make_record(0, method="dp-x", status="refuted"), make_record(1, method="dp-sgd")]
+    store, audits = write_plainly(tmp_path / "store", made), keep(tmp_path / "kept.jsonl")
+    out = tmp_path / "report.md"
+    assert main(["report", str(store), "--audits", str(audits), "--out", str(out), "--format", "markdown"]) == 0
+    (row,) = [line for line in out.read_text(encoding="utf-8").splitlines() if line.count("|") > 3 and "dp-x" in line]
+    assert "ε ≥ 2.5" in row
+    assert "(refuted)" in row

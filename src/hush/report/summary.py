@@ -110,8 +110,10 @@ def _list_shipped() -> tuple[Audited, ...]:
 
 
 def _find_audit(audits: Sequence[Audited], method: str, stated: Sequence[str]) -> Audited | None:
-    """One that refuted such an ε where there is one, and of several that which measured most."""
-    mine = [audit for audit in audits if audit.method == method and audit.status in stated]
+    """One that refuted such an ε where there is one, and of several that which measured most. Runs made after that
+    state a refuted ε, where they would have stated a claimed one."""
+    kinds = {*stated, "claimed"} if "refuted" in stated else set(stated)
+    mine = [audit for audit in audits if audit.method == method and audit.status in kinds]
     return max(mine, key=lambda audit: (audit.verdict == "refuted", audit.epsilon_lower), default=None)
 
 
