@@ -190,7 +190,8 @@ class QuickPool(nn.MaxPool2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """The same as without it."""
-        return super().forward(images.contiguous(memory_format=torch.channels_last))
+        pooled: Tensor = super().forward(images.contiguous(memory_format=torch.channels_last))
+        return pooled
 
 
 class ResidualBlock(nn.Module):
