@@ -13,8 +13,10 @@ from hush.errors import Refused
 from hush.methods import make_plan
 from hush.named import State
 from hush.noise import Independent, Rows
-from hush.randomness import BLOCK, normal_of_key
+from hush.noising import Noising
+from hush.randomness import BLOCK, Secret, normal_of_key
 from hush.release import add_noise, grid
+from hush.stepping import Alone
 from replay import recorded
 
 
@@ -124,6 +126,13 @@ def test_noise_with_a_state_that_says_it_comes_in_pieces_is_refused() -> None:
     run = replace(made, noise=Walking(2)).start(nn.Linear(3, 1), lambda m, x: m(x[0]).sum(1), (torch.ones(8, 3),))
     with pytest.raises(Refused, match="Walking says that it can be drawn in pieces and keeps a state"):
         run.step(next(run.batches()))
+
+
+def test_in_slices_it_is_refused_too() -> None:
+    made = make_plan("dp-sgd", examples=8, batch_size=4, steps=2, noise_multiplier=1.0)
+    noising = Noising(replace(made, noise=Walking(2)), {"w": torch.zeros(3)}, Alone())
+    with pytest.raises(Refused, match="Walking says that it can be drawn in pieces and keeps a state"):
+        next(noising.draw("gradient", 3, Secret(b"1" * 32), 0))
 
 
 ONE_BAND = {

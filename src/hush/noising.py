@@ -79,13 +79,7 @@ class Noising:
         cut = noise.pieces and self._device.type != "cuda"
         length = PIECE * torch.get_num_threads() if cut else max(1, size)
         for start in range(0, size, length):
-            piece = self._advance(channel, self._like(min(length, size - start)), start, secret, step)
-            if noise.pieces and self._states[channel]:
-                raise Refused(
-                    f"{type(noise).__name__} says that it can be drawn in pieces and keeps a state, which one piece "
-                    "would leave to the next: let `pieces` be False"
-                )
-            yield piece
+            yield self._advance(channel, self._like(min(length, size - start)), start, secret, step)
 
     def _draw_shard(self, ranks: Ranks, channel: str, size: int, secret: Secret, step: int) -> Tensor:
         """A step's noise of which every process makes the coordinates of whole blocks of its own, with a state for
@@ -107,12 +101,19 @@ class Noising:
 
     def _advance(self, channel: str, like: Tensor, start: int, secret: Secret, step: int) -> Tensor:
         """The noise of a step for the coordinates from ``start`` on, and the state after it."""
-        noise, self._states[channel] = self._mechanism.noise.draw(
+        noise = self._mechanism.noise
+        drawn, state = noise.draw(
             step, lambda index: normal(secret, f"noise/{channel}", index, like, start), self._states[channel]
         )
-        if noise.shape != like.shape:
-            raise RuntimeError(f"the noise has shape {tuple(noise.shape)} where {tuple(like.shape)} was asked for")
-        return noise
+        if noise.pieces and state:
+            raise Refused(
+                f"{type(noise).__name__} says that it can be drawn in pieces and keeps a state, which one piece would "
+                "leave to the next, and no checkpoint of slices to the run that goes on: let `pieces` be False"
+            )
+        if drawn.shape != like.shape:
+            raise RuntimeError(f"the noise has shape {tuple(drawn.shape)} where {tuple(like.shape)} was asked for")
+        self._states[channel] = state
+        return drawn
 
     def _add(self, channel: str, sums: Named, shape: float, secret: Secret, step: int) -> Named:
         std, divisor = self._stds[channel], self._mechanism.divisor

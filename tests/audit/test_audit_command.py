@@ -88,6 +88,15 @@ def test_repetitions_beyond_those_announced_are_allowed_for(tmp_path: Path, caps
     assert all(entry["settings"]["comparisons"] == 2 and entry["cpu_seconds"] >= 0 for entry in read_audits(store))
 
 
+def test_whoever_has_seen_a_verdict_cannot_announce_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one more announced each time, 1 + 1/2 + 1/3 + … of the rate of false alarms would have no end."""
+    store = tmp_path / "audits.jsonl"
+    for number in ("1", "2", "3"):
+        given = ("--method", "label-rr", "--runs", "8", "--seed", number, "--comparisons", number)
+        assert ask(capsys, *given, "--store", str(store))[0] == 0
+    assert [entry["comparisons"] for entry in read_audits(store)] == [1, 2, 6]
+
+
 def test_what_is_refuted_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = tmp_path / "findings.json"
     given = ("--method", "sanitize", "--epsilon", "1", "--runs", "80", "--seed", "3")

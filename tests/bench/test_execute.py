@@ -23,6 +23,7 @@ from hush.bench.run import Conditions
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, StoreTrouble, open_store
 from hush.bench.sweeps import sweep
+from hush.checkpoint import Checkpoints
 from hush.errors import BadInput
 
 TIMES = {"started", "seconds", "train_seconds", "evaluation_seconds", "inference_seconds", "resumed", "machine"}
@@ -277,3 +278,13 @@ def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:
         _worker(Job(store.root, small.trials), "cpu", 1, parent=1 if os.getppid() != 1 else 2)
     assert store.keys() == set()
     assert json.loads((Path(store.root) / "store.json").read_text())["format"]
+
+
+def test_a_run_whose_lock_was_removed_is_left_to_the_worker_that_is_at_it(tmp_path: Path, small) -> None:
+    store, (trial, *_) = open_store(tmp_path / "store"), small.trials
+    living = Checkpoints(store.working(trial.key) / "run")
+    assert not execute.attempt(trial, store, Conditions())
+    assert not store.has(trial.key)
+    living.close()
+    assert execute.attempt(trial, store, Conditions())
+    assert store.record(trial.key)["outcome"] == "finished"

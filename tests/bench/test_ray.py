@@ -23,7 +23,7 @@ from test_execute import contents
 from hush.bench import ray_cluster
 from hush.bench.errands import FULL, Answer, run_errand
 from hush.bench.execute import Inline
-from hush.bench.locks import Claim
+from hush.bench.locks import MUTEX, Claim
 from hush.bench.meeting import NotShared, call_meeting, clear_meetings
 from hush.bench.ray_cluster import OnRay
 from hush.bench.spec import read_spec
@@ -32,7 +32,7 @@ from hush.bench.sweeps import sweep
 from hush.bench.trial import Trial
 from hush.cli import main
 from hush.errors import BadInput
-from hush.files import give_back
+from hush.files import give_back, try_lock, write_atomic
 
 Errand = Callable[[str], str]
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -381,6 +381,23 @@ def test_what_a_killed_driver_left_is_cleared(store) -> None:
         assert not any(path.exists() for path in left)
         assert len(list(store.locks.directory.glob("meeting-*"))) == 2
     assert list(store.locks.directory.glob("meeting-*")) == []
+
+
+def test_an_answer_is_written_while_no_other_sweep_tidies_up(store, monkeypatch) -> None:
+    alone: list[bool] = []
+
+    def write(path: Path, content: bytes) -> None:
+        descriptor = try_lock(store.locks.directory / MUTEX)
+        alone.append(descriptor is None)
+        if descriptor is not None:
+            give_back(descriptor)
+        write_atomic(path, content)
+
+    monkeypatch.setattr("hush.bench.meeting.write_atomic", write)
+    with call_meeting(store.locks.directory) as meeting:
+        meeting.attend("node")
+        meeting.check_answer("node")
+    assert alone == [True]
 
 
 def test_an_errand_holds_nothing_but_plain_data(store, small, desk) -> None:

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,40 @@ def test_what_the_columns_showed_is_kept_for_a_long_table(
     part.write_text(part.read_text().replace("g0", "h0"))
     from_files(table, target="y")
     assert looked == [table] * 3
+
+
+def test_nothing_is_kept_of_a_table_that_changes_while_it_is_looked_at(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_tables, "MAPPED", 0)
+    part, look = table.parent / "part0.csv", long_tables.look
+    before = part.read_text()
+
+    def look_too_late(*given: Any) -> Any:
+        part.write_text(before.replace(".25", "d"))
+        return look(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(long_tables, "look", look_too_late)
+        assert inspect_table(table, {}, target="y").seen["x"].counts["number"] == 300
+    part.write_text(before)
+    assert inspect_table(table, {}, target="y").seen["x"].counts["number"] == 400
+
+
+def test_nothing_is_kept_of_a_table_that_changes_while_it_is_encoded(
+    table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_tables, "MAPPED", 0)
+    part, encode = table.parent / "part0.csv", long_tables.encode_table
+
+    def encode_too_late(*given: Any) -> Any:
+        part.write_text(part.read_text().replace(".25", ".75"))
+        return encode(*given)
+
+    monkeypatch.setattr(long_tables, "encode_table", encode_too_late)
+    with pytest.raises(BadInput, match="changed while it was read: start again"):
+        from_files(table, target="y")
+    assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_keeps_nobody_from_looking(

@@ -97,6 +97,11 @@ def test_a_body_and_head_meet_at_the_penultimate_layer() -> None:
     assert ResNet18().body(torch.rand(1, *COLOUR)).shape == (1, 512)
 
 
+def test_released_weights_of_a_funnel_go_by_places_that_stay() -> None:
+    weights = [name for name in Funnel(1, 8).state_dict() if name.endswith("weight")]
+    assert weights == [*(f"body.{place}.weight" for place in (0, 3, 6, 10, 12, 14, 16)), "head.weight"]
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 17, 23), (2, 4, 4)])
 def test_a_cnn_for_any_size(shape: tuple[int, int, int]) -> None:
     assert small_cnn(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def keep(path: Path) -> Path:
-    keep_audits(path, [HELD, replace(HELD, epsilon_lower=0.125), BROKEN], AuditSettings(), cpu_seconds=1.0)
+    keep_audits(path, [HELD, replace(HELD, epsilon_lower=0.125), BROKEN], AuditSettings(), announced=1, cpu_seconds=1.0)
     return path
 
 
@@ -40,7 +40,7 @@ def test_the_file_in_the_store_beside_it_or_named(store: Path, tmp_path: Path) -
         ("dp-sgd", "consistent", 0.125),
         ("dp-x", "refuted", 2.5),
     ]
-    keep_audits(store / "audit.jsonl", [BROKEN], AuditSettings(), cpu_seconds=1.0)
+    keep_audits(store / "audit.jsonl", [BROKEN], AuditSettings(), announced=1, cpu_seconds=1.0)
     assert [a.method for a in find_audits_beside(store, None)] == ["dp-x"]
     add_findings(tmp_path / "found.json", [replace(BROKEN, method="dp-y"), HELD])
     (named,) = find_audits_beside(store, tmp_path / "found.json")

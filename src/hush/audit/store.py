@@ -59,11 +59,19 @@ def count_audits(path: Path, method: str) -> int:
     return len({json.dumps([entry["settings"], entry.get("version")], sort_keys=True) for entry in mine})
 
 
+def find_announced(path: Path, method: str) -> int | None:
+    """The fewest audits of the method that were announced with any that is in this file; None where there is none."""
+    mine = [entry for entry in read_audits(path) if entry["method"] == method]
+    return min((int(entry.get("announced", entry["settings"]["comparisons"])) for entry in mine), default=None)
+
+
 def keep_audits(
-    path: Path, verdicts: Iterable[Verdict], settings: AuditSettings, *, cpu_seconds: float
+    path: Path, verdicts: Iterable[Verdict], settings: AuditSettings, *, announced: int, cpu_seconds: float
 ) -> list[dict[str, Any]]:
-    """Add the verdicts on all claims of a method at once, with what the audit took, and return their lines."""
-    told = {"settings": asdict(settings), "version": read_own_version(), "cpu_seconds": round(cpu_seconds, 1)}
+    """Add the verdicts on all claims of a method at once, with how many audits of it were announced and what this one
+    took, and return their lines."""
+    told = {"settings": asdict(settings), "version": read_own_version(), "announced": announced}
+    told["cpu_seconds"] = round(cpu_seconds, 1)
     new = [{**verdict.to_json(), **told} for verdict in verdicts]
     lines = [json.dumps(entry, allow_nan=False) for entry in (*read_audits(path), *new)]
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode())

@@ -3,7 +3,8 @@
 A curve is refuted where p · comparisons ≤ 1e-4, with p the smallest of the comparisons made and their number counted
 over adversaries, bounds, thresholds and repetitions (Bonferroni). So of 10 000 audits of curves that hold, at most one
 cries wolf on average, however many adversaries each of them tried. Whoever goes on auditing beyond the c times that
-were announced is allowed less each time, 1e-4/(k(k − 1)) at the k-th, which is 1e-4/c over all k > c together.
+were announced is allowed less each time, 1e-4/(k(k − 1)) at the k-th, which is 1e-4/c over all k > c together; a later
+c that is larger counts for nothing, as it was announced by somebody who has seen a verdict.
 Everything else is "consistent", which is no proof of anything: a better adversary may find more.
 """
 

@@ -24,6 +24,7 @@ import torch
 from hush.bench.run import Conditions, perform, record_failure
 from hush.bench.store import DISK, Store, StoreTrouble
 from hush.bench.trial import Trial
+from hush.checkpoint import InUse
 
 RETRIES = 2  # how often a trial whose worker died is tried again, before it is recorded as failed
 FULL, WAIT = 28, 0.2
@@ -72,12 +73,14 @@ def _work(job: Job, store: Store) -> None:
 
 def attempt(trial: Trial, store: Store, settings: Conditions) -> bool:
     """Run one trial, unless it is done or somebody is at it (False); its lock is given up whatever happens short of a
-    kill."""
+    kill. Where somebody has removed the lock of a run that goes on, that run still has its working directory."""
     claim = store.locks.take(trial.key, partial(store.has, trial.key))
     if claim is None:
         return False
     try:
         store.finish(trial.key, perform(trial, store, settings))
+    except InUse:
+        return False
     except OSError as error:
         if error.errno in DISK:
             raise

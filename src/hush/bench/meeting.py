@@ -48,7 +48,8 @@ class Meeting:
             give_back(descriptor)
             raise NotShared(_tell(self.directory, f"on node {node} its locks do not hold against other machines"))
         try:
-            write_atomic(self._answer(node), self.token.encode())
+            with take_turn(self.directory / MUTEX):  # else a sweep that tidies up could take it for a dead writer's
+                write_atomic(self._answer(node), self.token.encode())
         except OSError as error:
             raise NotShared(_tell(self.directory, f"node {node} cannot write to it ({explain(error)})")) from error
 

@@ -47,6 +47,10 @@ KEEP = 2
 LOG = "steps.jsonl"
 
 
+class InUse(BadInput):
+    """A private directory that another process has locked."""
+
+
 @dataclass(frozen=True)
 class Found:
     """The newest whole checkpoint, and the newer ones that are damaged, each with what is wrong with it."""
@@ -282,7 +286,7 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
 def _lock_directory(directory: Path) -> int:
     descriptor = try_lock(directory / "lock", mode=PRIVATE)
     if descriptor is None:
-        raise BadInput(f"another process is training in '{directory.parent}': wait for it, or use another one")
+        raise InUse(f"another process is training in '{directory.parent}': wait for it, or use another one")
     return descriptor
 
 

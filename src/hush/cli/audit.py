@@ -116,13 +116,16 @@ def _audit_one(method: str, asked: Asked) -> list[dict[str, Any]]:
 
 
 def _audit_now(method: str, asked: Asked) -> list[dict[str, Any]]:
-    """An audit, kept and drawn where that was asked for; one more than was announced counts as more comparisons."""
-    from hush.audit.store import count_audits, keep_audits
+    """An audit, kept and drawn where that was asked for; one more than was announced counts as more comparisons, and
+    whoever has seen a verdict cannot announce more than before it."""
+    from hush.audit.store import count_audits, find_announced, keep_audits
     from hush.audit.verdict import allow_for_repeats
 
     number = 1 if asked.store is None else count_audits(asked.store, method) + 1
     methods = asked.settings.comparisons // asked.announced
-    allowed = methods * allow_for_repeats(asked.announced, number)
+    before = None if asked.store is None else find_announced(asked.store, method)
+    announced = asked.announced if before is None else min(asked.announced, before)
+    allowed = methods * allow_for_repeats(announced, number)
     began = process_time()
     made = _run_audit(method, replace(asked.settings, comparisons=allowed), asked.as_json)
     took = process_time() - began
@@ -131,7 +134,7 @@ def _audit_now(method: str, asked: Asked) -> list[dict[str, Any]]:
     named = [replace(verdict, method=method) for verdict in made.verdicts]
     if asked.store is None:
         return [verdict.to_json() for verdict in named]
-    return keep_audits(asked.store, named, asked.settings, cpu_seconds=took)
+    return keep_audits(asked.store, named, asked.settings, announced=asked.announced, cpu_seconds=took)
 
 
 def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:

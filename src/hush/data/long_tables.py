@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hush.data.evidence import Evidence
 from hush.data.looking import look
-from hush.data.mapped import digest_table, forget_old, map_rows, open_private, pick_all
+from hush.data.mapped import Encoded, digest_table, forget_old, map_rows, open_private, pick_all
 from hush.data.parts import estimate_rows, find_parts
 from hush.data.reading import Count, read_names
 from hush.data.schema import Schema
@@ -38,8 +38,16 @@ def load_rows(place: Path, schema: Schema, watch: Watch) -> Rows:
     parts = find_parts(place)
     if not _is_long(parts, len(schema.features)):
         return read_table(place, schema, watch.count)
-    name = digest_table(parts, dataclasses.asdict(schema))
-    return pick_all(map_rows(name, lambda: encode_table(place, schema, watch.count)))
+    facts = dataclasses.asdict(schema)
+    name = digest_table(parts, facts)
+
+    def encode() -> Iterator[Encoded]:
+        """The rows, if they are those that have the name: whatever is kept under it is believed for good."""
+        yield from encode_table(place, schema, watch.count)
+        if digest_table(find_parts(place), facts) != name:
+            raise BadInput(f"'{place}' changed while it was read: start again when nobody writes to it")
+
+    return pick_all(map_rows(name, encode))
 
 
 def look_once(place: Path, begin: Begin, facts: Any, count: Count) -> dict[str, Evidence]:
@@ -49,7 +57,7 @@ def look_once(place: Path, begin: Begin, facts: Any, count: Count) -> dict[str, 
     seen = None if kept is None else _recall(kept, begin)
     if seen is None:
         seen = look(place, begin, count)
-        if kept is not None:
+        if kept is not None and kept == _find_kept(place, facts):  # the table is still the one that has this name
             _keep(kept, seen)
     return seen
 
