@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,10 @@ def test_an_interrupted_driver_takes_its_cluster_with_it(tmp_path, monkeypatch) 
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     environment = os.environ | {"PYTHONPATH": paths}
     pipe = subprocess.PIPE
-    with subprocess.Popen([*command, "--json"], env=environment, stdout=pipe, stderr=pipe, text=True) as driver:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a suite in the background has it ignored
+    with subprocess.Popen(
+        [*command, "--json"], env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=heard
+    ) as driver:
         try:
             while driver.poll() is None and not any(store.root.glob("working/*/run/checkpoint-*")):
                 time.sleep(0.05)
