@@ -136,19 +136,8 @@ class CalledPoisson:
 
 
 @dataclass(frozen=True)
-class SecretOrder:
+class SecretOrder(CalledPoisson):
     """Fixed batches in a secret order, the same every epoch, which are said to be sampled."""
-
-    examples: int
-    batch_size: int
-    steps: int
-
-    @property
-    def participation(self) -> PoissonSampled:
-        return PoissonSampled(self.batch_size / self.examples, self.steps)
-
-    def room(self, chance: float) -> Room:
-        return Room(2 * self.batch_size)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         batches = self.examples // self.batch_size

@@ -33,7 +33,7 @@ HEADINGS = {
     ),
     "sanitized": (
         "Noisy activations and labels",
-        "Methods that protect features or labels alone. The ε of sanitize is claimed by its authors and not proven.",
+        "Methods that protect features or labels alone. What is claimed of sanitize was refuted by an audit.",
     ),
     "noise": (
         "Correlated noise",
