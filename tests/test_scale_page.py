@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from scripts import load_script
 
 
 @pytest.fixture
 def page() -> ModuleType:
-    found = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return load_script("scale")
 
 
 def test_the_page_is_what_the_figures_give(page: ModuleType) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    found = importlib.util.spec_from_file_location("sanitize_figures", ROOT / "benchmarks" / "sanitize_figures.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["sanitize_figures"] = module
-    found.loader.exec_module(module)
-    return module
+    return load_script("sanitize_figures")
 
 
 def test_every_figure_is_there_and_each_run_is_made_once(
