@@ -153,6 +153,7 @@ ADDED = {
     "sanitize_at",
     "sanitize_clip",
     "sanitize_width",
+    "stop",
 }  # since then
 
 

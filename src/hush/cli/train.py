@@ -14,8 +14,9 @@ import typer
 from hush import validate
 from hush.before import Before
 from hush.cli import task as t
-from hush.cli.console import be_patient, say, show, show_json, show_progress
+from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.devices import find_device
+from hush.cli.early import StopOptions, begin_watch, read_stop, tell_stop
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions
 from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
@@ -33,23 +34,20 @@ from hush.cli.planning import (
 from hush.cli.preparing import asks_for_releases, plan_before, release_before
 from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
-from hush.cli.stopping import explain_os_error, note_interrupts
+from hush.cli.stopping import explain_os_error
 from hush.cli.table_numbers import choose_for_table, name_model, note_open
-from hush.cli.together import Interrupted, attach_first, join, open_first, stop_together
+from hush.cli.taking import take_all
+from hush.cli.together import attach_first, join, open_first
 from hush.errors import BadInput, HushError
-from hush.ledger.account import BudgetSpent
-from hush.loop import train as take_steps
 from hush.methods import Candidate, explain_choice, make_plan
 from hush.plan import Plan
-from hush.printable import make_printable
 from hush.privacy.accounting import Adjacency
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
-from hush.ranks import LostRank
 from hush.run import Run
 from hush.settings import LENGTH, METHOD, PRIVACY, option
-from hush.stepping import MICROBATCH, Stopped, ask_first
+from hush.stepping import MICROBATCH, ask_first
 
 MOST_SEED = 2**63  # what torch takes
 
@@ -60,7 +58,7 @@ def read_recipes() -> dict[str, Given]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(t.TaskOptions, LayerOptions, PlanOptions, KeepingOptions):
+class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOptions):
     """What `hush train` takes."""
 
     recipe: str | None = field(
@@ -164,6 +162,7 @@ def train(given: Training) -> None:
         losses = t.with_views(task, given.augment, given.views)
         given = fit_batch(_fill_in(given, task), task.examples)
         plan, parts, candidates = _plan(given, task, keeper)
+        read_stop(given.stop, plan)
         task = sanitise_task(task, plan, given)
         if plan.private:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
@@ -245,8 +244,9 @@ def _train_and_measure(
     task: Problem, run: Run, keeper: Keeper, given: Training, before: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Of several processes the first one measures, releases and answers."""
+    watch = begin_watch(given.stop, run, given.batch_size, keeper.checkpoints)
     started = time.perf_counter()
-    _take_steps(task.name, run, keeper, given.checkpoint_every, given.as_json)
+    take_all(task.name, run, keeper, watch, every=given.checkpoint_every, quiet=given.as_json)
     seconds = time.perf_counter() - started
     if run.ranks.rank:
         return None
@@ -255,9 +255,10 @@ def _train_and_measure(
     measured = make_fields(evaluation, task)
     keep_figures(keeper, measured)
     keep_notes(keeper, task)
+    ended = {} if (stop := watch.tell(run.plan)) is None else {"stopped": stop}
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
-        named, told = given.dataset or task.name, {**before, **released, **keeper.total_for_card()}
+        named, told = given.dataset or task.name, {**before, **released, **ended, **keeper.total_for_card()}
         run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, dataset=named, figures=told)
     guarantee = run.guarantee
     return {
@@ -273,6 +274,7 @@ def _train_and_measure(
         **measured,
         **{name: value for name, value in released.items() if name == "private_metrics"},
         **before,
+        **ended,
         "seconds": round(seconds, 3),
         "out": None if keeper.out is None else str(keeper.out),
         "release": None if keeper.release is None else str(keeper.release),
@@ -283,36 +285,13 @@ def _train_and_measure(
     }
 
 
-def _take_steps(name: str, run: Run, keeper: Keeper, every: int, quiet: bool) -> None:
-    """Train to the end, or stop cleanly: asked to (exit 130), out of budget or without a process (exit 1)."""
-    stopped: str | None = None
-    code = 130
-    with note_interrupts() as asked, show_progress(quiet) as bar:
-        shown = bar.add_task(
-            f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
-        )
-        stop_together(run, keeper, asked)
-        try:
-            for _ in take_steps(run, checkpoints=keeper.checkpoints, every=every):
-                bar.advance(shown)
-                if run.ranks.world == 1 and asked() and run.next < run.plan.steps:
-                    stopped = "as asked"
-                    break
-        except (BudgetSpent, LostRank, Stopped) as why:
-            stopped, code = f"{why}", 1
-        except Interrupted as why:
-            stopped = f"{why}"
-        if stopped is not None:
-            keeper.save(run)
-    if stopped is not None:
-        say(f"stopped at step {run.next} of {run.plan.steps}: {stopped}; {keeper.how_to_go_on(run)}")
-        raise typer.Exit(code)
-
-
 def _tell(result: dict[str, Any]) -> None:
-    took = f"({result['steps']} steps, {result['seconds']:.1f} s)"
-    for line in list_lines(result, took):
+    stop = result.get("stopped")
+    steps = f"{stop['steps']} of {result['steps']}" if stop else f"{result['steps']}"
+    for line in list_lines(result, f"({steps} steps, {result['seconds']:.1f} s)"):
         show(line)
+    if stop:
+        show(tell_stop(stop))
     show(result["sentence"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])

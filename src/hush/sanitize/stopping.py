@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -52,14 +52,31 @@ class Stop:
         return find_stop(self.flag(series))
 
 
+@dataclass
+class EpochSpreads:
+    """The series, one mean spread an epoch, as the figures of a run's steps come in."""
+
+    per_epoch: int
+    series: list[float] = field(default_factory=list)
+    _steps: int = 0
+    _total: float = 0.0
+    _examples: float = 0.0
+
+    def add(self, figures: Mapping[str, float]) -> bool:
+        """Take in a step; whether an epoch ended with it."""
+        self._steps += 1
+        self._total, self._examples = self._total + figures["spread"], self._examples + figures["examples"]
+        if self._steps % self.per_epoch:
+            return False
+        self.series.append(self._total / max(self._examples, 1.0))
+        self._total = self._examples = 0.0
+        return True
+
+
 def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
     """The mean spread of every epoch once it is over, from the figures of a run's steps."""
-    total = examples = 0.0
-    for taken, found in enumerate(steps, 1):
-        total, examples = total + found["spread"], examples + found["examples"]
-        if taken % per_epoch == 0:
-            yield total / max(examples, 1.0)
-            total = examples = 0.0
+    spreads = EpochSpreads(per_epoch)
+    return (spreads.series[-1] for figures in steps if spreads.add(figures))
 
 
 def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:

@@ -1,0 +1,133 @@
+"""`hush train --stop`: where a run ends, what is said of it, and the same end after an interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hush.cli import taking
+from hush.cli.early import Watch, read_stop
+from hush.cli.main import app
+from hush.errors import BadInput
+from hush.loop import train
+from hush.methods import make_plan
+from hush.sanitize import Stop
+from hush.sanitize.stopping import EpochSpreads
+
+PER_EPOCH = 12  # ⌈1 438 digits / 128⌉
+RUN = ["train", "--problem", "digits-mlp", "--method", "sanitize", "--noise-multiplier", "1", "--accept-claimed"]
+RUN += ["--epochs", "6", "--batch-size", "128", "--sanitize-width", "8", "--delta", "1e-4", "--secret-seed", "3"]
+
+
+def call(*arguments: object, code: int = 0) -> str:
+    found = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert found.exit_code == code, found.output
+    return found.stdout
+
+
+def read_series(out: Path) -> list[float]:
+    spreads = EpochSpreads(PER_EPOCH)
+    for line in (out / "private" / "steps.jsonl").read_text().splitlines():
+        spreads.add(json.loads(line))
+    return spreads.series
+
+
+@pytest.fixture
+def limit(tmp_path: Path) -> float:
+    """A limit that a window of three epochs keeps somewhere before the end."""
+    call(*RUN, "--out", tmp_path / "whole")
+    series = read_series(tmp_path / "whole")
+    assert len(series) == 6
+    slopes = [abs(series[end - 1] - series[end - 3]) / 2 for end in range(3, 7)]
+    return 1.0001 * min(slopes[:3])
+
+
+def test_a_run_ends_at_its_flag_and_all_planned_steps_are_counted(tmp_path: Path, limit: float) -> None:
+    after = Stop(3, limit).find(read_series(tmp_path / "whole"))
+    assert after is not None
+    assert after < 6
+    out = tmp_path / "o"
+    found = json.loads(call(*RUN, "--stop", f"3:{limit}", "--out", out, "--json"))
+    card = json.loads((out / "release" / "privacy.json").read_text())
+    assert (found["stopped"]["after_epochs"], found["stopped"]["steps"]) == (after, after * PER_EPOCH)
+    assert card["stopped"] == found["stopped"]
+    assert (card["steps"], card["steps_taken"]) == (6 * PER_EPOCH, after * PER_EPOCH)
+    plan = make_plan(
+        "sanitize", examples=1438, batch_size=128, epochs=6, noise_multiplier=1.0, delta=1e-4, accept_claimed=True
+    )
+    assert found["epsilon"] == card["guarantee"]["epsilon"] == pytest.approx(plan.guarantee().epsilon)
+    assert found["stopped"]["epsilon_there"] == pytest.approx(plan.guarantee(after * PER_EPOCH).epsilon)
+    assert found["stopped"]["epsilon_there"] < found["epsilon"]
+    assert found["stopped"]["status"] == "refuted"
+    assert "all are counted" in (out / "release" / "PRIVACY.md").read_text()
+    assert f"({after * PER_EPOCH} of {6 * PER_EPOCH} steps" in call(*RUN, "--stop", f"3:{limit}")
+
+
+def test_an_interrupted_run_ends_at_the_same_flag(
+    tmp_path: Path, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after seven steps, in the middle of an epoch: the series goes on where it was."""
+    after, out = Stop(3, limit).find(read_series(tmp_path / "whole")), tmp_path / "o"
+
+    def few(run, **how):
+        for taken, record in enumerate(train(run, **how), 1):
+            yield record
+            if taken == 7:
+                raise taking.Interrupted("by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(taking, "take_steps", few)
+        call(*RUN, "--stop", f"3:{limit}", "--out", out, code=130)
+    found = json.loads(call("train", "--out", out, "--resume", "--json"))
+    assert found["resumed_from"] == 7
+    assert found["stopped"]["after_epochs"] == after
+    assert read_series(out) == read_series(tmp_path / "whole")[:after]
+
+
+def test_a_stopped_run_whose_secret_is_kept_takes_no_further_step(tmp_path: Path, limit: float) -> None:
+    out = tmp_path / "o"
+    first = json.loads(call(*RUN, "--stop", f"3:{limit}", "--out", out, "--keep-secret", "--json"))
+    again = json.loads(call("train", "--out", out, "--resume", "--json"))
+    assert again["stopped"] == first["stopped"]
+    assert again["resumed_from"] == first["stopped"]["steps"]
+    assert again["test_accuracy"] == first["test_accuracy"]
+
+
+def test_without_its_log_a_run_cannot_tell_when_to_stop(tmp_path: Path, limit: float) -> None:
+    out = tmp_path / "o"
+    call(*RUN, "--stop", f"3:{limit}", "--out", out, "--keep-secret")
+    (out / "private" / "steps.jsonl").unlink()
+    found = CliRunner().invoke(app, ["train", "--out", str(out), "--resume"])
+    assert "go on with --stop none" in str(found.exception)
+    assert json.loads(call("train", "--out", out, "--resume", "--stop", "none", "--json")).get("stopped") is None
+
+
+@pytest.mark.parametrize(
+    ("method", "text", "said"),
+    [
+        ("dp-sgd", "3:0.1", "--stop is for method sanitize, and this is dp-sgd: give fewer --epochs"),
+        ("sanitize", "3", "epochs and a slope such as 10:1.2e-4, or none; got '3'"),
+        ("sanitize", "a:b", "got 'a:b'"),
+        ("sanitize", "1:0.1", "at least 2 epochs"),
+        ("sanitize", "3:-1", "must be zero or above"),
+        ("sanitize", "3:nan", "must be zero or above|finite"),
+    ],
+)
+def test_bad_stops_get_a_sentence(method: str, text: str, said: str) -> None:
+    plan = make_plan(method, examples=100, batch_size=10, epochs=2, noise_multiplier=1.0, accept_claimed=True)
+    with pytest.raises(BadInput, match=said):
+        read_stop(text, plan)
+
+
+def test_an_adaptive_threshold_has_the_other_flag() -> None:
+    how = {"examples": 100, "batch_size": 10, "epochs": 2, "noise_multiplier": 1.0, "accept_claimed": True}
+    assert read_stop("3:0.1", make_plan("sanitize", **how)) == Stop(3, 0.1)
+    assert read_stop("3:0.1", make_plan("sanitize", threshold_share=0.05, **how)) == Stop(3, 0.1, adaptive=True)
+    assert read_stop("none", make_plan("dp-sgd", examples=100, batch_size=10, epochs=2, epsilon=1.0)) is None
+
+
+def test_a_watch_without_a_rule_never_ends() -> None:
+    assert not Watch(None, EpochSpreads(1)).hear([{"spread": 0.0, "examples": 1.0}] * 9)
