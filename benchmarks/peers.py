@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hush
 from hush.gradients import record
+from hush.problems.models import ImageLayers
 from models import Case
 
 Step = Callable[[], Any]
@@ -95,6 +96,8 @@ def opacus(mode: str) -> Callable[[Case, Data], Step]:
         from opacus import PrivacyEngine
 
         model = case.model()
+        if isinstance(model, ImageLayers):  # Opacus 1.6.0 errs where channels are last in memory
+            model = nn.Sequential(*model)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         loader = DataLoader(TensorDataset(*data), batch_size=len(data[0]))
         options = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "poisson_sampling": False}

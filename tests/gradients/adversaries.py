@@ -7,6 +7,7 @@ from torch import nn
 
 from hush.gradients.convolution import Convolution, Windowed
 from hush.gradients.terms import Outer
+from hush.problems.models import ImageLayers
 from hush.queries import Clipping
 
 ROUNDED_ONCE = {torch.float32: 1 + 2.0**-23, torch.float64: 1 + 2.0**-40}  # the sum's own rounding is charged elsewhere
@@ -35,6 +36,12 @@ def convolution(generator, dtype, *, inputs, outputs, side, kernel, stride=1, pa
     return Windowed(rule, x, gy, weight)
 
 
+def put_last(term):
+    """The same convolution with its channels last in memory."""
+    x, gy = (side.contiguous(memory_format=torch.channels_last) for side in (term.x, term.gy))
+    return Windowed(term.rule, x, gy, term.weight)
+
+
 def outer(generator, dtype, positions, inputs, outputs):
     sides = [torch.randn(3, positions, k, generator=generator, dtype=torch.float64) for k in (inputs, outputs)]
     return Outer(*(t.to(dtype) for t in sides))
@@ -52,6 +59,12 @@ TERMS = {
     "windows, transposed": lambda g, t: convolution(
         g, t, inputs=40, outputs=24, side=3, kernel=3, stride=2, transposed=True
     ),
+}
+
+TERMS |= {  # a convolution of several groups is not turned
+    f"{name}, channels last": lambda g, t, make=make: put_last(make(g, t))
+    for name, make in TERMS.items()
+    if name.startswith("windows")
 }
 
 
@@ -72,7 +85,9 @@ def cancelling(term, kind, generator):
         right *= 2.0 ** torch.randint(-12, 12, right.shape, generator=generator)
     elif kind == "alternating":  # one huge entry beside many that vanish next to it
         left.mul_(2.0**-12 if left.dtype == torch.float32 else 2.0**-26)
-        left.view(len(left), -1)[:, ::97] = 300.0
+        large = left.flatten(1)
+        large[:, ::97] = 300.0
+        left.copy_(large.view(left.shape))
         right[:] = right.abs() * torch.where(torch.arange(right[0].numel()) % 2 == 0, 1.0, -1.0).view(right[0].shape)
     elif kind == "huge":
         left, right = left * 1e9, right * 1e6
@@ -135,6 +150,10 @@ MODELS = {
     "positions": (lambda: nn.Linear(900, 3), pictures(4, 900)),
     "many positions": (lambda: nn.Linear(9, 7), pictures(60, 9)),
     "convolution": (lambda: nn.Conv2d(32, 40, 3), pictures(32, 4, 4)),
+    "channels last": (
+        lambda: ImageLayers(nn.Conv2d(1, 12, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(12, 9, 3, stride=2)),
+        pictures(1, 11, 11),
+    ),
     "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=4), pictures(8, 5, 5)),
     "transposed": (lambda: nn.ConvTranspose2d(16, 24, 3, stride=2), pictures(16, 3, 3)),
     "embedding": (lambda: nn.Sequential(nn.Embedding(6, 40), nn.Linear(40, 3)), words),

@@ -36,6 +36,12 @@ RULES = {
         [numbers(2, 3, 3, 3), numbers(3)],
         {"stride": 2, "padding": 1, "output_padding": 1},
     ),
+    "conv2d channels last": (
+        F.conv2d,
+        numbers(N, 2, 7, 5).contiguous(memory_format=torch.channels_last),
+        [numbers(3, 2, 3, 2), numbers(3)],
+        {"stride": 2, "padding": 1, "dilation": 2},
+    ),
     "embedding": (F.embedding, tokens(N, 5), [numbers(6, 3)], {"padding_idx": 2}),
     "add": (torch.add, numbers(N, 3, 5), [numbers(3, 5)], {}),
     "mul": (torch.mul, numbers(N, 3, 5), [numbers(5)], {}),

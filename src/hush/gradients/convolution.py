@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from hush.gradients.terms import (
     HeldRows,
     Reach,
     Term,
+    TurnedRows,
     add_allowance,
     bound_from_grams,
     chunk_of,
@@ -40,6 +41,11 @@ from hush.gradients.windows import Columns, Filler
 def _each(value: Any, dims: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return values * dims if len(values) == 1 else values
+
+
+def _lie_together(images: Tensor) -> bool:
+    """Whether the channels of an image's pixel are neighbours in memory, torch's channels_last."""
+    return images.dim() == 4 and images.shape[1] > 1 and images.is_contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)
@@ -94,9 +100,9 @@ class Convolution:
 
     def term(self, x: Tensor, gy: Tensor, weight: Tensor) -> Term:
         """The gradients themselves where that is the cheaper way, else what they are made of."""
-        windowed = Windowed(self, x, gy.contiguous(), weight)
+        windowed = Windowed(self, x, gy if _lie_together(gy) else gy.contiguous(), weight)
         small = weight.numel() <= ROOM * (x[0].numel() + gy[0].numel())
-        return HeldRows(windowed.rows(0, x.shape[0])) if small and windowed.held_is_cheaper() else windowed
+        return windowed.hold() if small and windowed.held_is_cheaper() else windowed
 
 
 @dataclass(frozen=True)
@@ -150,14 +156,45 @@ class Windowed:
         """How many examples' windows stay in the cache."""
         return chunk_of(self.wide.shape[1] * self.weight[0, 0].numel() * self.positions, n)
 
+    @property
+    def turned(self) -> bool:
+        """Whether a window's channels are neighbours in memory, so that it is copied in long runs."""
+        return self.rule.groups == 1 and _lie_together(self.wide)
+
+    def _make_rows(self, out: Tensor | None = None) -> Iterator[Tensor]:
+        """gᵢ by one batched product over windows, a few examples at a time: (m·groups, outputs, window), into ``out``
+        where it is given. The numbers of a window lie as in the weight, or where it is ``turned`` channels last."""
+        done = 0
+        for narrow, windows in self._pair_up():
+            to = None if out is None else out[done : done + len(narrow)]
+            done += len(narrow)
+            yield torch.bmm(narrow, windows, out=to)
+
+    def _pair_up(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few examples at a time, the two sides of the product: (m·groups, outputs, P) and (m·groups, P, window)."""
+        n = self.x.shape[0]
+        step = self._fit_cache(n)
+        if not self.turned:
+            yield from ((narrow, windows.transpose(1, 2)) for windows, narrow in self.unfold(0, n, step))
+            return
+        grid, kernel = tuple(self.narrow.shape[2:]), tuple(self.weight.shape[2:])
+        columns = Columns.of(self.rule, self.wide, grid, kernel, step, 1, self.wide.dtype)
+        for wide, narrow in zip(torch.split(self.wide, step), torch.split(self.narrow, step), strict=True):
+            yield narrow.flatten(2), columns.fill(wide).view(len(wide), self.positions, self.window)
+
+    def hold(self) -> Term:
+        """The gradients, as they lie in memory when they are made."""
+        n, groups, kernel = self.x.shape[0], self.rule.groups, self.weight.shape[2:]
+        out = self.weight.new_empty(n * groups, len(self.weight) // groups, self.window)
+        for _ in self._make_rows(out):
+            pass
+        if self.turned:
+            return TurnedRows(HeldRows(out.view(n, len(self.weight), *kernel, -1)))
+        return HeldRows(out.view(n, *self.weight.shape))
+
     def rows(self, start: int, stop: int) -> Tensor:
-        """gᵢ by one batched product over the windows, a few examples at a time."""
-        n, groups = stop - start, self.rule.groups
-        out, done = self.weight.new_empty(n * groups, self.weight.shape[0] // groups, self.window), 0
-        for windows, narrow in self.unfold(start, stop, self._fit_cache(n)):
-            torch.bmm(narrow, windows.transpose(1, 2), out=out[done : done + len(windows)])
-            done += len(windows)
-        return out.view(n, *self.weight.shape)
+        """gᵢ of these examples."""
+        return replace(self, x=self.x[start:stop], gy=self.gy[start:stop]).hold().rows(0, stop - start)
 
     def reach(self) -> Reach:
         """s = Σ_p ‖a_p‖‖b_p‖, the windows' lengths from those of the wide side's entries; by group, then together."""
@@ -179,8 +216,8 @@ class Windowed:
         if not self.held_is_cheaper():
             return self.bound_by_grams(certain)
         n = self.x.shape[0]
-        rows = (torch.bmm(b, a.transpose(1, 2)) for a, b in self.unfold(0, n, self._fit_cache(n)))
-        found = torch.cat([bound_squares(r, certain=certain) for r in rows]).view(n, self.rule.groups).sum(1)
+        found = torch.cat([bound_squares(r, certain=certain) for r in self._make_rows()])
+        found = found.view(n, self.rule.groups).sum(1)
         return add_allowance(found, [self.reach()], self.x.dtype) if certain else found
 
     def bound_by_grams(self, certain: bool = True) -> Tensor:

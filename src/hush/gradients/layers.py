@@ -72,7 +72,7 @@ class _Conv(torch.autograd.Function):
         if w is not None:
             w.leave(ctx.rule.term(x, gy, weight))
         if b is not None:
-            b.leave(HeldRows(gy.flatten(2).sum(2)))
+            b.leave(HeldRows(gy.sum(tuple(range(2, gy.dim())))))
         gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
         return None, gx, None, None, None, None
 

@@ -132,6 +132,34 @@ class HeldRows:
 
 
 @dataclass(frozen=True)
+class TurnedRows:
+    """Per-example gradients held with the parameter's second dimension last: norms and sums are made as they lie, and
+    only a sum is turned."""
+
+    held: HeldRows
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """A view."""
+        return self.held.rows(start, stop).movedim(-1, 2)
+
+    def reach(self) -> Reach:
+        """The rows are what is summed."""
+        return self.held.reach()
+
+    def bound_squares(self, certain: bool = True) -> Tensor:
+        """‖gᵢ‖², for which order does not matter."""
+        return self.held.bound_squares(certain)
+
+    def sum(self, weights: Weights) -> Tensor:
+        """One addend an example."""
+        return self.held.sum(weights).movedim(-1, 1).contiguous()
+
+    def sum_in_double(self, weights: Weights) -> Tensor:
+        """The same in double precision."""
+        return self.held.sum_in_double(weights).movedim(-1, 1).contiguous()
+
+
+@dataclass(frozen=True)
 class Outer:
     """gᵢ = Σ_p b_ip a_ipᵀ with a of shape (n, P, in) and b of shape (n, P, out)."""
 

@@ -119,7 +119,7 @@ class Filler:
 
 @dataclass(frozen=True)
 class Columns:
-    """Copies examples into their windows in double precision, (groups, m · P, kernel · channels).
+    """Copies examples into their windows, (groups, m · P, kernel · channels), in double precision unless told else.
 
     The channels of an entry lie together, so that a window's row is a few long runs of the padded input."""
 
@@ -131,26 +131,43 @@ class Columns:
 
     @staticmethod
     def of(
-        rule: Geometry, wide: Tensor, grid: tuple[int, ...], kernel: tuple[int, ...], m: int, groups: int
+        rule: Geometry,
+        wide: Tensor,
+        grid: tuple[int, ...],
+        kernel: tuple[int, ...],
+        m: int,
+        groups: int,
+        dtype: torch.dtype = torch.float64,
     ) -> Columns:
-        """The buffers for m examples."""
+        """The buffers for up to m examples."""
         channels = wide.shape[1] // groups
         padded = [size + 2 * pad for size, pad in zip(wide.shape[2:], rule.padding, strict=True)]
         few = max(1, min(m, SMALL // (math.prod(padded) * wide.shape[1])))
-        plane = wide.new_zeros(groups, few, *padded, channels, dtype=torch.float64)
-        buffer = wide.new_empty(groups, m, *grid, *kernel, channels, dtype=torch.float64)
+        plane = wide.new_zeros(groups, few, *padded, channels, dtype=dtype)
+        buffer = wide.new_empty(groups, m, *grid, *kernel, channels, dtype=dtype)
         return Columns(rule, kernel, grid, plane, buffer)
 
     def fill(self, wide: Tensor) -> Tensor:
-        """The windows of m examples."""
+        """The windows of so many examples."""
         groups, few = self.plane.shape[:2]
-        inside = [slice(p, p + size) for p, size in zip(self.rule.padding, wide.shape[2:], strict=True)]
         each = wide.reshape(len(wide), groups, -1, *wide.shape[2:]).movedim(2, -1).movedim(1, 0)
-        strides = self.plane.stride()
+        buffer = self.buffer[:, : len(wide)]
+        if not any(self.rule.padding) and each.dtype == buffer.dtype and each.stride(-1) == 1:
+            buffer.copy_(self._view(each, buffer))
+        else:
+            for low in range(0, len(wide), few):
+                self._fill_padded(each[:, low : low + few], buffer[:, low : low + few])
+        return buffer.reshape(groups, len(wide) * math.prod(self.grid), -1)
+
+    def _fill_padded(self, part: Tensor, to: Tensor) -> None:
+        """By way of the plane, whose zeros around the examples stay."""
+        inside = [slice(p, p + size) for p, size in zip(self.rule.padding, part.shape[2:-1], strict=True)]
+        self.plane[(slice(None), slice(part.shape[1]), *inside)] = part
+        to.copy_(self._view(self.plane, to))
+
+    def _view(self, plane: Tensor, to: Tensor) -> Tensor:
+        """Windows that overlap in memory, of the shape that they are copied to."""
+        strides = plane.stride()
         across = [s * d for s, d in zip(strides[2:-1], self.rule.stride, strict=True)]
         along = [s * d for s, d in zip(strides[2:-1], self.rule.dilation, strict=True)]
-        for low in range(0, len(wide), few):
-            part, to = each[:, low : low + few], self.buffer[:, low : low + few]
-            self.plane[(slice(None), slice(part.shape[1]), *inside)] = part
-            to.copy_(self.plane.as_strided(to.shape, (*strides[:2], *across, *along, 1)))
-        return self.buffer.view(groups, len(wide) * math.prod(self.grid), -1)
+        return plane.as_strided(to.shape, (*strides[:2], *across, *along, 1), plane.storage_offset())
