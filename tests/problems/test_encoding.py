@@ -15,6 +15,7 @@ from hush.data.columns import GAP, WAVES, Column
 from hush.data.dates import DOTTED, parse_date
 from hush.data.schema import Schema
 from hush.data.tables import encode_piece
+from hush.errors import BadInput
 from hush.exchange import describe_columns
 from hush.handover.rows import encode_rows
 from hush.problems.models import Encoder
@@ -181,3 +182,12 @@ def test_a_file_and_its_cells_in_memory_are_read_alike(tmp_path: Path) -> None:
     expected = encode()[0][:1].clone()
     expected[0, 4] = GAP
     assert torch.equal(encode_rows(rows, inputs), expected)
+
+
+@pytest.mark.parametrize("limits", [(-1.0, 1e38), (-2e37, 0.0)])
+def test_a_range_that_32_bits_cannot_compute_with_gets_a_sentence(limits: tuple[float, float]) -> None:
+    with pytest.raises(BadInput, match="the range of column 'mass' goes beyond 1e\\+37"):
+        Column("mass", "number", *limits)
+    most = Column("mass", "number", -1e37, 1e37, waves=True)
+    encoded = Encoder([most])(torch.tensor([[-1e37], [0.0], [1e37]]))
+    assert bool(torch.isfinite(encoded).all())

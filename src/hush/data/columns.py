@@ -80,6 +80,8 @@ class Column:
             raise BadInput(f"column '{self.name}' has one end of a range: give both low and high")
         if self.low is not None and self.high is not None and not is_range(self.low, self.high):
             raise BadInput(f"column '{self.name}' has low {self.low} not below high {self.high}, as 32-bit numbers")
+        if self.low is not None and max(abs(self.low), abs(self.high or 0.0)) > LARGEST:
+            raise BadInput(f"the range of column '{self.name}' goes beyond {LARGEST:g}, where 32-bit numbers end")
         self._check_writing()
 
     def _check_writing(self) -> None:
