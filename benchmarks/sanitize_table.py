@@ -79,7 +79,7 @@ def list_rows() -> list[Row]:
         ),
         Row(MNIST, "`label-rr`, one stage", "labels", {**at, "method": "label-rr", "stages": 1}),
         Row(MNIST, "`label-rr`, two stages", "labels", {**at, "method": "label-rr", "stages": 2}),
-        Row(MNIST, "`dp-sgd`", "example", {**at, "method": "dp-sgd"}),
+        Row(MNIST, "`dp-sgd`, batches of 1000, averaged weights", "example", {**at, "method": "dp-sgd"}),
         *list_layer("cifar10-sanitized", CIFAR, 0.05, ("60", "57.38", "61", "60.33"), CNN),
         *list_layer("cifar10-part-resnet18-sanitized", PART, 0.02, ("79", "76.8", "79.5", "78.9"), RESNET),
     ]

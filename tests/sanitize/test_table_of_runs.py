@@ -92,7 +92,7 @@ def test_each_method_says_what_it_protects(script: ModuleType, monkeypatch, tmp_
     for method, cells in (
         ("`sanitize-once`", "features | 1.84, proven | 50.00 (1)"),
         ("`label-rr`, one stage", "labels | 1.84, proven | 60.00 (1)"),
-        ("`dp-sgd`", "features and labels | 1.84, proven | 70.00 (1)"),
+        ("`dp-sgd`, batches of 1000, averaged weights", "features and labels | 1.84, proven | 70.00 (1)"),
         ("`sanitize`, adaptive C", "nothing; features by its claim | 2.00, **claimed** | 90.00 (1)"),
     ):
         assert any(f"| {method} | {cells} |" in row for row in rows), method
