@@ -7,9 +7,11 @@ import torch
 from adversaries import TERMS, put_last
 from torch import nn
 
+from hush.gradients import record
 from hush.gradients.convolution import Convolution, Windowed
 from hush.gradients.tape import Weights
 from hush.gradients.terms import HeldRows, TurnedRows
+from hush.problems import cross_entropy
 from hush.problems.models import ImageLayers, p1, p2, put_channels_last, small_cnn
 
 ONE_GROUP = ["windows, gram", "windows, held", "windows, strided", "windows, transposed"]
@@ -81,6 +83,14 @@ def test_a_model_in_this_order_computes_the_same(build, shape) -> None:
     model, images = build().double(), torch.randn(2, *shape, dtype=torch.float64)
     assert isinstance(model, ImageLayers)
     assert torch.allclose(model(images), nn.Sequential(*model)(images), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("build", "shape"), [(p1, (3, 32, 32)), (p2, (1, 28, 28))])
+def test_torch_func_maps_a_model_in_this_order(build, shape) -> None:
+    model, content = build(), (torch.randn(3, *shape), torch.tensor([0, 1, 2]))
+    found, right = (record(model, cross_entropy, content, engine=e) for e in ("functional", "book-keeping"))
+    for name, norms in right.squared_norms(certain=False).items():
+        assert torch.allclose(found.squared_norms(certain=False)[name], norms, rtol=1e-3)
 
 
 def test_a_model_for_images_of_one_s_own_takes_one_image_as_well() -> None:

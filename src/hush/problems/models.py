@@ -24,7 +24,7 @@ def put_channels_last(images: Tensor) -> Tensor:
     same places, and only the strides tell torch which is meant."""
     if images.shape[1] == 1:
         return images.reshape(len(images), *images.shape[2:], 1).movedim(-1, 1)
-    return images.contiguous(memory_format=torch.channels_last)
+    return images.movedim(1, -1).contiguous().movedim(-1, 1)  # torch.func maps this, and not torch's memory_format
 
 
 class ImageLayers(nn.Sequential):
