@@ -14,6 +14,7 @@ import pytest
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from hush.bench.spec import read_spec
+from hush.bench.store import open_store
 from hush.privacy.accounting import epsilon
 from hush.textbook.gaussian import analytic_sigma, gaussian_delta
 
@@ -44,6 +45,7 @@ def mnist(page: ModuleType) -> ModuleType:
 
 
 def copy_records(to: Path) -> None:
+    to.mkdir(exist_ok=True)
     for path in RECORDS:
         (to / path.name).write_text(path.read_text())
 
@@ -103,6 +105,33 @@ def test_records_are_runs_of_the_spec_each_once(path: Path) -> None:
     keys = [json.loads(line)["key"] for line in path.read_text().splitlines()]
     assert len(keys) == len(set(keys)) > 0
     assert set(keys) <= trials
+
+
+def test_records_go_back_into_a_store_and_a_sweep_goes_on_after_them(kept: ModuleType, monkeypatch, tmp_path) -> None:
+    spec, results = ROOT / "specs" / "mnist-plain.toml", tmp_path / "results"
+    trials = read_spec(spec).trials
+    copy_records(results)
+    monkeypatch.setattr(kept, "RESULTS", results)
+    given = results / "mnist-plain.jsonl"
+    before = given.read_text()
+    assert kept.restore(tmp_path / "store", spec) == len(trials)
+    store = open_store(tmp_path / "store")
+    assert all(store.has(trial.key) for trial in trials)
+    given.unlink()
+    assert kept.collect(tmp_path / "store", spec).read_text() == before
+
+
+def test_what_was_collected_before_stays(kept: ModuleType, monkeypatch, tmp_path: Path) -> None:
+    spec, results = ROOT / "specs" / "mnist-plain.toml", tmp_path / "results"
+    copy_records(results)
+    monkeypatch.setattr(kept, "RESULTS", results)
+    given = results / "mnist-plain.jsonl"
+    before = given.read_text()
+    first, *others = before.splitlines(keepends=True)
+    given.write_text(first)
+    kept.restore(tmp_path / "store", spec)  # this store has the first run alone
+    given.write_text("".join(others))
+    assert kept.collect(tmp_path / "store", spec).read_text() == before
 
 
 def test_a_table_counts_finished_runs_and_seeds(kept: ModuleType) -> None:

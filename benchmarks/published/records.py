@@ -23,22 +23,42 @@ Record = dict[str, Any]
 
 
 def collect(store: Path, spec: Path) -> Path:
-    """The runs of a spec that a store has finished, compact, in the order of the spec."""
+    """The runs of a spec that a store has finished, compact, in the order of the spec; those that were collected
+    before, from another store perhaps, stay."""
     from hush.bench.spec import read_spec
 
+    before = {record["key"]: record for record in read(spec.stem)}
     lines = []
     for trial in read_spec(spec).trials:
         folder = store / "runs" / trial.key
-        if not (folder / "record.json").exists():
-            continue
-        record = json.loads((folder / "record.json").read_text())
-        curve = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-        shown = [{k: e[k] for k in CURVE if k in e} for e in curve]
-        lines.append(json.dumps({k: record[k] for k in KEPT if k in record} | {"curve": shown}))
+        record = compact(folder) if (folder / "record.json").exists() else before.get(trial.key)
+        if record is not None:
+            lines.append(json.dumps(record))
     out = RESULTS / f"{spec.stem}.jsonl"
     RESULTS.mkdir(exist_ok=True)
     out.write_text("".join(f"{line}\n" for line in lines))
     return out
+
+
+def compact(folder: Path) -> Record:
+    """What is kept of one run in a store."""
+    record = json.loads((folder / "record.json").read_text())
+    curve = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    shown = [{k: e[k] for k in CURVE if k in e} for e in curve]
+    return {k: record[k] for k in KEPT if k in record} | {"curve": shown}
+
+
+def restore(store: Path, spec: Path) -> int:
+    """Put the records of a spec back into a store, so that a sweep elsewhere goes on after them; how many there are."""
+    from hush.bench.spec import read_spec
+    from hush.bench.store import Result, open_store
+
+    opened, wanted = open_store(store), {trial.key for trial in read_spec(spec).trials}
+    found = [record for record in read(spec.stem) if record["key"] in wanted]
+    for record in found:
+        told = {k: v for k, v in record.items() if k != "curve"} | {"seconds": record.get("train_seconds", 0.0)}
+        opened.finish(record["key"], Result(told, tuple(record["curve"])))
+    return len(found)
 
 
 def read(name: str) -> list[Record]:
