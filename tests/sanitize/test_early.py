@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hush.cli import taking
 from hush.cli.early import Watch, read_stop
 from hush.cli.main import app
 from hush.errors import BadInput
+from hush.ledger import account
 from hush.loop import train
 from hush.methods import make_plan
 from hush.sanitize import Stop
@@ -72,14 +74,8 @@ def test_an_interrupted_run_ends_at_the_same_flag(
     """Interrupted after seven steps, in the middle of an epoch: the series goes on where it was."""
     after, out = Stop(3, limit).find(read_series(tmp_path / "whole")), tmp_path / "o"
 
-    def few(run, **how):
-        for taken, record in enumerate(train(run, **how), 1):
-            yield record
-            if taken == 7:
-                raise taking.Interrupted("by the test")
-
     with monkeypatch.context() as patch:
-        patch.setattr(taking, "take_steps", few)
+        interrupt(patch, 7)
         call(*RUN, "--stop", f"3:{limit}", "--out", out, code=130)
     found = json.loads(call("train", "--out", out, "--resume", "--json"))
     assert found["resumed_from"] == 7
@@ -94,6 +90,69 @@ def test_a_stopped_run_whose_secret_is_kept_takes_no_further_step(tmp_path: Path
     assert again["stopped"] == first["stopped"]
     assert again["resumed_from"] == first["stopped"]["steps"]
     assert again["test_accuracy"] == first["test_accuracy"]
+
+
+def interrupt(patch: pytest.MonkeyPatch, after: int) -> None:
+    """A run is interrupted after so many steps."""
+
+    def few(run, **how):
+        for taken, record in enumerate(train(run, **how), 1):
+            yield record
+            if taken == after:
+                raise taking.Interrupted("by the test")
+
+    patch.setattr(taking, "take_steps", few)
+
+
+def test_a_run_watched_too_late_says_how_many_steps_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its flag is raised after three epochs, and five were taken before it was asked for: the card says five."""
+    out = tmp_path / "o"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 5 * PER_EPOCH)
+        call(*RUN, "--out", out, code=130)
+    found = json.loads(call("train", "--out", out, "--resume", "--stop", "3:1e9", "--json"))
+    card = json.loads((out / "release" / "privacy.json").read_text())
+    assert (found["stopped"]["after_epochs"], found["stopped"]["steps"]) == (3, 5 * PER_EPOCH)
+    assert card["steps_taken"] == 5 * PER_EPOCH
+    plan = make_plan(
+        "sanitize", examples=1438, batch_size=128, epochs=6, noise_multiplier=1.0, delta=1e-4, accept_claimed=True
+    )
+    assert card["stopped"]["epsilon_there"] == pytest.approx(plan.guarantee(5 * PER_EPOCH).epsilon)
+    assert "proven" not in card["stopped"]["reason"]  # nothing about this method is
+
+
+def test_a_stopped_run_whose_secret_is_kept_can_be_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    call(*RUN, "--stop", "3:1e9", "--out", out, "--keep-secret")
+    refused = CliRunner().invoke(app, [*RUN, "--out", str(out)])
+    assert "holds a finished run: add --overwrite" in str(refused.exception)
+    found = json.loads(call(*RUN, "--out", out, "--overwrite", "--json"))
+    assert "stopped" not in found
+    assert not (out / "private" / "ended.json").exists()
+
+
+def test_a_ledger_counts_a_stopped_run_whole_and_nobody_closes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, made = tmp_path / "ledger.jsonl", account.Account.__init__
+    monkeypatch.setattr(account.Account, "__init__", partialmethod(made, block=5))  # steps are reserved as they come
+    call(*RUN, "--stop", "3:1e9", "--out", tmp_path / "o", "--ledger", book)
+    [entry] = json.loads(call("ledger", "show", book, "--json"))["datasets"]
+    [row] = entry["runs"]
+    assert (row["steps"], row["planned"]) == (6 * PER_EPOCH, 6 * PER_EPOCH)
+    closing = CliRunner().invoke(app, ["ledger", "close", str(book), row["run"], "--stopped-blindly"])
+    assert "nothing to close" in str(closing.exception)
+
+
+def test_an_infinite_total_is_on_the_card_as_none(tmp_path: Path) -> None:
+    """After labels alone were protected, features have no finite total: the release is written all the same."""
+    book, out = tmp_path / "ledger.jsonl", tmp_path / "o"
+    replace = ("--adjacency", "replace")
+    call("ledger", "add", book, "before", "--epsilon", "1", "--delta", "1e-6", "--protects", "labels", *replace)
+    call(*RUN, "--out", out, "--ledger", book)
+    card = json.loads((out / "release" / "privacy.json").read_text())
+    assert card["ledger"]["epsilon"] is None
+    assert "is as it was released" in call("verify", out)
 
 
 def test_without_its_log_a_run_cannot_tell_when_to_stop(tmp_path: Path, limit: float) -> None:

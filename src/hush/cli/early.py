@@ -52,11 +52,11 @@ class Watch:
                 self.after = self.rule.find(self.spreads.series)
         return self.after is not None
 
-    def tell(self, plan: Mechanism) -> dict[str, Any] | None:
-        """The stop as fields of the answer and of the privacy card; None where there was none."""
+    def tell(self, plan: Mechanism, steps: int) -> dict[str, Any] | None:
+        """The stop as fields of the answer and of the privacy card; None where there was none. ``steps`` were taken: a
+        run that went on before it was watched has taken more than the epochs after which its flag is raised."""
         if self.after is None:
             return None
-        steps = self.after * self.spreads.per_epoch
         early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
         said = {"epsilon_there": early.epsilon, "status": early.status, "reason": early.reason}
         return {"after_epochs": self.after, "steps": steps, **said}

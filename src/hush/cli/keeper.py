@@ -27,7 +27,7 @@ from hush.printable import as_json_data, dump_json
 from hush.run import Run
 from hush.settings import option
 
-OPTIONS, FINISHED = "options.json", "finished.json"  # in the private part of a run
+OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in the private part of a run
 BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
@@ -119,6 +119,8 @@ class Keeper:
         for path in _list_before(self.out) if self.replaces else ():
             path.unlink(missing_ok=True)
         if keep_secret:
+            if answer.get("stopped"):  # before its last step, by which a finished run is known
+                write_atomic(self.checkpoints.directory / ENDED, (dump_json(answer["stopped"]) + "\n").encode())
             say(f"the secret is kept, as asked: whoever has '{self.checkpoints.directory}' can subtract the noise")
             return
         write_atomic(
@@ -133,12 +135,14 @@ class Keeper:
                 _use_same_machinery(self.found.saved.facts)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
+            (self.checkpoints.directory / ENDED).unlink(missing_ok=True)
         elif self.resume:
             say(f"nothing to resume in '{self.out}': starting from the beginning")
         self._enter(run, given)
         if self.checkpoints is not None and self.resumed_from is None:
             self.checkpoints.attach(run)  # before anything of the run that was here is replaced: this may refuse
-            (self.checkpoints.directory / FINISHED).unlink(missing_ok=True)
+            for name in (FINISHED, ENDED):
+                (self.checkpoints.directory / name).unlink(missing_ok=True)
             write_atomic(self.checkpoints.directory / OPTIONS, write_settings(given), mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True
@@ -188,6 +192,13 @@ class Keeper:
         if self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
 
+    def end(self, run: Run) -> None:
+        """The run ends here by what it released: kept as it is, and in its ledger charged with all planned steps for
+        which there is room, so that nobody can close it as stopped blindly."""
+        self.save(run)
+        if self.account is not None:
+            self.account.cover(min(run.plan.steps, self.account.room()))
+
     def how_to_go_on(self, run: Run) -> str:
         """Half a sentence on what was kept and what to type."""
         if self.checkpoints is None:
@@ -207,7 +218,8 @@ class Keeper:
             return {}
         total = self.account.total()
         about = {"unit": total.scope.unit, "protects": total.scope.protects}
-        return {"ledger": {"epsilon": total.epsilon, "delta": total.delta, "status": total.status, **about}}
+        spent = {"epsilon": total.epsilon, "delta": total.delta, "status": total.status, **about}
+        return {"ledger": as_json_data(spent)}  # an infinite ε is null
 
     def sum_up_ledger(self) -> dict[str, Any] | None:
         """What the ledger says of the dataset now, as JSON fields."""
@@ -285,7 +297,7 @@ def _list_before(out: Path) -> list[Path]:
 def _is_finished(found: Found, out: Path) -> bool:
     """By the checkpoint of its last step, or by its answer where that is gone."""
     done = found.saved is not None and found.saved.step >= int(found.saved.facts["steps"])
-    return done or (out / PRIVATE_PART / FINISHED).exists()
+    return done or any((out / PRIVATE_PART / name).exists() for name in (FINISHED, ENDED))
 
 
 def _check_not_lost(out: Path) -> None:
@@ -307,7 +319,7 @@ def _check(found: Found, out: Path, resume: bool) -> None:
     if resume or found.saved is None:
         return
     step, steps = found.saved.step, int(found.saved.facts["steps"])
-    if step < steps:
+    if step < steps and not (out / PRIVATE_PART / ENDED).exists():
         raise BadInput(f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out")
 
 

@@ -32,11 +32,12 @@ def take_all(name: str, run: Run, keeper: Keeper, watch: Watch, *, every: int, q
             for record in steps:
                 bar.advance(shown)
                 if watch.rule is not None and watch.hear([record.numbers()]):
-                    keeper.save(run)
                     break
                 if run.ranks.world == 1 and asked() and run.next < run.plan.steps:
                     stopped = "as asked"
                     break
+            if watch.after is not None:
+                keeper.end(run)
         except (BudgetSpent, LostRank, Stopped) as why:
             stopped, code = f"{why}", 1
         except Interrupted as why:

@@ -255,7 +255,7 @@ def _train_and_measure(
     measured = make_fields(evaluation, task)
     keep_figures(keeper, measured)
     keep_notes(keeper, task)
-    ended = {} if (stop := watch.tell(run.plan)) is None else {"stopped": stop}
+    ended = {} if (stop := watch.tell(run.plan, run.next)) is None else {"stopped": stop}
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
         named, told = given.dataset or task.name, {**before, **released, **ended, **keeper.total_for_card()}

@@ -18,10 +18,8 @@ from hush import validate
 from hush.errors import BadInput
 from hush.privacy.guarantee import Guarantee
 
-STOPPED = (
-    "the run was stopped by what it had released, and how long it ran says something about the data too; what is "
-    "proven is the ε of all planned steps"
-)
+STOPPED = "the run was stopped by what it had released, and how long it ran says something about the data too"
+COUNTED = {True: "what is proven is the ε of all planned steps", False: "the ε of all planned steps is what is stated"}
 
 
 def measure_spread(outputs: Tensor) -> float:
@@ -132,7 +130,7 @@ def state_stop(planned: Guarantee, at_stop: Guarantee) -> tuple[Guarantee, ...]:
     the steps taken as claimed, for the moment of the stop is itself made from the data."""
     if at_stop.epsilon > planned.epsilon:
         raise BadInput("a stop cannot cost more than the plan: give the plan's guarantee first")
-    reason = "; ".join(filter(None, (STOPPED, at_stop.reason)))
+    reason = "; ".join(filter(None, (STOPPED, COUNTED[planned.status == "proven"], at_stop.reason)))
     status = "claimed" if at_stop.status == "proven" else at_stop.status
     return planned, replace(at_stop, status=status, reason=reason)
 
