@@ -284,9 +284,9 @@ def test_asked_to_stop_it_stops_cleanly(number, straight, stated, tmp_path, capf
     read, write = os.pipe()
 
     def work() -> int:
-        import hush.cli.train as command
+        from hush.cli import taking
 
-        take = command.take_steps
+        take = taking.take_steps
 
         def told(run, **how):
             for record in take(run, **how):
@@ -294,7 +294,7 @@ def test_asked_to_stop_it_stops_cleanly(number, straight, stated, tmp_path, capf
                     os.kill(os.getpid(), number)
                 yield record
 
-        command.take_steps = told
+        taking.take_steps = told
         sys.stderr = os.fdopen(write, "w", buffering=1)
         return main(training(out))
 

@@ -160,7 +160,7 @@ def test_a_refused_first_step_leaves_no_unfinished_run(capsys, tmp_path, monkeyp
         raise Refused("not today")
         yield
 
-    monkeypatch.setattr("hush.cli.train.take_steps", refuse)
+    monkeypatch.setattr("hush.cli.taking.take_steps", refuse)
     assert call(capsys, *TRAIN, "--out", tmp_path / "run")[0] == 2
     monkeypatch.undo()
     assert call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run")[0] == 0
@@ -354,9 +354,9 @@ def test_resuming_where_the_private_part_is_gone_is_refused(capsys, tmp_path, le
 
 
 def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -> None:
-    from hush.cli import train as command
+    from hush.cli import taking
 
-    out, real = tmp_path / "run", command.take_steps
+    out, real = tmp_path / "run", taking.take_steps
 
     def and_then_it_is_gone(run, **more):
         for record in real(run, **more):
@@ -364,7 +364,7 @@ def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -
                 shutil.rmtree(out)
             yield record
 
-    monkeypatch.setattr(command, "take_steps", and_then_it_is_gone)
+    monkeypatch.setattr(taking, "take_steps", and_then_it_is_gone)
     code, said, err = call(capsys, *TRAIN, "--steps", 20, "--checkpoint-every", 5, "--out", out)
     assert (code, said) == (1, "")
     assert "--resume" not in err

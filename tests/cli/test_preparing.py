@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_in_the_middle_keeps_its_ranges(capsys, people: Path,
     out = tmp_path / "run"
     steps = iter(range(100))
     with monkeypatch.context() as patched:
-        patched.setattr("hush.cli.train.note_interrupts", _interrupt_after(steps, 12))
+        patched.setattr("hush.cli.taking.note_interrupts", _interrupt_after(steps, 12))
         assert main([str(a) for a in (*given, "--out", out)]) == 130
     said = capsys.readouterr().err
     kept = load_file(out / "private" / "before-ranges.safetensors")["limits"].tolist()

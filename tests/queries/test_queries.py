@@ -183,14 +183,15 @@ def regression(model: nn.Module, content) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_converges_on_a_convex_problem_without_noise(name, no_noise) -> None:
-    """Least squares with an exact solution: every gradient vanishes there, so clipping moves it nowhere."""
+    """Least squares with an exact solution: every gradient vanishes there, so clipping moves it nowhere. It ends before
+    residuals are so small that they are rounding, in which an example alone differs from the same one in a batch."""
     x = data(scale=1.0)[0]
     truth = torch.tensor([0.5, -1.0, 0.3, 0.0, 0.2]).double()
     model = nn.Linear(5, 1).double()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     rate = 0.05 if PLANS[name][0] == "dp-adam" or "automatic" in name else 0.5
-    p = plan(name, steps=250, noise_multiplier=1e-9, lr=rate, sample_rate=1.0)
+    p = plan(name, steps=150, noise_multiplier=1e-9, lr=rate, sample_rate=1.0)
     run = p.start(model, regression, (x, x @ truth), secret=1)
     for batch in run.batches():
         run.step(batch)

@@ -23,7 +23,7 @@ def put_channels_last(images: Tensor) -> Tensor:
     follow keep it, and are up to twice as fast in it on a CPU. With one channel both orders are the same numbers in the
     same places, and only the strides tell torch which is meant."""
     if images.shape[1] == 1:
-        return images.reshape(len(images), *images.shape[2:], 1).movedim(-1, 1)
+        return images.squeeze(1).unsqueeze(-1).movedim(-1, 1)
     return images.movedim(1, -1).contiguous().movedim(-1, 1)  # torch.func maps this, and not torch's memory_format
 
 
