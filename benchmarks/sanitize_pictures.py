@@ -1,7 +1,7 @@
-"""The sanitisation layer's figures, drawn from results/sanitize-figures.json for docs/sanitize.md.
+"""The sanitisation layer's figures, drawn from results/sanitize-figures.json, and what docs/sanitize.md says of them.
 
     python benchmarks/sanitize_figures.py results/sanitize-figures.json --store DIR    # the runs, once
-    python benchmarks/sanitize_pictures.py                                             # docs/pictures/sanitize/*.svg
+    python benchmarks/sanitize_pictures.py                        # docs/pictures/sanitize/*.svg, docs/sanitize.md
 
 Every ε here is the paper's claim, which an audit refuted: lines of ε are drawn as such.
 """
@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from hush.report.cells import Cell, draw_cells
 from hush.report.drawing import Axis, Point, Series, draw_lines
 from published.pictures import arrange
+from published.records import table, wrap
+from sanitize_figures import VECTOR
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PICTURES = ROOT / "results" / "sanitize-figures.json", ROOT / "docs" / "pictures" / "sanitize"
+PAGE = ROOT / "docs" / "sanitize.md"
+BEGIN, END = "<!-- made by benchmarks/sanitize_pictures.py -->", "<!-- end of the figures -->"
 EPOCH, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
+KINDS = ("static", "adaptive")
 Panel = tuple[str, str]
 
 
@@ -52,12 +57,16 @@ def _draw_norms(found: dict[str, Any]) -> Iterator[Panel]:
 
 
 def _draw_accuracies(found: dict[str, Any]) -> Iterator[Panel]:
-    by_width = [
-        Series(f"{kind} C", [Point(*pair) for pair in pairs]) for kind, pairs in found["accuracy_by_width"].items()
-    ]
+    by_width = [s for i, kind in enumerate(KINDS) for s in _rate(kind, found["accuracy_by_width"][kind], i)]
     yield _line("accuracy against width", Axis("n"), ACCURACY, by_width)
-    by_share = Series("adaptive C", [Point(*pair) for pair in found["accuracy_by_share"]])
-    yield _line("accuracy against t", Axis("t"), ACCURACY, [by_share])
+    by_share = list(_rate("adaptive", found["accuracy_by_share"], 1))
+    yield _line("accuracy against t", Axis("t"), ACCURACY, by_share)
+
+
+def _rate(kind: str, rows: Sequence[Sequence[float]], look: int) -> Iterator[Series]:
+    """The best epoch as a line, the last one as points below it."""
+    yield Series(f"{kind} C, best epoch", [Point(x, best) for x, _, best in rows], look=look)
+    yield Series(f"{kind} C, last epoch", [Point(x, last) for x, last, _ in rows], line=False, look=look)
 
 
 def _draw_convergence(found: dict[str, Any]) -> Iterator[Panel]:
@@ -88,10 +97,10 @@ def _draw_flags(found: dict[str, Any]) -> Iterator[Panel]:
     """For each window and limit which epochs are flagged: a row a pair."""
     for kind, flags in found["flags"].items():
         names = [f"{length}, {limit:g}" for length, limit, _ in flags]
-        epochs = [str(epoch) for epoch in range(1, len(flags[0][2]) + 1)]
+        epochs = [str(epoch) if epoch % 5 == 0 else "" for epoch in range(1, len(flags[0][2]) + 1)]
         cells = [
             [Cell(float(raised), "", f"epoch {epoch}: {'flag' if raised else 'none'}") for epoch, raised in line]
-            for line in (zip(epochs, row[2], strict=True) for row in flags)
+            for line in (enumerate(row[2], 1) for row in flags)
         ]
         title = f"flags, {kind} C"
         yield title, draw_cells(title, EPOCH, Axis("window, limit"), epochs, names, cells, scale=(0.0, 1.0))
@@ -101,8 +110,80 @@ def _line(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> Panel
     return title, draw_lines(title, across, up, series)
 
 
+def render(found: dict[str, Any]) -> list[str]:
+    """What the page says of the figures."""
+    base, status = found["spec"]["base"], found["status"]
+    setting = (
+        f"{base['examples']:,} images of MNIST, {base['epochs']} epochs, σ = {base['sigma']:g}, batches of "
+        f"{base['batch_size']}, n = {base['width']} and C = {base['clip']:g} where nothing else is said, one seed. "
+        f"Every ε is the publication's, which is {status}."
+    )
+    return [
+        *(*wrap(setting.replace(",", " ", 1)), ""),
+        *_show("budget.svg", "The ε that is claimed for 50 000 examples, against σ, for three δ"),
+        *_show("threshold.svg", "‖W‖ and C = t·‖W‖ over epochs; accuracy against the width n, and against t"),
+        *(*wrap(_tell_lost(found)), ""),
+        *_show("stopping.svg", "Accuracy, the deviation that is watched, and the epochs at which each flag is raised"),
+        *(*wrap(_tell_stops(found)), ""),
+        *(*wrap(f"What a threshold costs: the vector {list(VECTOR)} at a low and at a high C."), ""),
+        *table(
+            ("C", "clipped to", "cut off (length)", "noise in each number"),
+            (
+                (f"{row['clip']:g}", f"{row['clipped']}", f"{row['lost']:.2f}", f"{row['noise']:.2f}")
+                for row in found["low_and_high_threshold"]
+            ),
+        ),
+    ]
+
+
+def _show(name: str, told: str) -> list[str]:
+    return [f"![{told}](pictures/sanitize/{name})", "", f"*{told}.*", ""]
+
+
+def _tell_lost(found: dict[str, Any]) -> str:
+    """How far the accuracy falls between two epochs."""
+    falls = [
+        100 * (before - after)
+        for kind in KINDS
+        for before, after in pairwise(found["convergence"][kind]["accuracy"])
+        if after < before
+    ]
+    clip, noise = found["spec"]["base"]["clip"], found["convergence"]["static"]["spread"][-1]
+    return (
+        f"From one epoch to the next the accuracy falls by up to {max(falls):.1f} points and comes back: a whole digit "
+        f"is taken for another. The noise in each number (deviation {noise:.1f}) is {noise / clip:.0f} times C, so the "
+        "head's outputs differ by hundredths, and a small change of it decides about a digit. The last epoch therefore "
+        "says little here."
+    )
+
+
+def _tell_stops(found: dict[str, Any]) -> str:
+    """What the flags with the paper's settings would have done."""
+    told = []
+    for kind, settings in (("static", (10, 1.2e-4)), ("adaptive", (5, 2e-5))):
+        curve = found["convergence"][kind]
+        after, accuracy = next(stop[2:4] for stop in curve["stops"] if tuple(stop[:2]) == settings)
+        named = f"With {'a static' if kind == 'static' else 'an adaptive'} C the published flag ({settings[0]} epochs, "
+        named += f"{settings[1]:g}) "
+        told.append(
+            f"{named}is never raised in {len(curve['accuracy'])} epochs."
+            if after is None
+            else f"{named}stops after {after} epochs at {100 * accuracy:.1f} %, the last epoch has "
+            f"{100 * curve['accuracy'][-1]:.1f} % and the best {100 * max(curve['accuracy']):.1f} %."
+        )
+    return " ".join(told)
+
+
+def rewrite(page: str, found: dict[str, Any]) -> str:
+    """The page with what is made between its two marks."""
+    before, rest = page.split(BEGIN)
+    return "\n".join([before + BEGIN, "", *render(found), END]) + rest.split(END)[1]
+
+
 if __name__ == "__main__":
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name, svg in draw_all(json.loads(DATA.read_text())).items():
+    data = json.loads(DATA.read_text())
+    for name, svg in draw_all(data).items():
         (PICTURES / name).write_text(svg)
-    print(PICTURES)
+    PAGE.write_text(rewrite(PAGE.read_text(), data))
+    print(PICTURES, PAGE, sep="\n")

@@ -18,7 +18,7 @@ KEPT = (
     *("noise_multiplier", "sensitivity", "noise_std", "steps", "steps_taken", "examples", "parameters"),
     *("train_seconds", "confusion"),
 )
-CURVE = ("epoch", "test_accuracy", "test_loss", "epsilon", "spread")
+CURVE = ("epoch", "test_accuracy", "test_loss", "validation_accuracy", "epsilon", "spread")
 Record = dict[str, Any]
 
 

@@ -23,8 +23,10 @@ def test_every_figure_is_there_and_each_run_is_made_once(
     assert drawn["status"] == "refuted"
     assert len(list(tmp_path.glob("*.json"))) == len(script.SMALL.list_runs()) == 5
     for kind in ("static", "adaptive"):
-        assert [n for n, _ in drawn["accuracy_by_width"][kind]] == [2, 4]
-        assert all(0.05 < accuracy <= 1 for _, accuracy in drawn["accuracy_by_width"][kind])
+        assert [n for n, *_ in drawn["accuracy_by_width"][kind]] == [2, 4]
+        assert all(0.05 < last <= best <= 1 for _, last, best in drawn["accuracy_by_width"][kind])
+        curve = drawn["convergence"][kind]["accuracy"]
+        assert [curve[-1], max(curve)] in [found[1:] for found in drawn["accuracy_by_width"][kind]]
         assert len(drawn["convergence"][kind]["accuracy"]) == 3
         tight, loose = drawn["flags"][kind]
         assert tight[2][0] is loose[2][0] is False  # no window is whole after one epoch
