@@ -28,7 +28,7 @@ PROTECTS = {"example": "features and labels", "features": "features", "labels": 
 Curve = list[dict[str, Any]]
 CNN = {False: Stop(10, 1.2e-4), True: Stop(5, 2e-5, adaptive=True)}
 RESNET = {False: Stop(10, 1.5e-5), True: Stop(5, 3e-5, adaptive=True)}
-MNIST, CIFAR = "MNIST, funnel CNN, n = 50, 20 epochs", "CIFAR-10, funnel CNN, n = 50, 50 epochs"
+MNIST, CIFAR = "MNIST, funnel CNN, n = 50, 20 epochs", "CIFAR-10, funnel CNN, n = 50, 30 epochs"
 PART = "10 000 images of CIFAR-10, ResNet-18 of width 16, 20 epochs; not comparable"
 
 
@@ -108,15 +108,17 @@ def find_best(curve: Curve) -> int:
 
 def stop_early(run: Record, stop: Callable[[Curve], int | None]) -> Record:
     """The run as it was at the epoch where it is told to stop; whole where it never is."""
-    after = stop(run["curve"]) or len(run["curve"])
-    at = run["curve"][after - 1]
+    after = stop(run["curve"])
+    at = run["curve"][-1 if after is None else after - 1]
     return run | {"test_accuracy": at["test_accuracy"], "epsilon": at["epsilon"], "stopped_after": after}
 
 
 def tell_epochs(ended: list[Record]) -> str:
-    """After how many epochs each run stopped."""
-    found = [str(run["stopped_after"]) for run in ended if "stopped_after" in run]
-    return f" (after {', '.join(found)} epochs)" if found else ""
+    """After how many epochs each run stopped, if it did."""
+    found = [run["stopped_after"] for run in ended if "stopped_after" in run]
+    if not any(found):
+        return ": never" if found else ""
+    return f" (after {', '.join('all' if after is None else str(after) for after in found)} epochs)"
 
 
 def tell_epsilon(runs: list[Record]) -> str:

@@ -88,6 +88,16 @@ def test_rows_with_and_without_stopping(script: ModuleType, monkeypatch, tmp_pat
     assert "| not run | not run |" in adaptive  # which has other options
 
 
+def test_a_flag_that_is_never_raised_stops_nothing(script: ModuleType, monkeypatch, tmp_path: Path) -> None:
+    run = record("mnist-sanitized", "sanitize", 0.9)
+    moving = run | {"curve": [epoch | {"spread": float(epoch["epoch"])} for epoch in run["curve"]]}
+    never = lines_of(script, [moving], monkeypatch, tmp_path)[3]
+    assert "with stopping: never |" in never
+    assert "| 90.00 (1) |" in never
+    once = lines_of(script, [moving, run], monkeypatch, tmp_path)[3]
+    assert "with stopping (after all, 19 epochs) |" in once
+
+
 def test_each_method_says_what_it_protects(script: ModuleType, monkeypatch, tmp_path: Path) -> None:
     runs = [
         record("mnist-sanitized", "sanitize", 0.9, threshold_share=0.05),
