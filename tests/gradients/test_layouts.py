@@ -8,7 +8,7 @@ from adversaries import TERMS, put_last
 from torch import nn
 
 from hush.gradients import record
-from hush.gradients.convolution import Convolution, Windowed
+from hush.gradients.convolution import Convolution, Windowed, _multiply
 from hush.gradients.tape import Weights
 from hush.gradients.terms import HeldRows, TurnedRows
 from hush.problems import cross_entropy
@@ -37,6 +37,18 @@ def test_rows_norms_and_sums_are_those_of_the_usual_order(name: str) -> None:
         assert torch.allclose(term.sum(weights), total, rtol=1e-10, atol=1e-10)
         assert torch.allclose(term.sum_in_double(weights), total, rtol=1e-10, atol=1e-10)
         assert term.sum(weights).is_contiguous()
+
+
+@pytest.mark.parametrize("outputs", [3, 9, 40])
+@pytest.mark.parametrize("given", [False, True])
+def test_products_are_made_either_way_round(outputs: int, given: bool) -> None:
+    """Windows of nine numbers beside fewer, as many and more outputs."""
+    narrow, windows = torch.randn(4, outputs, 25).double(), torch.randn(4, 25, 9).double()
+    out = torch.full((4, outputs, 9), torch.nan, dtype=torch.float64) if given else None
+    found = _multiply(narrow, windows, out)
+    assert torch.allclose(found, narrow @ windows, rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous()
+    assert out is None or out.data_ptr() == found.data_ptr()
 
 
 def test_several_groups_are_not_turned() -> None:

@@ -48,6 +48,15 @@ def _lie_together(images: Tensor) -> bool:
     return images.dim() == 4 and images.shape[1] > 1 and images.is_contiguous(memory_format=torch.channels_last)
 
 
+def _multiply(narrow: Tensor, windows: Tensor, out: Tensor | None) -> Tensor:
+    """The products (m, outputs, P) · (m, P, window), into ``out`` where it is given. One with few columns is up to ten
+    times slower than its transpose on a CPU: where a window is the shorter side they are made the other way round."""
+    if windows.shape[2] >= narrow.shape[1]:
+        return torch.bmm(narrow, windows, out=out)
+    turned = torch.bmm(windows.transpose(1, 2), narrow.transpose(1, 2)).transpose(1, 2)
+    return turned.contiguous() if out is None else out.copy_(turned)
+
+
 @dataclass(frozen=True)
 class Convolution:
     """The settings of one convolution over ``dims`` dimensions."""
@@ -168,7 +177,7 @@ class Windowed:
         for narrow, windows in self._pair_up():
             to = None if out is None else out[done : done + len(narrow)]
             done += len(narrow)
-            yield torch.bmm(narrow, windows, out=to)
+            yield _multiply(narrow, windows, to)
 
     def _pair_up(self) -> Iterator[tuple[Tensor, Tensor]]:
         """A few examples at a time, the two sides of the product: (m·groups, outputs, P) and (m·groups, P, window)."""
