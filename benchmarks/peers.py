@@ -46,7 +46,7 @@ def plain(case: Case, data: Data) -> Step:
 def hush_run(case: Case, data: Data) -> Step:
     """hush's own step: sampling, clipping, noise, update, with the whole data as every batch."""
     n = len(data[0])
-    options = {"steps": 10**6, "noise_multiplier": NOISE, "lr": LR, "clip": CLIP}
+    options = {"steps": 10**4, "noise_multiplier": NOISE, "lr": LR, "clip": CLIP}
     plan = hush.make_plan("dp-sgd", examples=n, batch_size=n, sample_rate=1.0, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
