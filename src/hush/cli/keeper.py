@@ -120,7 +120,8 @@ class Keeper:
             path.unlink(missing_ok=True)
         if keep_secret:
             if answer.get("stopped"):  # before its last step, by which a finished run is known
-                write_atomic(self.checkpoints.directory / ENDED, (dump_json(answer["stopped"]) + "\n").encode())
+                told = (dump_json(answer["stopped"]) + "\n").encode()
+                write_atomic(self.checkpoints.directory / ENDED, told, mode=PRIVATE)
             say(f"the secret is kept, as asked: whoever has '{self.checkpoints.directory}' can subtract the noise")
             return
         write_atomic(
