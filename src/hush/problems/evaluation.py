@@ -24,7 +24,7 @@ from hush.problems.problem import Problem, to_units
 from hush.source import as_source
 from hush.validate import one_of, whole
 
-BATCH = 1000
+BATCH = 250  # larger ones leave the cache: 1.94 s of CPU against 1.51 for P1's 10 000 test images
 
 
 @dataclass(frozen=True)
