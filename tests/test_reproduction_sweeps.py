@@ -172,6 +172,19 @@ def test_the_question_of_one_pass(published: SimpleNamespace) -> None:
     assert published.answers.answer_one_pass().short.startswith("At ε = 1 not known yet (")
 
 
+def test_a_rate_between_counts_as_soon_as_all_have_it(published: SimpleNamespace) -> None:
+    trials, finer = (read_spec(ROOT / "specs" / f"{name}.toml").trials for name in ("setup-2", "setup-2-finer"))
+    assert {t.options["lr"] for t in finer} == {0.3}
+    more = [make_record(t, 0.9, 0.8 if t.method == "dp-sgd" else 0.75) for t in finer]
+    write(published.results, "setup-2", [make_record(t, 0.7, 0.7) for t in trials])
+    write(published.results, "setup-2-finer", more[1:])
+    assert published.answers.answer_one_pass().short == "At ε = 1 no; at ε = 10 no."
+    assert "80.00" not in " ".join(published.setups.render_one_pass())
+    write(published.results, "setup-2-finer", more)
+    assert "75.00 (1) against 80.00 (1) (behind)" in published.answers.answer_one_pass().figures[0]
+    assert "80.00 (1), lr 0.3 |" in " ".join(published.setups.render_one_pass())  # no end of the rates: no mark
+
+
 def test_the_question_of_rules(published: SimpleNamespace) -> None:
     trials = read_spec(ROOT / "specs" / "setup-1-reduced.toml").trials
     reached = {"dp-sgd": 0.7, "dp-adam-bc": 0.702, "dp-disk": 0.6, "dp-adam": 0.5, "dp-dice": 0.1}

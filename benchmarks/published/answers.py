@@ -10,7 +10,7 @@ from hush.bench.spec import read_spec
 from published import mnist, records
 from published.mnist import VERSUS, pick_versus
 from published.records import list_percent, tell_values, wrap, wrap_item
-from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, list_targets
+from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, list_targets, read_one_pass
 from published.sweeps import Cell, Comparison, compare, find_cell, find_merit, read_cells
 
 SEEDS = 3  # a row is whole with so many
@@ -154,7 +154,7 @@ def _tell_left(cells: Sequence[Cell]) -> str:
 
 def answer_one_pass() -> Answer:
     """SE against DP-SGD in one pass, with SE-λ beside them."""
-    cells = read_cells("setup-2")
+    cells = read_one_pass()
     short, told = [], []
     for target in list_targets(cells):
         here = [c for c in cells if c.epsilon == target]

@@ -64,7 +64,7 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
     ("building-blocks", render_blocks, {}),
     ("building-blocks-tuned", render_tuned, {}),
 )
-MORE = ("setup-3-winners", "setup-1-winners")
+MORE = ("setup-2-finer", "setup-3-winners", "setup-1-winners")
 WHAT = (
     "Accuracies and ε that were published for private training, beside what hush gets with the same settings on the "
     "same data, with ε by an exact accountant. Tables I to IV are numbered as they were published. First what follows "

@@ -12,7 +12,7 @@ from hush.report.drawing import WIDTH, Axis, Point, Series, draw_lines, make_sta
 from published import mnist
 from published.mnist import Row
 from published.records import Record, epsilon, pick, read
-from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES
+from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES, read_one_pass
 from published.sweeps import Cell, find_merit, find_rate, read_cells
 
 FLOOR = 0.8  # of MNIST's accuracies: what is below is before the first useful epoch, and would squeeze the rest
@@ -23,6 +23,7 @@ Panel = tuple[str, str]
 
 def draw_all() -> dict[str, str]:
     """Every picture whose records are there: its file's name and its SVG."""
+    once, many, rules = read_one_pass(), read_cells("setup-3-reduced"), read_cells("setup-1-reduced")
     found = {
         "curves-dpsgd": (_curves_dpsgd(), 2),
         "confusion-dpsgd-mlp": (_confusions(mnist.list_dpsgd(0.9)[:3]), 3),
@@ -31,11 +32,11 @@ def draw_all() -> dict[str, str]:
         "confusion-ftrl": (_confusions(mnist.list_ftrl()), 3),
         "curves-versus": (_curves_versus(), 3),
         "confusion-versus": (_confusions(_list_versus()), 3),
-        "rates-setup-2": (_rates("setup-2", ONE_PASS), 2),
-        "rates-setup-3": (_rates("setup-3-reduced", MANY), 2),
-        "curves-setup-3": (_curves_chosen("setup-3-reduced", MANY), 2),
-        "rates-setup-1": (_rates("setup-1-reduced", RULES), 2),
-        "curves-setup-1": (_curves_chosen("setup-1-reduced", RULES), 2),
+        "rates-setup-2": (_rates(once, ONE_PASS), 2),
+        "rates-setup-3": (_rates(many, MANY), 2),
+        "curves-setup-3": (_curves_chosen(many, MANY), 2),
+        "rates-setup-1": (_rates(rules, RULES), 2),
+        "curves-setup-1": (_curves_chosen(rules, RULES), 2),
     }
     return {f"{name}.svg": arrange(panels, columns) for name, (panels, columns) in found.items() if panels}
 
@@ -157,19 +158,19 @@ def _measure(cells: Sequence[Cell]) -> tuple[str, Axis]:
     return ("test_accuracy", ACCURACY) if accurate else ("test_loss", Axis("test loss"))
 
 
-def _split(name: str) -> list[tuple[str, list[Cell]]]:
+def _split(swept: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     """The cells that one panel compares: the same problem, ε and batch size."""
     groups: dict[str, list[Cell]] = {}
-    for cell in sorted(read_cells(name), key=lambda c: (c.problem, c.epsilon, c.batch)):
+    for cell in sorted(swept, key=lambda c: (c.problem, c.epsilon, c.batch)):
         told = f"{PROBLEMS[cell.problem]}, ε = {cell.epsilon:g}, batch {cell.batch}"
         groups.setdefault(told, []).append(cell)
     return [(told, cells) for told, cells in groups.items() if any(cell.finished for cell in cells)]
 
 
-def _rates(name: str, methods: Sequence[str]) -> list[Panel]:
+def _rates(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
     """Every run of a sweep's first seed, over its learning rate."""
     panels = []
-    for told, cells in _split(name):
+    for told, cells in _split(swept):
         figure, up = _measure(cells)
         series = [
             Series(METHODS[cell.method], _list_rates(cell, figure), look=methods.index(cell.method)) for cell in cells
@@ -183,10 +184,10 @@ def _list_rates(cell: Cell, figure: str) -> list[Point]:
     return [Point(find_rate(run), run[figure]) for run in runs]
 
 
-def _curves_chosen(name: str, methods: Sequence[str]) -> list[Panel]:
+def _curves_chosen(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
     """Over epochs, at each method's chosen rate."""
     panels = []
-    for told, cells in _split(name):
+    for told, cells in _split(swept):
         figure, up = _measure(cells)
         series = [
             Series(METHODS[cell.method], average_curves(cell.seeds, figure), look=methods.index(cell.method))

@@ -101,17 +101,19 @@ def find_rate(run: Record) -> float:
     return float(run["config"]["options"]["lr"])
 
 
-def read_cells(name: str) -> list[Cell]:
-    """The cells of a sweep in the order of its spec; the seeds of its winners where they have been run."""
-    found = {record["key"]: record for record in records.read(name)}
+def read_cells(name: str, *finer: str) -> list[Cell]:
+    """The cells of a sweep in the order of its spec, with the rates that finer specs add; the seeds of its winners
+    where they have been run."""
+    names = (name, *finer)
+    found = {record["key"]: record for each in names for record in records.read(each)}
     more = tuple(records.read(name.replace("-reduced", "-winners"))) if name.endswith("-reduced") else ()
     groups: dict[tuple[Any, ...], list[Trial]] = {}
-    for trial in read_spec(records.SPECS / f"{name}.toml").trials:
-        names = trial.problem, trial.method, trial.settings["epsilon"], trial.settings["batch_size"]
-        groups.setdefault(names, []).append(trial)
+    for trial in (trial for each in names for trial in read_spec(records.SPECS / f"{each}.toml").trials):
+        told = trial.problem, trial.method, trial.settings["epsilon"], trial.settings["batch_size"]
+        groups.setdefault(told, []).append(trial)
     return [
-        Cell(*names, tuple(trials), tuple(found[t.key] for t in trials if t.key in found), more)
-        for names, trials in groups.items()
+        Cell(*told, tuple(trials), tuple(found[t.key] for t in trials if t.key in found), more)
+        for told, trials in groups.items()
     ]
 
 
