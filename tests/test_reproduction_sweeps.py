@@ -14,7 +14,7 @@ from hush.bench.spec import read_spec
 from hush.bench.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[1]
-BEST = {"dp-sgd": 1.0, "dp-matrix-me": 0.3, "dp-matrix-me-lambda": 3.0}
+BEST = {"dp-sgd": 3.0, "dp-matrix-me": 1.0, "dp-matrix-me-lambda": 10.0}
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def test_held_out_rows_choose_and_not_the_test_set(published: SimpleNamespace) -
     for cell in cells:
         expected = 0.3 if cell.problem == "fashion-vae" else BEST[cell.method]
         assert published.sweeps.find_rate(cell.best) == expected
-    assert cells[0].tell() == "50.00 (1), lr 1"
+    assert cells[0].tell() == "50.00 (1), lr 3"
     told = {cell.method: cell.tell() for cell in cells if cell.problem == "cifar10-p1"}
-    assert told["dp-matrix-me"] == "50.00 (1), lr 0.3 ▾"  # the smallest and the largest of three
-    assert told["dp-matrix-me-lambda"] == "50.00 (1), lr 3 ▴"
+    assert told["dp-matrix-me"] == "50.00 (1), lr 1 ▾"  # the smallest and the largest of three
+    assert told["dp-matrix-me-lambda"] == "50.00 (1), lr 10 ▴"
 
 
 def test_nobody_is_chosen_while_rates_are_missing(published: SimpleNamespace) -> None:
@@ -100,11 +100,11 @@ def test_the_winners_are_the_chosen_rates_with_three_seeds(published: SimpleName
     assert len(spec.trials) == 36
     chosen = {cell.best["key"] for cell in published.sweeps.read_cells("setup-3-reduced")}
     assert chosen <= {trial.key for trial in spec.trials}  # the first seed is the run that was chosen
-    assert {t.options["lr"] for t in spec.trials if t.method == "dp-sgd" and t.problem == "cifar10-p1"} == {1.0}
+    assert {t.options["lr"] for t in spec.trials if t.method == "dp-sgd" and t.problem == "cifar10-p1"} == {3.0}
     assert len({trial.seed for trial in spec.trials}) == 3
     more = [make_record(trial, 0.6, 0.52) for trial in spec.trials if trial.key not in chosen]
     write(published.results, "setup-3-winners", more)
-    assert published.sweeps.read_cells("setup-3-reduced")[0].tell() == "51.33 ± 1.15 (3), lr 1"
+    assert published.sweeps.read_cells("setup-3-reduced")[0].tell() == "51.33 ± 1.15 (3), lr 3"
 
 
 def test_a_cell_without_all_its_rates_has_no_winner_yet(published: SimpleNamespace, tmp_path: Path) -> None:
