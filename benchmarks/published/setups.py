@@ -97,7 +97,7 @@ def render_many() -> list[str]:
             for method, published in zip(MANY, said, strict=True):
                 cell = find_cell(cells, problem=problem, method=method, epsilon=target)
                 if cell is not None:
-                    name = f"{PROBLEMS[problem]}, reduced: {told}"
+                    name = f"{PROBLEMS[problem]}, ε = {target:g}, reduced: {told}"
                     claimed = f"{target:g}" if published != "–" else "–"
                     false = published != "–" and method.endswith("lambda")
                     claimed += ", not delivered" if false else ""
