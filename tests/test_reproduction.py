@@ -163,6 +163,16 @@ def test_a_row_may_lack_a_point(mnist: ModuleType) -> None:
     assert far.cells() == ("LeNet", "σ = 1", "90.00", "88.95 ± 0.00 (2)", "−1.05", "1", "1.00")
 
 
+def test_a_row_with_more_seeds_says_what_the_first_said(mnist: ModuleType, kept: ModuleType, monkeypatch) -> None:
+    config = {"node_noise": 25, "options": {"honaker": False}}
+    runs = [run(a, outcome="finished", config=config, steps=1200, curve=[]) for a in (0.8, 0.9, 0.85, 0.97, 0.97)]
+    monkeypatch.setattr(mnist, "read", lambda name: runs)
+    said = " ".join(mnist.render_ftrl())
+    assert "Node noise 25 has 5 seeds, as its first 3 lie 10.0 points apart; they alone give 85.00 ± 5.00 (3)" in said
+    monkeypatch.setattr(mnist, "read", lambda name: [])
+    assert "alone" not in " ".join(mnist.render_ftrl())
+
+
 def test_confusion_is_of_all_seeds(page: ModuleType) -> None:
     from published.pictures import average_curves, confuse
 

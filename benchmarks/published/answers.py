@@ -13,7 +13,6 @@ from published.records import list_percent, tell_values, wrap, wrap_item
 from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, list_targets, read_one_pass
 from published.sweeps import Cell, Comparison, compare, find_cell, find_merit, read_cells
 
-SEEDS = 3  # a row is whole with so many
 LEGEND = (
     "Figures are test accuracies in percent, mean ± deviation (seeds); of the VAE, its loss, of which less is better. "
     "*Ahead* is by more than twice the standard error of the difference; with a single seed, by more than a point (of "
@@ -84,10 +83,10 @@ def answer_accuracy() -> Answer:
     )
     told = []
     for name, table in tables:
-        missing, few = sum(not row.runs for row in table), sum(0 < len(row.runs) < SEEDS for row in table)
+        missing, few = sum(not row.runs for row in table), sum(0 < len(row.runs) < mnist.SEEDS for row in table)
         text = f"{name}: {mnist.tell_agreement(table)}"
         text += f" {missing} of {len(table)} rows are not run yet." if missing else ""
-        told.append(text + (f" Rows with fewer than {SEEDS} seeds so far: {few}." if few else ""))
+        told.append(text + (f" Rows with fewer than {mnist.SEEDS} seeds so far: {few}." if few else ""))
     return Answer("Do the published accuracies come out?", short, told)
 
 

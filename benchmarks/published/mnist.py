@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from published.records import Record, epsilon, list_percent, pick, read, spread, table, wrap
+from published.records import Record, epsilon, list_percent, pick, read, spread, table, tell_values, wrap
 
 HEAD = (
     *("model", "noise", "published", "ours, mean ± deviation (seeds)", "ours − published", "ε published", "ε here"),
 )
+SEEDS = 3  # a row is whole with so many
 NEAR = 1.0  # a point: what a row may lack and still be called reproduced
 PROBLEMS = (("mnist-mlp", "MLP"), ("mnist-lenet", "LeNet"))
 
@@ -174,8 +175,24 @@ def render_ftrl() -> list[str]:
         "",
         *_tell_refused(),
         *_tell_restless(rows),
+        *_tell_more_seeds(rows),
         *table(HEAD, [r.cells() for r in rows]),
     ]
+
+
+def _tell_more_seeds(rows: Sequence[Row]) -> list[str]:
+    """A row that got more seeds than the others got them after its first were seen: what those alone say."""
+    told = []
+    for row in rows:
+        values = list_percent(row.runs)
+        if len(values) > SEEDS:
+            first = values[:SEEDS]
+            told.append(
+                f"{row.noise[:1].upper()}{row.noise[1:]} has {len(values)} seeds, as its first {SEEDS} lie "
+                f"{max(first) - min(first):.1f} points apart; they alone give {tell_values(first)}, and how many more "
+                "there were to be was fixed before the first of them ran."
+            )
+    return [line for text in told for line in [*wrap(text), ""]]
 
 
 def _tell_refused() -> list[str]:
