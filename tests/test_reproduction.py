@@ -95,7 +95,7 @@ def test_without_records_the_page_knows_nothing(page: ModuleType, kept: ModuleTy
     said = page.render()
     assert page.draw_all() == {}
     assert said.count("not run yet") >= len(page.PARTS)
-    assert re.search(r"ME-λ beat DP-SGD and ME\?\*\* At ε = 1 not known yet \(0 of 21 runs", " ".join(said.split()))
+    assert re.search(r"ME-λ beat DP-SGD and ME\?\*\* At ε = 1 not known yet \(0 of 24 runs", " ".join(said.split()))
     assert "## DP-SGD on MNIST" not in said
 
 
