@@ -159,6 +159,9 @@ def test_the_question_of_lambda(published: SimpleNamespace, aware: float, short:
     answer = published.answers.answer_lambda()
     assert answer.short == f"At ε = 1 {short}; at ε = 10 {short}."
     assert f"CIFAR-10 (P1), against DP-SGD: {100 * aware:.2f} (1) against 60.00 (1)" in answer.figures[0]
+    partly = [r for r in sweep_three(lambda t: (reached[t.method],) * 2) if r["config"]["problem"] == "cifar10-p1"]
+    write(published.results, "setup-3-reduced", partly)
+    assert published.answers.answer_lambda().short.count(" so far") == 2
 
 
 def test_the_question_of_one_pass(published: SimpleNamespace) -> None:

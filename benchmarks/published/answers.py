@@ -123,7 +123,8 @@ def answer_lambda() -> Answer:
         here = [c for c in cells if c.epsilon == target]
         pairs = _compare_all(here, MANY[-1], MANY[:-1])
         verdict = give_verdict([one.verdict for _, _, one in pairs]) if pairs else tell_missing(here)
-        short.append(f"at ε = {target:g} {verdict}")
+        so_far = " so far" if pairs and not all(c.complete for c in here) else ""
+        short.append(f"at ε = {target:g} {verdict}{so_far}")
         if pairs:
             each = "; ".join(f"{problem}, against {METHODS[other]}: {_tell_pair(one)}" for problem, other, one in pairs)
             told.append(f"ε = {target:g}. {each}.{_tell_left(here)}")
