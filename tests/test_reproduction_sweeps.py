@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+import hush
 from hush.bench.spec import read_spec
 from hush.bench.trial import Trial
 
@@ -162,6 +164,27 @@ def test_the_question_of_lambda(published: SimpleNamespace, aware: float, short:
     partly = [r for r in sweep_three(lambda t: (reached[t.method],) * 2) if r["config"]["problem"] == "cifar10-p1"]
     write(published.results, "setup-3-reduced", partly)
     assert published.answers.answer_lambda().short.count(" so far") == 2
+
+
+def test_a_loss_that_still_moves_says_so(published: SimpleNamespace) -> None:
+    records = sweep_three(prefer)
+    for record in records:
+        record["curve"] = [{"test_loss": loss} for loss in (90.0, 60.0, 70.0)]
+    write(published.results, "setup-3-reduced", records)
+    told = " ".join(published.setups.render_many())
+    assert "still moves by 20.0 on average from one epoch to the next, up to 30.0" in told
+
+
+def test_what_a_loss_of_the_autoencoder_is_worth(published: SimpleNamespace, monkeypatch, data_dir: Path) -> None:
+    monkeypatch.setenv("HUSH_DATA", str(data_dir))
+    problem = hush.problems.load("fashion-vae", seed=0)
+    seen, new = problem.train[0].double(), problem.test[0].double()
+
+    def loss(told: Tensor) -> float:
+        return (new - told).square().flatten(1).sum(1).mean().item()
+
+    assert round(loss(seen.mean()), 1) == published.setups.GREY
+    assert round(loss(seen.mean(0)), 1) == published.setups.MEAN_IMAGE
 
 
 def test_the_question_of_one_pass(published: SimpleNamespace) -> None:

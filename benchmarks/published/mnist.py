@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from published.records import Record, epsilon, list_percent, pick, read, spread, table, tell_values, wrap
+from published.records import Record, epsilon, list_moves, list_percent, pick, read, spread, table, tell_values, wrap
 
 HEAD = (
     *("model", "noise", "published", "ours, mean ± deviation (seeds)", "ours − published", "ε published", "ε here"),
@@ -211,11 +211,7 @@ def _tell_restless(rows: Sequence[Row]) -> list[str]:
     told = []
     for row in rows:
         if row.short:
-            moves = [
-                100 * abs(later["test_accuracy"] - earlier["test_accuracy"])
-                for run in row.runs
-                for earlier, later in zip(run["curve"][-5:-1], run["curve"][-4:], strict=True)
-            ]
+            moves = [100 * move for move in list_moves(row.runs, "test_accuracy")]
             reached = sum(value >= float(row.published) - NEAR for value in list_percent(row.runs))
             told.append(
                 f"At {row.noise} the accuracy still jumps by {statistics.mean(moves):.1f} points on average from one "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -80,6 +81,15 @@ def pick(records: Iterable[Record], **wanted: Any) -> list[Record]:
 def list_percent(records: Iterable[Record], figure: str = "test_accuracy") -> list[float]:
     """A figure of every run, in percent."""
     return [100 * r[figure] for r in records]
+
+
+def list_moves(records: Iterable[Record], figure: str, last: int = 4) -> list[float]:
+    """How far a figure moves from one epoch to the next, over the last epochs of every run."""
+    return [
+        abs(later[figure] - earlier[figure])
+        for record in records
+        for earlier, later in itertools.pairwise(record["curve"][-last - 1 :])
+    ]
 
 
 def tell_values(values: list[float], digits: int = 2) -> str:
