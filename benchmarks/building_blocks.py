@@ -126,9 +126,8 @@ def draw_loss(out: Path) -> Path:
     excess = np.where(loss >= epsilon, 1 - np.exp(np.minimum(0, epsilon - loss)), 0) * density
     right.fill_between(loss, excess, color=INK[1], alpha=0.6, lw=0)
     beyond = 1 - norm.cdf(epsilon, mu**2 / 2, mu)
-    right.annotate(
-        f"beyond ε = 2: {beyond:.3f}\nof it counts (dark)\nδ = {gaussian_delta(epsilon, mu):.3f}", (2.1, 0.17)
-    )
+    counted = gaussian_delta(epsilon, mu)
+    right.annotate(f"light and dark:\n{beyond:.3f} beyond ε = 2\ndark: what counts,\nδ = {counted:.3f}", (2.1, 0.16))
     right.set(
         xlabel="privacy loss of an answer, ln(p with / p without)", ylabel="density", title="What an answer gives away"
     )
@@ -150,7 +149,8 @@ def draw_calibrations(out: Path) -> Path:
     axes.plot(beyond, oldest, color=INK[0], ls="--", label="classic, beyond its proof")
     axes.axhline(1.0, color="#555", lw=1, ls=":")
     axes.set(xscale="log", xlabel="ε (δ = 10⁻⁶)", ylabel="noise ÷ exact noise", title="How much noise a formula wastes")
-    axes.legend(frameon=False)
+    axes.set_ylim(0.8, 1.7)
+    axes.legend(frameon=False, loc="upper right", ncols=2, fontsize=8)
     return _save(figure, out / "calibrations.svg")
 
 
@@ -162,7 +162,7 @@ def draw_steps(out: Path, *, small: bool) -> Path:
         "advanced composition": [_advanced(int(t)) for t in steps],
         "RDP": [_calibrated(int(t), 1.0, "rdp") for t in steps],
         "exact": [analytic_sigma(EPSILON, DELTA) * math.sqrt(t) for t in steps],
-        "5 % sampled, PLD": [_calibrated(int(t), 0.05, "pld") for t in steps],
+        "5 % sampled (sums 20 times smaller), PLD": [_calibrated(int(t), 0.05, "pld") for t in steps],
     }
     figure, axes = plt.subplots(figsize=(5.4, 3.4))
     for place, (name, values) in enumerate(curves.items()):
@@ -188,20 +188,30 @@ def _calibrated(steps: int, rate: float, accountant: accounting.Accountant) -> f
 
 
 def draw_matrices(out: Path, steps: int) -> Path:
-    """C and C⁻¹ of the one-pass optimum, and the noise that adds up in a weight."""
+    """C and C⁻¹ of the one-pass optimum, a row of the inverse, and the noise that adds up in a weight."""
     best, tree = optimal_single(prefix_sums(steps)).structure, Tree(steps)
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3), width_ratios=[1, 1, 1.3])
-    for place, (values, title) in enumerate([(best.strategy(), "C"), (best.noise_map(), "C⁻¹")]):
+    figure, ((left, right), (row, sums)) = plt.subplots(2, 2, figsize=(8, 6))
+    for axes, values, title in ((left, best.strategy(), "C"), (right, best.noise_map(), "C⁻¹")):
         top = 0.1 * np.abs(values).max()
-        shown = axes[place].imshow(values, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
-        axes[place].set(title=title, xlabel="from step", ylabel="to step")
-        figure.colorbar(shown, ax=axes[place], shrink=0.8, extend="both")
+        shown = axes.imshow(values, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
+        axes.set(title=f"{title}, colours cut at a tenth of its largest", xlabel="column", ylabel="row: a step")
+        axes.title.set_fontsize(9)
+        figure.colorbar(shown, ax=axes, shrink=0.8, extend="both")
+    middle, back = steps // 2, np.arange(6)
+    found = best.noise_map()[middle, middle - back]
+    row.bar(back, found / found[0], color=[INK[0] if value > 0 else INK[1] for value in found])
+    for place, value in zip(back, found / found[0], strict=True):
+        row.annotate(f"{value:.3f}", (place, value), ha="center", va="bottom" if value > 0 else "top", fontsize=7)
+    row.axhline(0.0, color="#555", lw=1)
+    row.set(xlabel="steps back", ylabel="weight of that step's Z", ylim=(-0.65, 1.15))
+    row.set_title(f"The noise of step {middle}: a row of C⁻¹, first entry 1", fontsize=9)
     at = np.arange(1, steps + 1)
-    axes[2].plot(at, np.sqrt(at), color=INK[0], label="independent")
-    axes[2].plot(at, tree.single() * np.sqrt(tree.prefix_variances()), color=INK[2], label="binary tree")
-    axes[2].plot(at, best.single() * np.sqrt(best.prefix_variances()), color=INK[1], label="optimal for one pass")
-    axes[2].set(xlabel="step", ylabel="standard deviation ÷ σ", title="Noise in the sum so far")
-    axes[2].legend(frameon=False)
+    sums.plot(at, np.sqrt(at), color=INK[0], label="independent")
+    sums.plot(at, tree.single() * np.sqrt(tree.prefix_variances()), color=INK[2], label="binary tree")
+    sums.plot(at, best.single() * np.sqrt(best.prefix_variances()), color=INK[1], label="optimal for one pass")
+    sums.set(xlabel="step", ylabel="standard deviation ÷ σ", ylim=(0, 1.35 * math.sqrt(steps)))
+    sums.set_title("Noise in the sum so far", fontsize=9)
+    sums.legend(frameon=False, loc="upper left", fontsize=8)
     return _save(figure, out / "correlated-noise.svg")
 
 
