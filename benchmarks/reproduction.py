@@ -28,8 +28,8 @@ def main() -> None:
         parsed.add_argument("store", type=Path)
         parsed.add_argument("spec", type=Path)
     commands.add_parser("render", help="the page and its pictures")
-    choosing = commands.add_parser("winners", help="a spec with the best learning rates of a reduced sweep")
-    choosing.add_argument("name", choices=["setup-1", "setup-3"])
+    choosing = commands.add_parser("winners", help="a spec with the best learning rates of a sweep")
+    choosing.add_argument("name", choices=["setup-1", "setup-2", "setup-3"])
     given = parser.parse_args()
     if given.command == "collect":
         print(collect(given.store, given.spec))

@@ -1,4 +1,7 @@
-"""Sweeps over learning rates: cells of a spec, the rate that held-out rows choose in each, and that rate's seeds."""
+"""Sweeps over learning rates: cells of a spec, the rate that held-out rows choose in each, and that rate's seeds.
+
+Two cells are compared by the 95 % interval of the difference of their means (Welch 1947): t_{0.975,ν}·√(s₁²/n₁ + s₂²/n₂).
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.stats import t as student
+
 from hush.bench.spec import read_spec
 from hush.bench.trial import Trial
 from published import records
-from published.records import Record, tell_values
+from published.records import Record, list_moves, tell_values
+
+SETUPS = {  # the specs that hold a setup's rates; NAME-winners has the seeds of those that were chosen
+    "setup-1": ("setup-1-reduced",),
+    "setup-2": ("setup-2", "setup-2-finer"),
+    "setup-3": ("setup-3-reduced",),
+}
+AHEAD, BEHIND, OPEN, ALONE = "ahead", "behind", "not told apart", "single runs"
 
 
 @dataclass(frozen=True)
 class Merit:
-    """What is compared: ``sign`` is −1 where less is better. With one seed, less than ``margin`` is no difference."""
+    """What is compared: ``sign`` is −1 where less is better."""
 
     figure: str
     scale: float
     sign: float
-    margin: float
-    relative: bool  # whether the margin is a share of the figure
 
     def of(self, run: Record, part: str = "test") -> float:
         """The figure of a run."""
         return self.scale * run[f"{part}_{self.figure}"]
 
 
-ACCURACY = Merit("accuracy", 100.0, 1.0, 1.0, relative=False)
-LOSS = Merit("loss", 1.0, -1.0, 0.01, relative=True)
+ACCURACY = Merit("accuracy", 100.0, 1.0)
+LOSS = Merit("loss", 1.0, -1.0)
 
 
 def find_merit(runs: Sequence[Record]) -> Merit:
@@ -46,7 +56,7 @@ class Cell:
     epsilon: float
     batch: int
     trials: tuple[Trial, ...]
-    runs: tuple[Record, ...]
+    runs: tuple[Record, ...]  # a run that failed for another reason than its rate is not one
     more: tuple[Record, ...] = ()  # other seeds of the rate that was chosen
 
     @property
@@ -68,18 +78,37 @@ class Cell:
         return max(self.finished, key=lambda run: (merit.sign * merit.of(run, "validation"), -find_rate(run)))
 
     @property
-    def seeds(self) -> list[Record]:
-        """All finished runs at the chosen rate."""
+    def diverged(self) -> bool:
+        """Whether every rate has been run, and none to its end."""
+        return self.complete and not self.finished
+
+    def _list_more(self) -> list[Record]:
         if self.best is None:
             return []
         own = {"problem", "method", "epsilon", "batch_size", "epochs", "options"}
         same = [r for r in self.more if all(r["config"].get(k) == self.best["config"].get(k) for k in own)]
-        return [self.best, *(r for r in same if r["key"] != self.best["key"] and r["outcome"] == "finished")]
+        return [r for r in same if r["key"] != self.best["key"]]
+
+    @property
+    def seeds(self) -> list[Record]:
+        """All finished runs at the chosen rate, that which was chosen first."""
+        more = [r for r in self._list_more() if r["outcome"] == "finished"]
+        return [] if self.best is None else [self.best, *more]
+
+    @property
+    def lost(self) -> int:
+        """Seeds of the chosen rate that diverged."""
+        return sum(r["outcome"] == "diverged" for r in self._list_more())
 
     @property
     def values(self) -> list[float]:
         """The test figure of every seed."""
         return [find_merit(self.seeds).of(run) for run in self.seeds]
+
+    def tell_values(self) -> str:
+        """Mean and deviation of the seeds, with a mark where the rate is at an end of those tried."""
+        lost = f", {self.lost} more diverged" if self.lost else ""
+        return f"{tell_values(self.values)}{lost}{self.tell_edge()}"
 
     def tell(self) -> str:
         """Mean and deviation of the seeds with the rate, or what is missing."""
@@ -87,7 +116,8 @@ class Cell:
             return f"{len(self.runs)} of {len(self.trials)} rates are in"
         if self.best is None:
             return "diverged at every rate"
-        return f"{tell_values(self.values)}, lr {find_rate(self.best):g}{self.tell_edge()}"
+        lost = f", {self.lost} more diverged" if self.lost else ""
+        return f"{tell_values(self.values)}{lost}, lr {find_rate(self.best):g}{self.tell_edge()}"
 
     def tell_edge(self) -> str:
         """A mark where the chosen rate is the smallest or largest of those tried, so that a better may lie beyond."""
@@ -101,12 +131,15 @@ def find_rate(run: Record) -> float:
     return float(run["config"]["options"]["lr"])
 
 
-def read_cells(name: str, *finer: str) -> list[Cell]:
-    """The cells of a sweep in the order of its spec, with the rates that finer specs add; the seeds of its winners
-    where they have been run."""
-    names = (name, *finer)
-    found = {record["key"]: record for each in names for record in records.read(each)}
-    more = tuple(records.read(name.replace("-reduced", "-winners"))) if name.endswith("-reduced") else ()
+def read_setup(setup: str) -> list[Cell]:
+    """The cells of a setup with all rates that were tried, and with the seeds of its winners."""
+    return read_cells(*SETUPS[setup], winners=f"{setup}-winners")
+
+
+def read_cells(*names: str, winners: str = "") -> list[Cell]:
+    """The cells of specs in their order, with the rates of all of them; the seeds of the winners where they are run."""
+    found = {r["key"]: r for each in names for r in records.read(each) if r["outcome"] in {"finished", "diverged"}}
+    more = tuple(records.read(winners)) if winners else ()
     groups: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in (trial for each in names for trial in read_spec(records.SPECS / f"{each}.toml").trials):
         told = trial.problem, trial.method, trial.settings["epsilon"], trial.settings["batch_size"]
@@ -125,11 +158,15 @@ def find_cell(cells: Sequence[Cell], **wanted: Any) -> Cell | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two lists of figures: by how much the first is better, and whether that is more than chance or the margin."""
+    """Two lists of figures: by how much the first is better, and whether that is more than chance.
+
+    A lead of less than ``least`` does not count, however sure it is."""
 
     first: Sequence[float]
     second: Sequence[float]
     merit: Merit = ACCURACY
+    least: float = 0.0
+    whole: bool = True  # whether no seed of either diverged
 
     @property
     def lead(self) -> float:
@@ -137,21 +174,41 @@ class Comparison:
         return self.merit.sign * (statistics.mean(self.first) - statistics.mean(self.second))
 
     @property
-    def bar(self) -> float:
-        """Two standard errors of the difference; the margin where either has one seed."""
+    def reach(self) -> float | None:
+        """Half of the 95 % interval of the lead (Welch); None where either has one seed."""
         if min(len(self.first), len(self.second)) < 2:
-            return self.merit.margin * (abs(statistics.mean(self.second)) if self.merit.relative else 1.0)
+            return None
         errors = [statistics.variance(values) / len(values) for values in (self.first, self.second)]
-        return float(2 * sum(errors) ** 0.5)
+        if not sum(errors):
+            return 0.0
+        sizes = [len(self.first), len(self.second)]
+        freedom = sum(errors) ** 2 / sum(e**2 / (n - 1) for e, n in zip(errors, sizes, strict=True))
+        return float(student.ppf(0.975, freedom) * sum(errors) ** 0.5)
 
     @property
     def verdict(self) -> str:
-        """``ahead``, ``behind`` or ``level``."""
-        if abs(self.lead) <= self.bar:
-            return "level"
-        return "ahead" if self.lead > 0 else "behind"
+        """``ahead``, ``behind`` or ``not told apart``; of single runs none."""
+        if self.reach is None:
+            return ALONE
+        if abs(self.lead) <= max(self.reach, self.least) or not self.whole:
+            return OPEN
+        return AHEAD if self.lead > 0 else BEHIND
+
+    def tell(self) -> str:
+        """The verdict, with the interval where there is one."""
+        if self.reach is None:
+            return f"{_sign(self.lead)}, {ALONE}"
+        return f"{self.verdict}: {_sign(self.lead)}, {_sign(self.lead - self.reach)} to {_sign(self.lead + self.reach)}"
+
+
+def _sign(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def compare(first: Cell, second: Cell) -> Comparison:
-    """Two cells at their chosen rates."""
-    return Comparison(first.values, second.values, find_merit([*first.seeds, *second.seeds]))
+    """Two cells at their chosen rates. A loss has to lead by more than it moves from one epoch to the next."""
+    seeds = [*first.seeds, *second.seeds]
+    merit = find_merit(seeds)
+    moves = list_moves(seeds, "test_loss") if merit is LOSS else []
+    least = statistics.mean(moves) if moves else 0.0
+    return Comparison(first.values, second.values, merit, least, whole=not (first.lost or second.lost))

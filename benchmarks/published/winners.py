@@ -1,4 +1,4 @@
-"""From a reduced sweep to a spec of its winners: the learning rate that held-out rows choose, for three seeds."""
+"""From a sweep to a spec of its winners: the learning rate that held-out rows choose, for three seeds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from hush.bench.spec import Spec, read_spec
 from hush.bench.trial import Trial
 from published import records
-from published.sweeps import Cell, read_cells
+from published.sweeps import SETUPS, Cell, read_cells
 
 SEEDS = 3
 
 
 def write_winners(name: str) -> Path:
-    """specs/NAME-winners.toml from results/NAME-reduced.jsonl. Cells of which a rate is missing are left out."""
+    """specs/NAME-winners.toml from the records of NAME's rates. Cells of which a rate is missing are left out."""
     path = records.SPECS / f"{name}-winners.toml"
     path.write_text(render_winners(name))
     return path
@@ -22,25 +22,25 @@ def write_winners(name: str) -> Path:
 
 def render_winners(name: str) -> str:
     """The text of the spec."""
-    reduced = read_spec(records.SPECS / f"{name}-reduced.toml")
-    cells = read_cells(f"{name}-reduced")
+    swept = read_spec(records.SPECS / f"{SETUPS[name][0]}.toml")
+    cells = read_cells(*SETUPS[name])
     chosen = [(cell, find_winner(cell)) for cell in cells]
-    grids = [_render_grid(reduced, trial) for _, trial in chosen if trial is not None]
+    grids = [_render_grid(swept, trial) for _, trial in chosen if trial is not None]
     left = sum(trial is None for _, trial in chosen)
     head = [
-        f"# The winners of {name}-reduced over {SEEDS} seeds; made by `benchmarks/reproduction.py winners {name}`.",
-        f"# Run it in the store of {name}-reduced: the first seed of each is there already.",
+        f"# The winners of {SETUPS[name][0]} over {SEEDS} seeds; made by `benchmarks/reproduction.py winners {name}`.",
+        f"# Run it in the store of {SETUPS[name][0]}: the first seed of each is there already.",
         *(
             [f"# {left} of {len(cells)} cells are not here: not all of their rates have been run, or all diverged."]
             * bool(left)
         ),
         "",
         f'name = "{name}-winners"',
-        f'summary = "The best learning rates of {name}-reduced, {SEEDS} seeds"',
-        f"seed = {reduced.seed}",
-        f"secret_seed = {reduced.secret_seed}        # the data is public, so noise may be repeatable",
-        f"validation = {reduced.validation}",
-        f"weights = {json.dumps(reduced.weights)}",
+        f'summary = "The best learning rates of {SETUPS[name][0]}, {SEEDS} seeds"',
+        f"seed = {swept.seed}",
+        f"secret_seed = {swept.secret_seed}        # the data is public, so noise may be repeatable",
+        f"validation = {swept.validation}",
+        f"weights = {json.dumps(swept.weights)}",
     ]
     return "\n".join([*head, *grids]) + "\n"
 
