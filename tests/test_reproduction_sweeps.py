@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_ind
 from torch import Tensor
 
 import hush
@@ -90,6 +91,13 @@ def test_a_run_that_diverged_is_not_chosen(published: SimpleNamespace) -> None:
     cells = published.sweeps.read_cells("setup-3-reduced")
     assert cells[0].tell() == "diverged at every rate"
     assert [cell.best for cell in cells if cell.problem == "cifar10-p1"] == [None] * 6
+    assert "Diverged at every rate: DP-SGD on CIFAR-10" in published.answers.answer_lambda().figures[0]
+
+
+def test_a_run_that_failed_for_another_reason_is_not_in(published: SimpleNamespace) -> None:
+    records = sweep_three(prefer)
+    write(published.results, "setup-3-reduced", [records[0] | {"outcome": "failed"}, *records[1:]])
+    assert published.sweeps.read_cells("setup-3-reduced")[0].tell() == "3 of 4 rates are in"
 
 
 def test_the_winners_are_the_chosen_rates_with_three_seeds(published: SimpleNamespace, tmp_path: Path) -> None:
@@ -106,7 +114,12 @@ def test_the_winners_are_the_chosen_rates_with_three_seeds(published: SimpleName
     assert len({trial.seed for trial in spec.trials}) == 3
     more = [make_record(trial, 0.6, 0.52) for trial in spec.trials if trial.key not in chosen]
     write(published.results, "setup-3-winners", more)
-    assert published.sweeps.read_cells("setup-3-reduced")[0].tell() == "51.33 ± 1.15 (3), lr 3"
+    assert published.sweeps.read_setup("setup-3")[0].tell() == "51.33 ± 1.15 (3), lr 3"
+    write(published.results, "setup-3-winners", [more[0] | {"outcome": "diverged"}, *more[1:]])
+    first = published.sweeps.read_setup("setup-3")[0]
+    assert first.tell() == "51.00 ± 1.41 (2), 1 more diverged, lr 3"  # a seed that is lost is not kept quiet,
+    worse = published.sweeps.Comparison([1.0, 1.1], [9.0, 9.1], whole=False)
+    assert worse.verdict == "not told apart"  # and says nothing of who is ahead
 
 
 def test_a_cell_without_all_its_rates_has_no_winner_yet(published: SimpleNamespace, tmp_path: Path) -> None:
@@ -129,7 +142,7 @@ def test_settings_of_one_method_alone_are_kept(published: SimpleNamespace, tmp_p
     assert {trial.options["lr"] for trial in dice} == {0.01}  # all level: the smallest
 
 
-@pytest.mark.parametrize("name", ["setup-1", "setup-3"])
+@pytest.mark.parametrize("name", ["setup-1", "setup-2", "setup-3"])
 def test_a_spec_of_winners_that_ships_is_that_of_the_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from published import winners
@@ -141,29 +154,54 @@ def test_a_spec_of_winners_that_ships_is_that_of_the_records(name: str, monkeypa
     assert path.read_text() == winners.render_winners(name)
 
 
-def test_more_than_two_standard_errors_are_a_lead(published: SimpleNamespace) -> None:
+def test_a_lead_is_what_welchs_interval_calls_one(published: SimpleNamespace) -> None:
     make = published.sweeps.Comparison
-    assert make([50.0, 52.0, 51.0], [48.0, 49.0, 47.0]).verdict == "ahead"  # 3 > 2·√(1/3 + 1/3) = 1.63
-    assert make([50.0, 52.0, 51.0], [49.0, 50.0, 50.5]).verdict == "level"
-    assert make([50.0], [49.5]).verdict == "level"
-    assert make([50.0], [52.0, 52.0]).verdict == "behind"
-    assert make([30.0], [31.0], published.sweeps.LOSS).verdict == "ahead"  # less is better, by 3 %
-    assert make([30.9], [31.0], published.sweeps.LOSS).verdict == "level"
+    lead = make([50.0, 52.0, 51.0], [48.0, 49.0, 47.0])
+    assert (lead.verdict, lead.lead) == ("ahead", 3.0)
+    assert lead.reach == pytest.approx(2.776445 * (2 / 3) ** 0.5, rel=1e-6)  # t of 4 degrees of freedom
+    uneven = make([91.96, 89.32, 93.14], [95.73, 95.79, 96.05])  # two standard errors are 2.3, the interval is wider
+    assert uneven.verdict == "not told apart"
+    assert uneven.tell() == "not told apart: −4.4, −9.2 to +0.4"
+    found = ttest_ind([91.96, 89.32, 93.14], [95.73, 95.79, 96.05], equal_var=False).confidence_interval(0.95)
+    assert (uneven.lead - uneven.reach, uneven.lead + uneven.reach) == pytest.approx((found.low, found.high))
+    assert make([50.0], [52.0, 52.0]).verdict == "single runs"
+    assert make([30.0, 30.1], [31.0, 31.1], published.sweeps.LOSS).verdict == "ahead"  # less is better
+    assert make([30.0, 30.1], [31.0, 31.1], published.sweeps.LOSS, least=2.0).verdict == "not told apart"
+
+
+def add_winners(published: SimpleNamespace, name: str, score: Callable[[Trial], float]) -> None:
+    """Two more seeds of every winner, a little above and below."""
+    path = published.results / "winners.toml"
+    path.write_text(published.winners.render_winners(name))
+    trials, places = read_spec(path).trials, {}
+    for trial in trials:
+        places.setdefault(trial.seed, len(places))
+    more = [make_record(trial, 0.0, score(trial) + (0.0, 0.001, -0.001)[places[trial.seed]]) for trial in trials]
+    write(published.results, f"{name}-winners", more)
 
 
 @pytest.mark.parametrize(
-    ("aware", "short"), [(0.9, "yes"), (0.3, "no"), (0.55, "in 2 of 4 comparisons"), (0.602, "in 2 of 4 comparisons")]
+    ("aware", "short"),
+    [
+        (0.9, "yes (ahead of DP-SGD on CIFAR-10, ME on CIFAR-10, DP-SGD on the VAE and ME on the VAE)"),
+        (0.3, "no (behind DP-SGD on CIFAR-10, ME on CIFAR-10, DP-SGD on the VAE and ME on the VAE)"),
+        (0.6, "in part (ahead of ME on CIFAR-10 and ME on the VAE, not told apart from DP-SGD on CIFAR-10 and DP-SGD "),
+        (0.5, "no (behind DP-SGD on CIFAR-10 and DP-SGD on the VAE, not told apart from ME on CIFAR-10 and ME on the "),
+    ],
 )
 def test_the_question_of_lambda(published: SimpleNamespace, aware: float, short: str) -> None:
     """DP-SGD 0.6, ME 0.5."""
     reached = {"dp-sgd": 0.6, "dp-matrix-me": 0.5, "dp-matrix-me-lambda": aware}
     write(published.results, "setup-3-reduced", sweep_three(lambda t: (reached[t.method],) * 2))
+    single = published.answers.answer_lambda().short
+    assert single.startswith("At ε = 1 not shown (by single runs against DP-SGD on CIFAR-10")
+    assert single.count(" so far") == 2
+    add_winners(published, "setup-3", lambda t: reached[t.method])
     answer = published.answers.answer_lambda()
-    assert answer.short == f"At ε = 1 {short}; at ε = 10 {short}."
-    assert f"CIFAR-10 (P1), against DP-SGD: {100 * aware:.2f} (1) against 60.00 (1)" in answer.figures[0]
-    partly = [r for r in sweep_three(lambda t: (reached[t.method],) * 2) if r["config"]["problem"] == "cifar10-p1"]
-    write(published.results, "setup-3-reduced", partly)
-    assert published.answers.answer_lambda().short.count(" so far") == 2
+    assert answer.short.startswith(f"At ε = 1 {short}")
+    assert f"at ε = 10 {short}" in answer.short
+    assert " so far" not in answer.short
+    assert f"against DP-SGD on CIFAR-10 {100 * aware:.2f} ± 0.10 (3)" in answer.figures[0]
 
 
 def test_a_loss_that_still_moves_says_so(published: SimpleNamespace) -> None:
@@ -188,34 +226,61 @@ def test_what_a_loss_of_the_autoencoder_is_worth(published: SimpleNamespace, mon
 
 
 def test_the_question_of_one_pass(published: SimpleNamespace) -> None:
-    trials = read_spec(ROOT / "specs" / "setup-2.toml").trials
-    reached = {("dp-matrix-se", 10): 0.8}  # SE wins at ε = 10, all are level at 1
-    records = [make_record(t, a := reached.get((t.method, t.settings["epsilon"]), 0.7), a) for t in trials]
-    write(published.results, "setup-2", records)
-    answer = published.answers.answer_one_pass()
-    assert answer.short == "At ε = 1 no; at ε = 10 yes."
-    write(published.results, "setup-2", records[:3])
-    assert published.answers.answer_one_pass().short.startswith("At ε = 1 not known yet (")
-
-
-def test_a_rate_between_counts_as_soon_as_all_have_it(published: SimpleNamespace) -> None:
     trials, finer = (read_spec(ROOT / "specs" / f"{name}.toml").trials for name in ("setup-2", "setup-2-finer"))
-    assert {t.options["lr"] for t in finer} == {0.3}
-    more = [make_record(t, 0.9, 0.8 if t.method == "dp-sgd" else 0.75) for t in finer]
+    reached = {("dp-matrix-se", 10): 0.8}  # SE wins at ε = 10, all are level at 1
+
+    def score(trial: Trial) -> float:
+        return reached.get((trial.method, trial.settings["epsilon"]), 0.7)
+
+    write(published.results, "setup-2", [make_record(t, score(t), score(t)) for t in trials])
+    assert published.answers.answer_one_pass().short.startswith("At ε = 1 not known yet (")
+    write(published.results, "setup-2-finer", [make_record(t, 0.1, 0.1) for t in finer])
+    add_winners(published, "setup-2", score)
+    assert published.answers.answer_one_pass().short == (
+        "At ε = 1 not shown (not told apart from it at batch 32 and 64); "
+        "at ε = 10 yes (ahead of it at batch 32 and 64)."
+    )
+
+
+def test_rates_between_are_in_a_table_of_their_own(published: SimpleNamespace) -> None:
+    trials, finer = (read_spec(ROOT / "specs" / f"{name}.toml").trials for name in ("setup-2", "setup-2-finer"))
+    assert {t.options["lr"] for t in finer} == {0.3, 3.0}
     write(published.results, "setup-2", [make_record(t, 0.7, 0.7) for t in trials])
-    write(published.results, "setup-2-finer", more[1:])
-    assert published.answers.answer_one_pass().short == "At ε = 1 no; at ε = 10 no."
-    assert "80.00" not in " ".join(published.setups.render_one_pass())
-    write(published.results, "setup-2-finer", more)
-    assert "75.00 (1) against 80.00 (1) (behind)" in published.answers.answer_one_pass().figures[0]
-    assert "80.00 (1), lr 0.3 |" in " ".join(published.setups.render_one_pass())  # no end of the rates: no mark
+    write(published.results, "setup-2-finer", [make_record(t, 0.9, 0.8) for t in finer])
+    told = " ".join(published.setups.render_one_pass())
+    assert told.count("70.00 (1), lr 0.001 ▾ |") == 12  # as published: all level, so the smallest
+    assert told.count("80.00 (1), lr 0.3 |") == 12  # and with the rates between: no end of them, so no mark
+
+
+def write_rules(published: SimpleNamespace, **reached: float) -> Callable[[Trial], float]:
+    trials = read_spec(ROOT / "specs" / "setup-1-reduced.toml").trials
+    write(published.results, "setup-1-reduced", [make_record(t, a := reached[t.method[3:]], a) for t in trials])
+    return lambda trial: reached[trial.method[3:]]
 
 
 def test_the_question_of_rules(published: SimpleNamespace) -> None:
-    trials = read_spec(ROOT / "specs" / "setup-1-reduced.toml").trials
-    reached = {"dp-sgd": 0.7, "dp-adam-bc": 0.702, "dp-disk": 0.6, "dp-adam": 0.5, "dp-dice": 0.1}
-    write(published.results, "setup-1-reduced", [make_record(t, reached[t.method], reached[t.method]) for t in trials])
-    assert published.answers.answer_rules().figures[0] == (
-        "Fashion-MNIST (P2), ε = 1: DP-AdamBC 70.20 (1), DP-SGD 70.00 (1), DiSK 60.00 (1), DP-Adam 50.00 (1), "
-        "DiceSGD 10.00 (1); level with the first: DP-SGD."
-    )
+    score = write_rules(published, **{"sgd": 0.7, "adam-bc": 0.7005, "disk": 0.6, "adam": 0.5, "dice": 0.1})
+    answer = published.answers.answer_rules()
+    assert answer.short.startswith("On Fashion-MNIST at ε = 1 DP-AdamBC by single runs so far; on")
+    add_winners(published, "setup-1", score)
+    answer = published.answers.answer_rules()
+    assert answer.short.startswith("On Fashion-MNIST at ε = 1 DP-AdamBC and DP-SGD, not told apart; on Fashion-MNIST")
+    assert answer.figures[0].startswith("Fashion-MNIST at ε = 1: DP-AdamBC 70.05 ± 0.10 (3) ▾, DP-SGD 70.00 ± 0.10 (3)")
+    assert "DiSK 60.00 ± 0.10 (3) ▾ (behind: −10.0, −10.3 to −9.8)" in answer.figures[0]
+    score = write_rules(published, **{"sgd": 0.7, "adam-bc": 0.65, "disk": 0.6, "adam": 0.5, "dice": 0.1})
+    add_winners(published, "setup-1", score)
+    assert published.answers.answer_rules().short.startswith("On Fashion-MNIST at ε = 1 DP-SGD, ahead of all; on")
+
+
+def test_a_rule_that_diverged_is_not_kept_quiet(published: SimpleNamespace) -> None:
+    write_rules(published, **{"sgd": 0.7, "adam-bc": 0.6, "disk": 0.6, "adam": 0.5, "dice": 0.1})
+    path = published.results / "setup-1-reduced.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if record["config"]["method"] == "dp-dice":
+            record["outcome"] = "diverged"
+    write(published.results, "setup-1-reduced", records)
+    assert published.answers.answer_rules().figures[0].endswith("Diverged at every rate: DiceSGD on Fashion-MNIST.")
+    here = [r for r in records if r["config"]["problem"] == "fashion-p2"]
+    write(published.results, "setup-1-reduced", here)
+    assert "on CIFAR-10 at ε = 1 not known yet (0 of 15 runs are in)" in published.answers.answer_rules().short

@@ -64,18 +64,21 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
     ("building-blocks", render_blocks, {}),
     ("building-blocks-tuned", render_tuned, {}),
 )
-MORE = ("setup-2-finer", "setup-3-winners", "setup-1-winners")
+MORE = (
+    *("mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners", "setup-1-winners", "rates-tried"),
+)
 WHAT = (
     "Accuracies and ε that were published for private training, beside what hush gets with the same settings on the "
-    "same data, with ε by an exact accountant. Tables I to IV are numbered as they were published. First what follows "
+    "same data, with ε that is proven. Tables I to IV are numbered as they were published. First what follows "
     "from it, then every table, last what was [wrong](#what-is-wrong-in-published-results)."
 )
 HOW = (
-    "Every figure comes from the records in [results](../results/README.md): one line a run, with settings, seed and "
-    "versions. `hush bench specs/NAME.toml --store STORE` makes the runs, `benchmarks/reproduction.py collect` the "
-    "records, and `benchmarks/reproduction.py render` this page and its pictures. Noise is from a fixed secret, as the "
-    "data are public; seeds differ in initial weights, sampling and noise. ε here is proven, for one example's "
-    "contribution becoming zero, by the accountant that [accounting](accounting.md) describes."
+    "Every figure of a run comes from the records in [results](../results/README.md): one line a run, with settings, "
+    "seed and versions. `hush bench specs/NAME.toml --store STORE` makes the runs, `benchmarks/reproduction.py "
+    "collect` the records, and `benchmarks/reproduction.py render` this page and its pictures. Noise is from a fixed "
+    "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is proven, for one "
+    "example's contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded "
+    "up."
 )
 
 

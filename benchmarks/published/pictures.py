@@ -12,8 +12,8 @@ from hush.report.drawing import WIDTH, Axis, Point, Series, draw_lines, make_sta
 from published import mnist
 from published.mnist import Row
 from published.records import Record, epsilon, pick, read
-from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES, read_one_pass
-from published.sweeps import Cell, find_merit, find_rate, read_cells
+from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES
+from published.sweeps import Cell, find_merit, find_rate, read_setup
 
 FLOOR = 0.8  # of MNIST's accuracies: what is below is before the first useful epoch, and would squeeze the rest
 EPOCHS, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
@@ -23,7 +23,7 @@ Panel = tuple[str, str]
 
 def draw_all() -> dict[str, str]:
     """Every picture whose records are there: its file's name and its SVG."""
-    once, many, rules = read_one_pass(), read_cells("setup-3-reduced"), read_cells("setup-1-reduced")
+    once, many, rules = (read_setup(f"setup-{number}") for number in (2, 3, 1))
     found = {
         "curves-dpsgd": (_curves_dpsgd(), 2),
         "confusion-dpsgd-mlp": (_confusions(mnist.list_dpsgd(0.9)[:3]), 3),

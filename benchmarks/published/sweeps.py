@@ -1,6 +1,7 @@
 """Sweeps over learning rates: cells of a spec, the rate that held-out rows choose in each, and that rate's seeds.
 
-Two cells are compared by the 95 % interval of the difference of their means (Welch 1947): t_{0.975,ν}·√(s₁²/n₁ + s₂²/n₂).
+Two cells are compared by the 95 % interval of the difference of their means (Welch 1947),
+± t_{0.975,ν}·√(s₁²/n₁ + s₂²/n₂).
 """
 
 from __future__ import annotations
