@@ -24,7 +24,7 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
         render_dpsgd,
         {
             "curves-dpsgd": "Test accuracy over epochs at three noises, mean and deviation over seeds, from 80 % on",
-            "confusion-dpsgd-mlp": "What the MLP takes each digit for, percent of the digit; colour shows mistakes",
+            "confusion-dpsgd-mlp": "What the MLP takes each digit for, percent of it; colour shows mistakes up to 10 %",
             "confusion-dpsgd-lenet": "The same for LeNet",
         },
     ),
@@ -33,7 +33,7 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
         render_ftrl,
         {
             "curves-ftrl": "Test accuracy over epochs of DP-FTRL, mean and deviation over seeds, from 80 % on",
-            "confusion-ftrl": "What DP-FTRL's LeNet takes each digit for, percent of the digit",
+            "confusion-ftrl": "What DP-FTRL's LeNet takes each digit for, in the same colours",
         },
     ),
     (
@@ -41,7 +41,7 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
         render_versus,
         {
             "curves-versus": "Test accuracy over epochs at equal ε, mean and deviation over seeds, from 80 % on",
-            "confusion-versus": "What each takes a digit for, percent of the digit",
+            "confusion-versus": "What each takes a digit for, in the same colours",
         },
     ),
     ("setup-2", render_one_pass, {"rates-setup-2": "Test accuracy of every run over its learning rate"}),

@@ -17,6 +17,8 @@ from published.sweeps import Cell, find_merit, find_rate, read_setup
 
 FLOOR = 0.8  # of MNIST's accuracies: what is below is before the first useful epoch, and would squeeze the rest
 EPOCHS, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
+MISTAKES = (0.0, 10.0)  # percent: the colours of all confusion matrices
+ROOM = 7  # learning rates that an axis can name
 HEADING = 24  # height of a panel's title
 Panel = tuple[str, str]
 
@@ -29,8 +31,8 @@ def draw_all() -> dict[str, str]:
         "confusion-dpsgd-mlp": (_confusions(mnist.list_dpsgd(0.9)[:3]), 3),
         "confusion-dpsgd-lenet": (_confusions(mnist.list_dpsgd(0.9)[3:]), 3),
         "curves-ftrl": (_curves_ftrl(), 1),
-        "confusion-ftrl": (_confusions(mnist.list_ftrl()), 3),
-        "curves-versus": (_curves_versus(), 3),
+        "confusion-ftrl": (_confusions(mnist.list_ftrl()), 2),
+        "curves-versus": (_curves_versus(), 2),
         "confusion-versus": (_confusions(_list_versus()), 3),
         "rates-setup-2": (_rates(once, ONE_PASS), 2),
         "rates-setup-3": (_rates(many, MANY), 2),
@@ -66,13 +68,13 @@ def _find_height(svg: str) -> float:
 
 
 def average_curves(runs: Sequence[Record], figure: str = "test_accuracy", floor: float = 0.0) -> list[Point]:
-    """Mean and deviation over seeds at every epoch that all of them have."""
-    points = []
+    """Mean and deviation over seeds at every epoch that all of them have, from the first that reaches the floor."""
+    points: list[Point] = []
     for at in zip(*(run["curve"] for run in runs), strict=False):
         values = [point[figure] for point in at]
         mean = statistics.mean(values)
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        if mean >= floor:
+        if points or mean >= floor:
             points.append(Point(at[0]["epoch"], mean, spread=spread))
     return points
 
@@ -96,17 +98,24 @@ def _curves_dpsgd() -> list[Panel]:
 
 def _curves_ftrl() -> list[Panel]:
     rows = [row for row in mnist.list_ftrl() if row.runs]
-    return _panel("LeNet, DP-FTRL", [Series(row.noise, average_curves(row.runs, floor=FLOOR)) for row in rows])
+    series = [
+        Series(f"{row.noise}, ε = {epsilon(list(row.runs))}", average_curves(row.runs, floor=FLOOR)) for row in rows
+    ]
+    return _panel("LeNet, DP-FTRL", series)
 
 
 def _curves_versus() -> list[Panel]:
-    shown = (("DP-SGD, momentum 0.9", "dp-sgd", 0.9), ("DP-SGD", "dp-sgd", 0.0), ("DP-FTRL", "dp-ftrl", 0.0))
     panels = []
     for target in mnist.VERSUS:
-        series = [
-            Series(name, average_curves(mnist.pick_versus(target, method, momentum), floor=FLOOR), look=look)
-            for look, (name, method, momentum) in enumerate(shown)
-        ]
+        shown = {
+            "DP-SGD, momentum 0.9": mnist.pick_versus(target, "dp-sgd", 0.9),
+            "DP-SGD": mnist.pick_versus(target, "dp-sgd", 0.0),
+            "DP-FTRL, a tenth held out": mnist.pick_versus(target, "dp-ftrl", 0.0),
+            "DP-FTRL, nothing held out": mnist.pick_whole(target, estimate=False),
+            "DP-FTRL, nothing held out, honaker": mnist.pick_whole(target, estimate=True),
+        }
+        curves = {name: average_curves(runs, floor=FLOOR) for name, runs in shown.items()}
+        series = [Series(name, points, look=look) for look, (name, points) in enumerate(curves.items())]
         panels += _panel(f"LeNet at ε = {target:g}", series)
     return panels
 
@@ -128,16 +137,14 @@ def confuse(runs: Sequence[Record]) -> list[list[float]]:
 
 
 def _confusions(rows: Sequence[Row]) -> list[Panel]:
-    found = [(row, confuse(row.runs)) for row in rows if row.runs]
-    errors = [share for _, shares in found for i, line in enumerate(shares) for j, share in enumerate(line) if i != j]
-    return [(_name(row), _draw_confusion(_name(row), shares, max(errors))) for row, shares in found]
+    return [(_name(row), _draw_confusion(_name(row), confuse(row.runs))) for row in rows if row.runs]
 
 
 def _name(row: Row) -> str:
     return f"{row.model}, {row.noise.partition(':')[0]}"
 
 
-def _draw_confusion(title: str, shares: list[list[float]], most: float) -> str:
+def _draw_confusion(title: str, shares: list[list[float]]) -> str:
     names = [str(digit) for digit in range(len(shares))]
     cells = [
         [
@@ -146,7 +153,7 @@ def _draw_confusion(title: str, shares: list[list[float]], most: float) -> str:
         ]
         for i, line in enumerate(shares)
     ]
-    return draw_cells(title, Axis("taken for"), Axis("digit"), names, names, cells, scale=(0.0, most))
+    return draw_cells(title, Axis("taken for"), Axis("digit"), names, names, cells, scale=MISTAKES)
 
 
 def _label(share: float) -> str:
@@ -173,10 +180,18 @@ def _rates(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
     for told, cells in _split(swept):
         figure, up = _measure(cells)
         series = [
-            Series(METHODS[cell.method], _list_rates(cell, figure), look=methods.index(cell.method)) for cell in cells
+            Series(_name_cell(cell), _list_rates(cell, figure), look=methods.index(cell.method)) for cell in cells
         ]
-        panels += _panel(told, series, Axis("learning rate (log scale)", log=True), up)
+        rates = sorted({float(trial.options["lr"]) for cell in cells for trial in cell.trials})
+        marks = tuple(rates) if len(rates) <= ROOM else ()
+        panels += _panel(told, series, Axis("learning rate (log scale)", log=True, marks=marks), up)
     return panels
+
+
+def _name_cell(cell: Cell) -> str:
+    """The method, and where it has no point."""
+    lost = ", ".join(f"{find_rate(run):g}" for run in cell.runs if run["outcome"] == "diverged")
+    return METHODS[cell.method] + (f" (diverged at {lost})" if lost else "")
 
 
 def _list_rates(cell: Cell, figure: str) -> list[Point]:

@@ -47,11 +47,13 @@ text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-ser
 
 @dataclass(frozen=True)
 class Axis:
-    """The title with its unit, and the scale; ``percent`` shows shares in %."""
+    """The title with its unit, and the scale; ``percent`` shows shares in %, ``marks`` are ticks in the place of round
+    values (of an axis across)."""
 
     title: str
     log: bool = False
     percent: bool = False
+    marks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def draw_lines(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> 
     points = [point for one in drawable for point in one.points]
     if not points:
         return ""
-    x = _make_scale([p.x for p in points], LEFT, WIDTH - RIGHT, across.log, most=5)
+    x = _make_scale([*across.marks, *(p.x for p in points)], LEFT, WIDTH - RIGHT, across.log, most=5)
+    x = replace(x, ticks=across.marks or x.ticks)
     ends = [p.y + side * p.spread for p in points for side in (-1, 0, 1)]
     y = _make_scale([e for e in ends if not up.log or e > 0], HEIGHT - BOTTOM, TOP, up.log, most=6)
     parts = [_draw_frame(x, y, across, up)]
