@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from published.records import epsilon, pick, read, spread, table, wrap
+from published.records import Record, epsilon, pick, read, spread, table, wrap
 
 
 def render_blocks() -> list[str]:
@@ -33,6 +33,13 @@ def render_blocks() -> list[str]:
     ]
 
 
+def _tell_chosen(option: str, best: Record, runs: list[Record]) -> str:
+    """What was chosen, with a mark at an end of what was tried."""
+    tried, chosen = sorted({run["config"]["options"][option] for run in runs}), best["config"]["options"][option]
+    edge = " ▾" if chosen == tried[0] else " ▴" if chosen == tried[-1] else ""
+    return f"{chosen:g}{edge}"
+
+
 def render_tuned() -> list[str]:
     """The tries with clip and learning rate chosen for each, and other fourth tries."""
     found = read("building-blocks-tuned")
@@ -46,20 +53,22 @@ def render_tuned() -> list[str]:
     )
     rows = []
     for name, wanted in tries:
-        best = max(pick(found, **wanted), key=lambda r: r["validation_accuracy"], default=None)
+        runs = pick(found, **wanted)
+        best = max(runs, key=lambda r: r["validation_accuracy"], default=None)
         if best is None:
             rows.append((name, "", "", "", "not run"))
             continue
-        options = best["config"]["options"]
         reached = f"{100 * best['test_accuracy']:.2f}"
-        rows.append((name, f"{best['noise_multiplier']:.4g}", f"{options['clip']:g}", f"{options['lr']:g}", reached))
+        chosen = (_tell_chosen(option, best, runs) for option in ("clip", "lr"))
+        rows.append((name, f"{best['noise_multiplier']:.4g}", *chosen, reached))
     return [
         "## The same tries, each at its best clip and learning rate",
         "",
         *wrap(
             "4 500 of the images, 500 held out to choose among four clips and four learning rates each; ε = 1, "
-            "δ = 1e-6, one seed. The choice itself is not counted in ε. The banded noise that is best here has one "
-            "band: it is independent noise."
+            "δ = 1e-6, one seed. The choice itself is not counted in ε. ▴ or ▾ marks an end of the grid, beyond which "
+            "a better one may lie. The banded noise that is best here has one band: it is independent noise, so the "
+            "last row is try 3 run again, and how far they lie apart is chance."
         ),
         "",
         *table(("try", "σ", "clip", "lr", "ours (1)"), rows),
