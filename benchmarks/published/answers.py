@@ -10,15 +10,28 @@ from published import mnist
 from published.mnist import SEEDS, VERSUS, pick_versus, pick_whole
 from published.records import list_percent, tell_values, wrap, wrap_item
 from published.setups import MANY, METHODS, ONE_PASS, SHORT, list_targets
-from published.sweeps import AHEAD, ALONE, BEHIND, OPEN, Cell, Comparison, compare, find_cell, find_merit, read_setup
+from published.sweeps import (
+    AHEAD,
+    ALONE,
+    BEHIND,
+    LOST,
+    OPEN,
+    Cell,
+    Comparison,
+    compare,
+    find_cell,
+    find_merit,
+    read_setup,
+)
 
 LEGEND = (
     "Figures are test accuracies in percent, mean ± deviation (seeds); of the VAE, its loss, of which less is better. "
     "After two of them comes the lead of the first with its 95 % interval (Welch's, one comparison at a time: of equal "
     "methods one in twenty is called different). *Ahead* or *behind* is said where the interval leaves out zero, and a "
     "loss has to lead by more than it still moves from epoch to epoch; else the two are *not told apart*, which does "
-    "not mean equal. Of single runs nothing is said. Where rates were chosen, the first seed is the run that chose, "
-    "which flatters it a little; ▴ or ▾ marks the largest or smallest rate tried, beyond which a better one may lie."
+    "not mean equal. Of single runs the difference is given, and no verdict. Where rates were chosen, the first seed "
+    "is the run by which the rate was chosen, so its figure is a little flattered; ▴ or ▾ marks the largest or "
+    "smallest rate tried, beyond which a better one may lie."
 )
 
 
@@ -53,13 +66,32 @@ def render_answers() -> list[str]:
     return ["## What to believe", "", *(line for one in answers for line in one.render()), "", *wrap(LEGEND), ""]
 
 
-def give_verdict(pairs: Sequence[tuple[str, Comparison]], before: str = "") -> str:
-    """Yes if ahead of every opponent, no if behind one and ahead of none, and of whom it is what."""
+WORDS = {
+    AHEAD: "ahead of",
+    BEHIND: "behind",
+    OPEN: "not told apart from",
+    ALONE: "single runs only against",
+    LOST: "not judged, as a seed diverged, against",
+}
+
+
+def group_verdicts(pairs: Sequence[tuple[str, Comparison]]) -> dict[str, list[str]]:
+    """The opponents by what was found of each."""
     grouped: dict[str, list[str]] = {}
     for name, one in pairs:
         grouped.setdefault(one.verdict, []).append(name)
-    words = {AHEAD: "ahead of", BEHIND: "behind", OPEN: "not told apart from", ALONE: "by single runs against"}
-    told = ", ".join(f"{said} {before}{join_names(grouped[v])}" for v, said in words.items() if v in grouped)
+    return grouped
+
+
+def tell_groups(grouped: dict[str, list[str]], before: str = "") -> str:
+    """Of whom a method is what."""
+    return ", ".join(f"{said} {before}{join_names(grouped[v])}" for v, said in WORDS.items() if v in grouped)
+
+
+def give_verdict(pairs: Sequence[tuple[str, Comparison]], before: str = "") -> str:
+    """Yes if ahead of every opponent, no if behind one and ahead of none, and of whom it is what."""
+    grouped = group_verdicts(pairs)
+    told = tell_groups(grouped, before)
     if set(grouped) == {AHEAD}:
         return f"yes ({told})"
     if AHEAD in grouped:
@@ -73,7 +105,10 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def tell_missing(cells: Sequence[Cell]) -> str:
-    """That there is no answer, and how much is there."""
+    """That there is no answer, and how much is there; or that there can be none."""
+    lost = [METHODS[c.method] for c in cells if c.diverged]
+    if lost and all(c.complete for c in cells):
+        return f"no comparison ({join_names(list(dict.fromkeys(lost)))} diverged at every rate)"
     done, planned = sum(len(c.runs) for c in cells), sum(len(c.trials) for c in cells)
     return f"not known yet ({done} of {planned} runs are in)"
 
@@ -83,19 +118,19 @@ def answer_accuracy() -> Answer:
     tables = (
         ("Tables I and II (DP-SGD)", mnist.list_dpsgd(0.9)),
         ("Table III (DP-FTRL)", mnist.list_ftrl()),
-        ("Table IV (both)", mnist.list_versus(0.9)),
+        ("Table IV (both)", [*mnist.list_versus(0.9), *mnist.list_trees()[""]]),
     )
     rows = [row for _, table in tables for row in table]
-    bare = [*mnist.list_dpsgd(0.0), *(row for row in mnist.list_versus(0.0) if row.model.startswith("dp-sgd"))]
+    bare = [*mnist.list_dpsgd(0.0), *mnist.list_versus(0.0)]
     good, without = (sum(bool(row.runs) and not row.short for row in some) for some in (rows, bare))
     above = sum((row.difference or 0.0) > mnist.NEAR for row in rows)
     known = sum(bool(row.runs) for row in rows)
     among = f"the {known} rows that were run, of {len(rows)}," if known < len(rows) else f"{len(rows)} rows"
     short = (
-        f"{good} of {among} are within a point of the published accuracy or above it ({above} of them by more than a "
-        "point above), where DP-SGD has a momentum of 0.9, which the publication does not name and which was taken "
-        f"because it fits; without it {without} of DP-SGD's {len(bare)} rows are. A point is a measure of ours; of how "
-        "many runs a published figure is, the publication does not say."
+        f"{good} of {among} are within a point of the published accuracy or above it; {above} lie more than a point "
+        "above. DP-SGD has a momentum of 0.9 for this, which the publication does not name and which was taken because "
+        f"it fits; without it {without} of DP-SGD's {len(bare)} rows come out, most of them single runs. A point is a "
+        "measure of ours; of how many runs a published figure is, the publication does not say."
     )
     told = []
     for name, table in tables:
@@ -109,13 +144,13 @@ def answer_accuracy() -> Answer:
 def answer_ftrl() -> Answer:
     """DP-FTRL against DP-SGD at equal ε: as published, and with a better estimate from the same nodes."""
     short, told = [], []
-    estimates = (False, "as published, by sums of nodes,"), (True, "by the best estimate from the same nodes")
+    estimates = (False, "by plain sums of nodes, as published,"), (True, "by the best estimate from the same nodes,")
     for estimate, name in estimates:
         for momentum, other in ((0.9, "DP-SGD with momentum 0.9"), (0.0, "DP-SGD without momentum")):
             found = [
                 (target, Comparison(list_percent(ftrl), list_percent(sgd)))
                 for target in VERSUS
-                if (ftrl := pick_whole(target, estimate)) and (sgd := pick_versus(target, "dp-sgd", momentum))
+                if (ftrl := pick_whole(target, estimate=estimate)) and (sgd := pick_versus(target, "dp-sgd", momentum))
             ]
             if found:
                 each = "; ".join(f"{tell_pair(one)} at ε = {target:g}" for target, one in found)
@@ -215,7 +250,7 @@ def answer_rules() -> Answer:
         for target in list_targets(cells):
             here = [c for c in cells if c.problem == problem and c.epsilon == target]
             name = f"{SHORT[problem]} at ε = {target:g}"
-            if all(c.complete for c in here) and any(c.seeds for c in here):
+            if all(c.complete for c in here) and order(here):
                 short.append(f"on {name} {lead(here)}{_tell_so_far(here)}")
                 told.append(f"{name}: {rank(here)}.{_tell_left(here)}")
             else:
@@ -226,18 +261,22 @@ def answer_rules() -> Answer:
 def order(cells: Sequence[Cell]) -> list[Cell]:
     """The best first; those that diverged at every rate are not in it."""
     known = [c for c in cells if c.seeds]
+    if not known:
+        return []
     sign = find_merit([run for c in known for run in c.seeds]).sign
     return sorted(known, key=lambda c: -sign * statistics.mean(c.values))
 
 
 def lead(cells: Sequence[Cell]) -> str:
-    """The best, or those that are not told apart from it."""
+    """The best, and of whom it is ahead."""
     first, *others = order(cells)
-    verdicts = [(METHODS[c.method], compare(first, c).verdict) for c in others]
-    if any(verdict == ALONE for _, verdict in verdicts):
-        return f"{METHODS[first.method]} by single runs"
-    level = [name for name, verdict in verdicts if verdict != AHEAD]
-    return join_names([METHODS[first.method], *level]) + (", not told apart" if level else ", ahead of all")
+    name = METHODS[first.method]
+    if not others:
+        return f"{name}, the only one that did not diverge at every rate"
+    if len(first.seeds) < 2:
+        return "not known yet (single runs)"
+    told = group_verdicts([(METHODS[c.method], compare(first, c)) for c in others])
+    return f"{name} comes first, {'ahead of all' if set(told) == {AHEAD} else tell_groups(told)}"
 
 
 def rank(cells: Sequence[Cell]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,21 +45,25 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
             "confusion-versus": "What each takes a digit for, in the same colours",
         },
     ),
-    ("setup-2", render_one_pass, {"rates-setup-2": "Test accuracy of every run over its learning rate"}),
+    (
+        "setup-2",
+        render_one_pass,
+        {"rates-setup-2": "Test accuracy of every run of the first seed over its learning rate"},
+    ),
     (
         "setup-3-reduced",
         render_many,
         {
-            "rates-setup-3": "Test figure of every run over its learning rate",
-            "curves-setup-3": "Test figure over epochs, at the chosen rates",
+            "rates-setup-3": "Test figure of every run of the first seed over its learning rate",
+            "curves-setup-3": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
         },
     ),
     (
         "setup-1-reduced",
         render_rules,
         {
-            "rates-setup-1": "Test figure of every run over its learning rate",
-            "curves-setup-1": "Test figure over epochs, at the chosen rates",
+            "rates-setup-1": "Test figure of every run of the first seed over its learning rate",
+            "curves-setup-1": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
         },
     ),
     ("building-blocks", render_blocks, {}),
@@ -100,9 +105,9 @@ def _render_runs() -> list[str]:
     for name in (*(part[0] for part in PARTS), *MORE):
         spec = records.SPECS / f"{name}.toml"
         planned = f"{len(read_spec(spec).trials)}" if spec.exists() else "not chosen yet"
-        finished = sum(record["outcome"] == "finished" for record in read(name))
-        bad = len(read(name)) - finished
-        told = f"{finished}" + (f", {bad} failed or diverged" if bad else "") if read(name) else "not run yet"
+        counts = Counter(record["outcome"] for record in read(name))
+        bad = "".join(f", {counts[how]} {how}" for how in ("diverged", "failed") if counts[how])
+        told = f"{counts['finished']}{bad}" if counts else "not run yet"
         rows.append((f"`{name}`", told, planned))
     return ["## What has been run", "", *table(("spec", "runs in", "planned"), rows)]
 

@@ -111,8 +111,8 @@ def _curves_versus() -> list[Panel]:
             "DP-SGD, momentum 0.9": mnist.pick_versus(target, "dp-sgd", 0.9),
             "DP-SGD": mnist.pick_versus(target, "dp-sgd", 0.0),
             "DP-FTRL, a tenth held out": mnist.pick_versus(target, "dp-ftrl", 0.0),
-            "DP-FTRL, nothing held out": mnist.pick_whole(target, estimate=False),
-            "DP-FTRL, nothing held out, honaker": mnist.pick_whole(target, estimate=True),
+            "DP-FTRL": mnist.pick_whole(target, estimate=False),
+            "DP-FTRL, honaker": mnist.pick_whole(target, estimate=True),
         }
         curves = {name: average_curves(runs, floor=FLOOR) for name, runs in shown.items()}
         series = [Series(name, points, look=look) for look, (name, points) in enumerate(curves.items())]
@@ -122,10 +122,7 @@ def _curves_versus() -> list[Panel]:
 
 def _list_versus() -> list[Row]:
     """Table IV's rows by method, so that each line of matrices is one."""
-    rows = mnist.list_versus(0.9)
-    if not any(row.runs for row in rows if row.model.startswith("dp-sgd")):
-        rows = mnist.list_versus(0.0)
-    return sorted(rows, key=lambda row: row.model, reverse=True)
+    return [*mnist.list_versus(0.9), *mnist.list_trees()[""]]
 
 
 def confuse(runs: Sequence[Record]) -> list[list[float]]:
@@ -183,6 +180,8 @@ def _rates(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
             Series(_name_cell(cell), _list_rates(cell, figure), look=methods.index(cell.method)) for cell in cells
         ]
         rates = sorted({float(trial.options["lr"]) for cell in cells for trial in cell.trials})
+        gone = [METHODS[cell.method] for cell in cells if cell.diverged]
+        told += f"; {', '.join(gone)} diverged at every rate" if gone else ""
         marks = tuple(rates) if len(rates) <= ROOM else ()
         panels += _panel(told, series, Axis("learning rate (log scale)", log=True, marks=marks), up)
     return panels

@@ -23,7 +23,8 @@ SETUPS = {  # the specs that hold a setup's rates; NAME-winners has the seeds of
     "setup-2": ("setup-2", "setup-2-finer"),
     "setup-3": ("setup-3-reduced",),
 }
-AHEAD, BEHIND, OPEN, ALONE = "ahead", "behind", "not told apart", "single runs"
+AHEAD, BEHIND, OPEN, ALONE, LOST = "ahead", "behind", "not told apart", "single runs", "not judged, a seed diverged"
+LAST = 2  # epochs at the end of a run over which a loss is looked at for how far it still moves
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,9 @@ class Cell:
         if self.best is None:
             return "diverged at every rate"
         lost = f", {self.lost} more diverged" if self.lost else ""
-        return f"{tell_values(self.values)}{lost}, lr {find_rate(self.best):g}{self.tell_edge()}"
+        beyond = ", ".join(f"{find_rate(run):g}" for run in self.runs if run["outcome"] == "diverged")
+        more = f" (diverged at {beyond})" if beyond else ""
+        return f"{tell_values(self.values)}{lost}, lr {find_rate(self.best):g}{self.tell_edge()}{more}"
 
     def tell_edge(self) -> str:
         """A mark where the chosen rate is the smallest or largest of those tried, so that a better may lie beyond."""
@@ -188,28 +191,33 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``ahead``, ``behind`` or ``not told apart``; of single runs none."""
+        """``ahead``, ``behind`` or ``not told apart``; of single runs, or where a seed diverged, none."""
+        if not self.whole:
+            return LOST
         if self.reach is None:
             return ALONE
-        if abs(self.lead) <= max(self.reach, self.least) or not self.whole:
+        if abs(self.lead) <= max(self.reach, self.least):
             return OPEN
         return AHEAD if self.lead > 0 else BEHIND
 
     def tell(self) -> str:
         """The verdict, with the interval where there is one."""
         if self.reach is None:
-            return f"{_sign(self.lead)}, {ALONE}"
-        return f"{self.verdict}: {_sign(self.lead)}, {_sign(self.lead - self.reach)} to {_sign(self.lead + self.reach)}"
+            return f"{_sign(self.lead)}, {self.verdict}"
+        ends = f"{_sign(self.lead - self.reach)} to {_sign(self.lead + self.reach)}"
+        small = self.verdict == OPEN and abs(self.lead) > self.reach
+        why = f", less than the {self.least:.1f} by which it still moves" if small else ""
+        return f"{self.verdict}: {_sign(self.lead)}, {ends}{why}"
 
 
 def _sign(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+    return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "−")
 
 
 def compare(first: Cell, second: Cell) -> Comparison:
     """Two cells at their chosen rates. A loss has to lead by more than it moves from one epoch to the next."""
     seeds = [*first.seeds, *second.seeds]
     merit = find_merit(seeds)
-    moves = list_moves(seeds, "test_loss") if merit is LOSS else []
+    moves = list_moves(seeds, "test_loss", LAST) if merit is LOSS else []
     least = statistics.mean(moves) if moves else 0.0
     return Comparison(first.values, second.values, merit, least, whole=not (first.lost or second.lost))
