@@ -267,7 +267,7 @@ def test_the_question_of_rules(published: SimpleNamespace) -> None:
     add_winners(published, "setup-1", score)
     answer = published.answers.answer_rules()
     assert answer.short.startswith(
-        "On Fashion-MNIST at ε = 1 DP-AdamBC comes first, ahead of DiSK, DP-Adam and DiceSGD, not told apart from DP-SGD"
+        "On Fashion-MNIST at ε = 1 DP-AdamBC comes first, ahead of DiSK, DP-Adam and DiceSGD, not told apart from DP"
     )
     assert answer.figures[0].startswith("Fashion-MNIST at ε = 1: DP-AdamBC 70.05 ± 0.10 (3) ▾, DP-SGD 70.00 ± 0.10 (3)")
     assert "DiSK 60.00 ± 0.10 (3) ▾ (behind: −10.0, −10.3 to −9.8)" in answer.figures[0]
