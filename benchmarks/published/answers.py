@@ -118,7 +118,7 @@ def answer_accuracy() -> Answer:
     tables = (
         ("Tables I and II (DP-SGD)", mnist.list_dpsgd(0.9)),
         ("Table III (DP-FTRL)", mnist.list_ftrl()),
-        ("Table IV (both)", [*mnist.list_versus(0.9), *mnist.list_trees()[""]]),
+        ("Table IV (both)", [*mnist.list_versus(0.9), *mnist.list_trees()]),
     )
     rows = [row for _, table in tables for row in table]
     bare = [*mnist.list_dpsgd(0.0), *mnist.list_versus(0.0)]
@@ -134,10 +134,10 @@ def answer_accuracy() -> Answer:
     )
     told = []
     for name, table in tables:
-        missing, few = sum(not row.runs for row in table), sum(0 < len(row.runs) < mnist.SEEDS for row in table)
+        missing, few = sum(not row.runs for row in table), sum(0 < len(row.runs) < SEEDS for row in table)
         text = f"{name}: {mnist.tell_agreement(table)}"
         text += f" {missing} of {len(table)} rows are not run yet." if missing else ""
-        told.append(text + (f" Rows with fewer than {mnist.SEEDS} seeds so far: {few}." if few else ""))
+        told.append(text + (f" Rows with fewer than {SEEDS} seeds so far: {few}." if few else ""))
     return Answer("Do the published accuracies come out?", short, told)
 
 
@@ -202,9 +202,12 @@ def _compare_all(cells: Sequence[Cell], method: str, others: Iterable[str]) -> l
             cell = find_cell(cells, problem=own.problem, method=other, epsilon=own.epsilon, batch=own.batch)
             if cell is not None and cell.seeds:
                 one = compare(own, cell)
-                figures = f"{own.tell_values()} against {cell.tell_values()} ({one.tell()})"
-                found.append((f"{METHODS[other]} on {SHORT[own.problem]}", one, figures))
+                found.append((f"{METHODS[other]} on {SHORT[own.problem]}", one, _tell_cells(own, cell, one)))
     return found
+
+
+def _tell_cells(first: Cell, second: Cell, one: Comparison) -> str:
+    return f"{first.tell_values()} against {second.tell_values()} ({one.tell()})"
 
 
 def _tell_left(cells: Sequence[Cell]) -> str:
@@ -234,7 +237,7 @@ def answer_one_pass() -> Answer:
                 one = compare(se, sgd)
                 pairs.append((f"{batch}", one))
                 more = f", SE-λ {aware.tell_values()}" if aware is not None and aware.seeds else ""
-                each.append(f"batch {batch} {se.tell_values()} against {sgd.tell_values()} ({one.tell()}){more}")
+                each.append(f"batch {batch} {_tell_cells(se, sgd, one)}{more}")
         verdict = f"{give_verdict(pairs, 'it at batch ')}{_tell_so_far(here)}" if pairs else tell_missing(here)
         short.append(f"at ε = {target:g} {verdict}")
         if each:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from published.records import Record, epsilon, list_moves, list_percent, pick, read, spread, table, tell_values, wrap
@@ -123,16 +123,21 @@ def pick_whole(target: float, *, estimate: bool) -> list[Record]:
     return pick(read("mnist-versus-whole"), epsilon=target, honaker=estimate)
 
 
-def list_trees() -> dict[str, list[Row]]:
-    """DP-FTRL at the ε of Table IV: on all images by plain sums, by the best estimate, and with a tenth held out."""
-    found: dict[str, list[Row]] = {"": [], ", `honaker`": [], ", a tenth held out": []}
+TREES: dict[str, Callable[[float], list[Record]]] = {  # the runs of DP-FTRL at an ε of Table IV
+    "": lambda target: pick_whole(target, estimate=False),
+    ", `honaker`": lambda target: pick_whole(target, estimate=True),
+    ", a tenth held out": lambda target: pick_versus(target, "dp-ftrl", 0.0),
+}
+
+
+def list_trees(kind: str = "") -> list[Row]:
+    """DP-FTRL at the ε of Table IV, of one of ``TREES``; on all images by plain sums unless another is named."""
+    rows = []
     for target, (_, _, published) in VERSUS.items():
-        plain, best = (pick_whole(target, estimate=estimate) for estimate in (False, True))
-        less = pick_versus(target, "dp-ftrl", 0.0)
-        for (words, rows), runs in zip(found.items(), (plain, best, less), strict=True):
-            noise = f"for ε = {target:g}" + (f": node noise {runs[0]['noise_std']:.3g}" if runs else "")
-            rows.append(Row(f"dp-ftrl{words}", noise, published, f"{target:g}", runs))
-    return found
+        runs = TREES[kind](target)
+        noise = f"for ε = {target:g}" + (f": node noise {runs[0]['noise_std']:.3g}" if runs else "")
+        rows.append(Row(f"dp-ftrl{kind}", noise, published, f"{target:g}", runs))
+    return rows
 
 
 def list_versus(momentum: float) -> list[Row]:
@@ -261,9 +266,9 @@ def _tell_noise(run: Record) -> str:
 
 def render_versus() -> list[str]:
     """Table IV."""
-    plain, *more = list_trees().values()
-    counted = [*list_versus(0.9), *plain]
-    others = [row for rows in (*more, list_versus(0.0)) for row in rows if row.runs]
+    counted = [*list_versus(0.9), *list_trees()]
+    more = [row for kind in TREES if kind for row in list_trees(kind)]
+    others = [row for row in (*more, *list_versus(0.0)) if row.runs]
     return [
         "## DP-SGD against DP-FTRL at equal ε (Table IV)",
         "",

@@ -122,7 +122,7 @@ def _curves_versus() -> list[Panel]:
 
 def _list_versus() -> list[Row]:
     """Table IV's rows by method, so that each line of matrices is one."""
-    return [*mnist.list_versus(0.9), *mnist.list_trees()[""]]
+    return [*mnist.list_versus(0.9), *mnist.list_trees()]
 
 
 def confuse(runs: Sequence[Record]) -> list[list[float]]:
@@ -177,7 +177,10 @@ def _rates(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
     for told, cells in _split(swept):
         figure, up = _measure(cells)
         series = [
-            Series(_name_cell(cell), _list_rates(cell, figure), look=methods.index(cell.method)) for cell in cells
+            Series(
+                METHODS[cell.method] + cell.tell_diverged(), _list_rates(cell, figure), look=methods.index(cell.method)
+            )
+            for cell in cells
         ]
         rates = sorted({float(trial.options["lr"]) for cell in cells for trial in cell.trials})
         gone = [METHODS[cell.method] for cell in cells if cell.diverged]
@@ -185,12 +188,6 @@ def _rates(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
         marks = tuple(rates) if len(rates) <= ROOM else ()
         panels += _panel(told, series, Axis("learning rate (log scale)", log=True, marks=marks), up)
     return panels
-
-
-def _name_cell(cell: Cell) -> str:
-    """The method, and where it has no point."""
-    lost = ", ".join(f"{find_rate(run):g}" for run in cell.runs if run["outcome"] == "diverged")
-    return METHODS[cell.method] + (f" (diverged at {lost})" if lost else "")
 
 
 def _list_rates(cell: Cell, figure: str) -> list[Point]:

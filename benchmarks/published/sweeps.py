@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import t as student
+from scipy.stats import ttest_ind
 
 from hush.bench.spec import read_spec
 from hush.bench.trial import Trial
@@ -109,8 +109,7 @@ class Cell:
 
     def tell_values(self) -> str:
         """Mean and deviation of the seeds, with a mark where the rate is at an end of those tried."""
-        lost = f", {self.lost} more diverged" if self.lost else ""
-        return f"{tell_values(self.values)}{lost}{self.tell_edge()}"
+        return f"{tell_values(self.values)}{self._tell_lost()}{self.tell_edge()}"
 
     def tell(self) -> str:
         """Mean and deviation of the seeds with the rate, or what is missing."""
@@ -118,10 +117,16 @@ class Cell:
             return f"{len(self.runs)} of {len(self.trials)} rates are in"
         if self.best is None:
             return "diverged at every rate"
-        lost = f", {self.lost} more diverged" if self.lost else ""
-        beyond = ", ".join(f"{find_rate(run):g}" for run in self.runs if run["outcome"] == "diverged")
-        more = f" (diverged at {beyond})" if beyond else ""
-        return f"{tell_values(self.values)}{lost}, lr {find_rate(self.best):g}{self.tell_edge()}{more}"
+        rate = f"lr {find_rate(self.best):g}{self.tell_edge()}{self.tell_diverged()}"
+        return f"{tell_values(self.values)}{self._tell_lost()}, {rate}"
+
+    def _tell_lost(self) -> str:
+        return f", {self.lost} more diverged" if self.lost else ""
+
+    def tell_diverged(self) -> str:
+        """The rates that have no figure, in brackets."""
+        rates = ", ".join(f"{find_rate(run):g}" for run in self.runs if run["outcome"] == "diverged")
+        return f" (diverged at {rates})" if rates else ""
 
     def tell_edge(self) -> str:
         """A mark where the chosen rate is the smallest or largest of those tried, so that a better may lie beyond."""
@@ -182,12 +187,10 @@ class Comparison:
         """Half of the 95 % interval of the lead (Welch); None where either has one seed."""
         if min(len(self.first), len(self.second)) < 2:
             return None
-        errors = [statistics.variance(values) / len(values) for values in (self.first, self.second)]
-        if not sum(errors):
+        if not any(statistics.variance(values) for values in (self.first, self.second)):
             return 0.0
-        sizes = [len(self.first), len(self.second)]
-        freedom = sum(errors) ** 2 / sum(e**2 / (n - 1) for e, n in zip(errors, sizes, strict=True))
-        return float(student.ppf(0.975, freedom) * sum(errors) ** 0.5)
+        found = ttest_ind(self.first, self.second, equal_var=False).confidence_interval(0.95)
+        return float(found.high - found.low) / 2
 
     @property
     def verdict(self) -> str:
