@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from published import mnist
-from published.mnist import SEEDS, VERSUS, pick_versus, pick_whole
+from published.mnist import SEEDS, VERSUS, pick_versus
 from published.records import list_percent, tell_values, wrap, wrap_item
-from published.setups import MANY, METHODS, ONE_PASS, SHORT, list_targets
+from published.setups import MANY, MANY_PUBLISHED, METHODS, ONE_PASS, SHORT, list_targets
 from published.sweeps import (
     AHEAD,
     ALONE,
@@ -27,11 +27,20 @@ from published.sweeps import (
 LEGEND = (
     "Figures are test accuracies in percent, mean ± deviation (seeds); of the VAE, its loss, of which less is better. "
     "After two of them comes the lead of the first with its 95 % interval (Welch's, one comparison at a time: of equal "
-    "methods one in twenty is called different). *Ahead* or *behind* is said where the interval leaves out zero, and a "
-    "loss has to lead by more than it still moves from epoch to epoch; else the two are *not told apart*, which does "
-    "not mean equal. Of single runs the difference is given, and no verdict. Where rates were chosen, the first seed "
-    "is the run by which the rate was chosen, so its figure is a little flattered; ▴ or ▾ marks the largest or "
-    "smallest rate tried, beyond which a better one may lie."
+    "methods one in twenty is called different, more where the best of several is compared with the rest). *Ahead* or "
+    "*behind* is said where the interval leaves out zero, and a loss has to lead by more than it still moves from "
+    "epoch to epoch; else the two are *not told apart*, which does not mean equal. Of single runs the difference is "
+    "given, and no verdict. Where rates were chosen, the first seed is the run by which the rate was chosen, so its "
+    "figure is a little flattered; ▴ or ▾ marks the largest or smallest rate tried, beyond which a better one may lie."
+)
+NAMES = (
+    "P1 and P2 are small convolutional networks, P3 a variational autoencoder (the VAE). SE and ME are noise that is "
+    "correlated over steps so that little of it is left in the sums of gradients, in one pass over the data and in "
+    "several; SE-λ and ME-λ weigh these sums otherwise, with τ = T the last one √T times as much as every other "
+    "([correlated-noise](correlated-noise.md) has them all). DP-FTRL adds noise to the nodes of a tree of "
+    "partial sums; node noise is its deviation, in clips. DP-AdamBC takes the noise's share off Adam's second moment, "
+    "DiSK filters the noise, DiceSGD brings back what clipping cut off: [choose-a-method](choose-a-method.md). A "
+    "normalised clip divides by the clip, so that the learning rate does not depend on it."
 )
 
 
@@ -63,7 +72,16 @@ def render_answers() -> list[str]:
             "[sanitize](sanitize.md#beside-each-other).",
         ),
     )
-    return ["## What to believe", "", *(line for one in answers for line in one.render()), "", *wrap(LEGEND), ""]
+    return [
+        "## What to believe",
+        "",
+        *(line for one in answers for line in one.render()),
+        "",
+        *wrap(LEGEND),
+        "",
+        *wrap(NAMES),
+        "",
+    ]
 
 
 WORDS = {
@@ -109,8 +127,8 @@ def tell_missing(cells: Sequence[Cell]) -> str:
     lost = [METHODS[c.method] for c in cells if c.diverged]
     if lost and all(c.complete for c in cells):
         return f"no comparison ({join_names(list(dict.fromkeys(lost)))} diverged at every rate)"
-    done, planned = sum(len(c.runs) for c in cells), sum(len(c.trials) for c in cells)
-    return f"not known yet ({done} of {planned} runs are in)"
+    done = sum(c.complete for c in cells)
+    return f"not known yet (all rates are in for {done} of {len(cells)})"
 
 
 def answer_accuracy() -> Answer:
@@ -123,14 +141,15 @@ def answer_accuracy() -> Answer:
     rows = [row for _, table in tables for row in table]
     bare = [*mnist.list_dpsgd(0.0), *mnist.list_versus(0.0)]
     good, without = (sum(bool(row.runs) and not row.short for row in some) for some in (rows, bare))
-    above = sum((row.difference or 0.0) > mnist.NEAR for row in rows)
+    above = [row for row in rows if (row.difference or 0.0) > mnist.NEAR]
     known = sum(bool(row.runs) for row in rows)
     among = f"the {known} rows that were run, of {len(rows)}," if known < len(rows) else f"{len(rows)} rows"
     short = (
-        f"{good} of {among} are within a point of the published accuracy or above it; {above} lie more than a point "
-        "above. DP-SGD has a momentum of 0.9 for this, which the publication does not name and which was taken because "
-        f"it fits; without it {without} of DP-SGD's {len(bare)} rows come out, most of them single runs. A point is a "
-        "measure of ours; of how many runs a published figure is, the publication does not say."
+        f"{good} of {among} of Tables I to IV are within a point of the published accuracy or above it: "
+        f"{good - len(above)} within a point, {len(above)} more than a point above{_tell_quieter(above)}. DP-SGD has a "
+        "momentum of 0.9 for this, which the publication does not name and which was taken because it fits; without it "
+        f"{without} of DP-SGD's {len(bare)} rows come out, most of them single runs. A point is a measure of ours; of "
+        f"how many runs a published figure is, the publication does not say.{_tell_uncounted()}"
     )
     told = []
     for name, table in tables:
@@ -141,16 +160,36 @@ def answer_accuracy() -> Answer:
     return Answer("Do the published accuracies come out?", short, told)
 
 
+def _tell_quieter(above: Sequence[mnist.Row]) -> str:
+    """How many of the rows are of Table IV's DP-FTRL, whose noise is less than what was printed."""
+    count = sum(row.model.startswith("dp-ftrl") for row in above)
+    return f" (of these {count} with less noise than printed, as exact accounting allows)" if count else ""
+
+
+def _tell_uncounted() -> str:
+    """Published accuracies that are not of Tables I to IV, and how far from them we are."""
+    cells = [c for c in read_setup("setup-3") if c.problem == "cifar10-p1" and c.seeds]
+    lacks = [float(MANY_PUBLISHED[int(c.epsilon)][MANY.index(c.method)]) - statistics.mean(c.values) for c in cells]
+    many = f"setup 3, at a third of its epochs {min(lacks):.0f} to {max(lacks):.0f} points below, and " if lacks else ""
+    return f" Not counted: {many}a layer of noise, whose CIFAR-10 figures do not come out ([sanitize](sanitize.md))."
+
+
+ESTIMATES = {
+    mnist.PLAIN: "by plain sums of nodes, charged for all nodes as published,",
+    mnist.READ: "by plain sums, charged for the nodes they read,",
+    mnist.BEST: "by the best estimate from all nodes,",
+}
+
+
 def answer_ftrl() -> Answer:
-    """DP-FTRL against DP-SGD at equal ε: as published, and with a better estimate from the same nodes."""
+    """DP-FTRL against DP-SGD at equal ε: as published, charged for less, and with a better estimate from the nodes."""
     short, told = [], []
-    estimates = (False, "by plain sums of nodes, as published,"), (True, "by the best estimate from the same nodes,")
-    for estimate, name in estimates:
+    for kind, name in ESTIMATES.items():
         for momentum, other in ((0.9, "DP-SGD with momentum 0.9"), (0.0, "DP-SGD without momentum")):
             found = [
                 (target, Comparison(list_percent(ftrl), list_percent(sgd)))
                 for target in VERSUS
-                if (ftrl := pick_whole(target, estimate=estimate)) and (sgd := pick_versus(target, "dp-sgd", momentum))
+                if (ftrl := mnist.TREES[kind](target)) and (sgd := pick_versus(target, "dp-sgd", momentum))
             ]
             if found:
                 each = "; ".join(f"{tell_pair(one)} at ε = {target:g}" for target, one in found)
@@ -161,8 +200,9 @@ def answer_ftrl() -> Answer:
     if not short:
         return Answer("Does DP-FTRL beat DP-SGD at equal ε, both accounted exactly?", "Not known yet.")
     end = (
-        " Learning rates and epochs are the published ones: 20 epochs for DP-SGD, 10 for DP-FTRL, which holds nothing "
-        "out where DP-SGD holds out a tenth. The best estimate is `honaker`, post-processing: it costs no ε."
+        " Learning rates and epochs are the published ones: 20 epochs for DP-SGD, 10 for DP-FTRL, which has no "
+        "momentum and holds nothing out where DP-SGD holds out a tenth. The best estimate is `honaker`, "
+        "post-processing: it costs no ε."
     )
     answer = f"Against DP-SGD with momentum 0.9: {'; '.join(short)}.{end}"
     return Answer("Does DP-FTRL beat DP-SGD at equal ε, both accounted exactly?", answer, told)
@@ -236,12 +276,12 @@ def answer_one_pass() -> Answer:
             if sgd is not None and se is not None and sgd.seeds and se.seeds:
                 one = compare(se, sgd)
                 pairs.append((f"{batch}", one))
-                more = f", SE-λ {aware.tell_values()}" if aware is not None and aware.seeds else ""
-                each.append(f"batch {batch} {_tell_cells(se, sgd, one)}{more}")
+                more = f"; SE-λ {_tell_cells(aware, sgd, compare(aware, sgd))}" if aware and aware.seeds else ""
+                each.append(f"batch {batch}, SE {_tell_cells(se, sgd, one)}{more}")
         verdict = f"{give_verdict(pairs, 'it at batch ')}{_tell_so_far(here)}" if pairs else tell_missing(here)
         short.append(f"at ε = {target:g} {verdict}")
         if each:
-            told.append(f"ε = {target:g}, SE against DP-SGD: {'; '.join(each)}.{_tell_left(here)}")
+            told.append(f"ε = {target:g}, against DP-SGD: {'; '.join(each)}.{_tell_left(here)}")
     return Answer("In one pass, does SE beat DP-SGD?", _join(short), told)
 
 

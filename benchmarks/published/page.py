@@ -18,13 +18,15 @@ from published.setups import render_many, render_one_pass, render_rules
 
 PAGE = records.ROOT / "docs" / "reproduction.md"
 PICTURES = records.ROOT / "docs" / "pictures" / "reproduction"
+SWEPT = "of every run of the sweep, first seed, over its learning rate; rates are chosen on held-out rows, not by this"
 PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
     ("mnist-plain", render_plain, {}),
     (
         "mnist-dpsgd",
         render_dpsgd,
         {
-            "curves-dpsgd": "Test accuracy over epochs at three noises, mean and deviation over seeds, from 80 % on",
+            "curves-dpsgd": "Test accuracy over epochs, without privacy and at three noises, mean and deviation over "
+            "seeds, from 80 % on",
             "confusion-dpsgd-mlp": "What the MLP takes each digit for, percent of it; colour shows mistakes up to 10 %",
             "confusion-dpsgd-lenet": "The same for LeNet",
         },
@@ -42,19 +44,19 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
         render_versus,
         {
             "curves-versus": "Test accuracy over epochs at equal ε, mean and deviation over seeds, from 80 % on",
-            "confusion-versus": "What each takes a digit for, in the same colours",
+            "confusion-versus": "What each takes a digit for, in the same colours; DP-FTRL by plain sums on all images",
         },
     ),
     (
         "setup-2",
         render_one_pass,
-        {"rates-setup-2": "Test accuracy of every run of the first seed over its learning rate"},
+        {"rates-setup-2": f"Test accuracy {SWEPT}"},
     ),
     (
         "setup-3-reduced",
         render_many,
         {
-            "rates-setup-3": "Test figure of every run of the first seed over its learning rate",
+            "rates-setup-3": f"Test figure {SWEPT}",
             "curves-setup-3": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
         },
     ),
@@ -62,7 +64,7 @@ PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
         "setup-1-reduced",
         render_rules,
         {
-            "rates-setup-1": "Test figure of every run of the first seed over its learning rate",
+            "rates-setup-1": f"Test figure {SWEPT}",
             "curves-setup-1": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
         },
     ),
@@ -73,9 +75,10 @@ MORE = (
     *("mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners", "setup-1-winners", "rates-tried"),
 )
 WHAT = (
-    "Accuracies and ε that were published for private training, beside what hush gets with the same settings on the "
-    "same data, with ε that is proven. Tables I to IV are numbered as they were published. First what follows "
-    "from it, then every table, last what was [wrong](#what-is-wrong-in-published-results)."
+    "Accuracies and ε that were published for private training, beside what hush gets on the same data with the "
+    "published settings, as far as they are given (what differs is said at each table), with ε that is proven. Tables "
+    "I to IV are numbered as they were published. First what follows from it, then every table, last what was "
+    "[wrong](#what-is-wrong-in-published-results)."
 )
 HOW = (
     "Every figure of a run comes from the records in [results](../results/README.md): one line a run, with settings, "
@@ -84,6 +87,16 @@ HOW = (
     "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is proven, for one "
     "example's contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded "
     "up."
+)
+
+RUNS = (
+    "## What has been run",
+    "",
+    *wrap(
+        "A run that two specs share is counted in both: the first seed of a winner is the run by which it was chosen. "
+        "What is planned for winners grows with the rates that are in."
+    ),
+    "",
 )
 
 
@@ -106,10 +119,10 @@ def _render_runs() -> list[str]:
         spec = records.SPECS / f"{name}.toml"
         planned = f"{len(read_spec(spec).trials)}" if spec.exists() else "not chosen yet"
         counts = Counter(record["outcome"] for record in read(name))
-        bad = "".join(f", {counts[how]} {how}" for how in ("diverged", "failed") if counts[how])
-        told = f"{counts['finished']}{bad}" if counts else "not run yet"
+        bad = "".join(f", of them {counts[how]} {how}" for how in ("diverged", "failed") if counts[how])
+        told = f"{counts.total()}{bad}" if counts else "not run yet"
         rows.append((f"`{name}`", told, planned))
-    return ["## What has been run", "", *table(("spec", "runs in", "planned"), rows)]
+    return [*RUNS, *table(("spec", "runs in", "planned"), rows)]
 
 
 def write_page() -> list[Path]:

@@ -109,10 +109,8 @@ def _curves_versus() -> list[Panel]:
     for target in mnist.VERSUS:
         shown = {
             "DP-SGD, momentum 0.9": mnist.pick_versus(target, "dp-sgd", 0.9),
-            "DP-SGD": mnist.pick_versus(target, "dp-sgd", 0.0),
-            "DP-FTRL, a tenth held out": mnist.pick_versus(target, "dp-ftrl", 0.0),
-            "DP-FTRL": mnist.pick_whole(target, estimate=False),
-            "DP-FTRL, honaker": mnist.pick_whole(target, estimate=True),
+            "DP-SGD, no momentum": mnist.pick_versus(target, "dp-sgd", 0.0),
+            **{f"DP-FTRL{kind.replace('`', '')}": pick_runs(target) for kind, pick_runs in mnist.TREES.items()},
         }
         curves = {name: average_curves(runs, floor=FLOOR) for name, runs in shown.items()}
         series = [Series(name, points, look=look) for look, (name, points) in enumerate(curves.items())]

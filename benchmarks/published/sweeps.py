@@ -214,7 +214,7 @@ class Comparison:
 
 
 def _sign(value: float) -> str:
-    return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "−")
+    return "0.00" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
 
 
 def compare(first: Cell, second: Cell) -> Comparison:
