@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import Dataset
 
-from hush import Refused, make_plan
-from hush.gradients import record
+from hush import Refused, Secret, make_plan
+from hush.gradients import Augmented, record
 from hush.queries import Clipping
 from replay import sensitivities
 
@@ -311,3 +313,154 @@ def test_weights_may_be_set_before_the_first_step(tmp_path):
     for name, value in twin.model.state_dict().items():
         assert torch.equal(released[name], value)
         assert not torch.equal(released[name], start[name])
+
+
+def test_a_run_without_steps_releases_what_it_was_started_with_or_nothing(tmp_path):
+    untouched = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    assert untouched.release(tmp_path / "untouched").is_dir()
+    trained = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    own_optimizer(trained.model)
+    with pytest.raises(Refused, match="'weight' was changed since the run was started"):
+        trained.release(tmp_path / "trained")
+
+
+def take_steps(run) -> None:
+    for batch in run.batches():
+        run.step(batch)
+
+
+class Named(Dataset):
+    """Items with a name beside the numbers, which torch collates to a list, or with the same word for all."""
+
+    def __init__(self, *, same: bool) -> None:
+        self.same = same
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index], Y[index], "a word" if self.same else f"person {index}"
+
+
+def by_length(model, content):
+    return cross_entropy(model, content) / max(1, len(content[2]))
+
+
+@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
+def test_a_list_beside_the_tensors_is_not_the_same_for_an_example_alone(arithmetic):
+    with pytest.raises(Refused, match=r"no tensor, at content\[2\]\[1\], depends on the examples"):
+        plan_for(24, arithmetic=arithmetic).start(seeded_linear(), by_length, Named(same=False))
+
+
+class Worded:
+    """A source of tensors with a word beside them, that of the batch's first example."""
+
+    def __init__(self, words) -> None:
+        self.words = words
+
+    def __len__(self):
+        return len(X)
+
+    def take(self, indices):
+        first = int(indices[0]) if len(indices) else 0
+        return {"x": X[indices], "y": Y[indices], "word": self.words[first], "none": None}
+
+
+def of_mapping(model, content):
+    return cross_entropy(model, (content["x"], content["y"]))
+
+
+def test_words_that_are_the_same_in_every_batch_may_stand_beside_tensors():
+    run = plan_for(24).start(seeded_linear(), of_mapping, Worded(["same"] * 24), secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    assert run.next == 4
+
+
+def test_a_word_that_changes_in_a_later_batch_stops_the_run():
+    run = plan_for(24).start(seeded_linear(), of_mapping, Worded(["same"] * 4 + ["other"] * 20), secret=1)
+    with pytest.raises(Refused, match=r"at content\['word'\]"):
+        take_steps(run)
+
+
+def mix_up(content):
+    return 0.5 * content[0] + 0.5 * content[0].roll(1, 0), content[1]
+
+
+def by_the_largest(content):
+    return content[0] / content[0].abs().amax().clamp(min=1e-3), content[1]
+
+
+def with_noise(content):
+    return content[0] + 0.1 * torch.randn_like(content[0]), content[1]
+
+
+@pytest.mark.parametrize("augment", [mix_up, by_the_largest])
+@pytest.mark.parametrize("views", [1, 3])
+def test_an_augmentation_in_which_examples_meet_is_refused(augment, views):
+    run = plan_for(24).start(seeded_linear(), Augmented(cross_entropy, augment, views), (X, Y), secret=1)
+    with pytest.raises(Refused, match="meet in the augmentation"):
+        take_steps(run)
+    with pytest.raises(Refused, match="meet in the augmentation"):
+        run.release("never")
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-disk"])
+def test_an_augmentation_that_draws_for_each_example_is_not(method):
+    plan = make_plan(method, examples=24, batch_size=12, steps=4, noise_multiplier=2.0, delta=1e-3)
+    run = plan.start(seeded_linear(), Augmented(cross_entropy, with_noise, 2), (X, Y), secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    assert run.next == 4
+
+
+class Peak(nn.Module):
+    """Keeps the largest number that it has seen, as a number of Python or numpy; or counts its forwards."""
+
+    def __init__(self, keep) -> None:
+        super().__init__()
+        self.fc, self.keep, self.peak = nn.Linear(4, 3), keep, 1
+
+    def forward(self, x):
+        self.peak = self.keep(self.peak, x)
+        return self.fc(x if self.keep is count else x / float(self.peak))
+
+
+def largest(peak, x):
+    return max(float(peak), float(x.detach().abs().max()) if len(x) else 0.0)
+
+
+def numpy_largest(peak, x):
+    return np.float32(largest(peak, x))
+
+
+def count(peak, x):
+    return peak + 1
+
+
+@pytest.mark.parametrize("keep", [largest, numpy_largest])
+@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+def test_a_number_that_a_forward_keeps_of_its_batch_is_refused(keep):
+    run = plan_for(24).start(Peak(keep), cross_entropy, (X, Y), secret=1)
+    with pytest.raises(Refused, match="the number 'peak' of the Peak changes in a training forward"):
+        run.step(run.batch(0))
+    assert run.model.peak == 1
+
+
+def test_a_whole_number_may_count_forwards():
+    run = plan_for(24).start(Peak(count), cross_entropy, (X, Y), secret=1)
+    run.step(run.batch(0))
+    assert run.model.peak > 1
+
+
+def test_a_secret_that_was_handed_in_is_assumed_to_be_used_once():
+    plan, secret = plan_for(24), Secret.fresh()
+    told = plan.start(seeded_linear(), cross_entropy, (X, Y), secret=secret).guarantee
+    assert "the secret that was handed in" in str(told)
+    assert "the secret" not in str(plan.start(seeded_linear(), cross_entropy, (X, Y)).guarantee)
+
+
+def test_the_plan_of_a_run_stays():
+    run = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y))
+    with pytest.raises(AttributeError):
+        run.plan = plan_for(24, noise_multiplier=9.0)

@@ -127,6 +127,15 @@ def test_what_a_seed_did_in_the_same_directory_before_is_entered_too(tmp_path) -
     assert Ledger(ledger).total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
 
 
+def test_steps_that_were_taken_before_a_ledger_came_are_entered_without_checkpoints_too(tmp_path) -> None:
+    p, ledger = plan(), Ledger(tmp_path / "l.jsonl")
+    run = start(p)
+    for _ in train(run):
+        pass
+    charge(run, ledger, "d")
+    assert ledger.total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
+
+
 def test_a_ledger_says_what_default_arithmetic_assumes(tmp_path) -> None:
     for mode, said in (("default", True), ("rigorous", False)):
         run = start(plan(arithmetic=mode))

@@ -189,6 +189,8 @@ def test_bad_requests_are_refused() -> None:
         release_counts(shares, labels, 0.0, 1e-5)
     with pytest.raises(Refused, match="cannot deliver"):
         release_counts(shares, labels, 1.0, 1e-18)
+    with pytest.raises(BadInput, match="per patient needs to know whose each row is"):
+        release_counts(shares, labels, 1.0, 1e-5, unit="patient")
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])

@@ -128,6 +128,8 @@ def charge(
     charges = Charges(run, ledger, dataset, name, new_dataset=new_dataset)
     if checkpoints is not None:
         _agree(run, charges, checkpoints)
+    elif run.next:  # steps that were taken without a ledger are entered now
+        charges.enter(run.next)
     run.covered_by(charges.cover)
     return charges
 

@@ -30,6 +30,7 @@ from hush.rules import Rule
 from hush.sampling import OnePass, PoissonSampled, Room, SameOrder, Sampler, Separated
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
+SECRET_GIVEN = "the secret that was handed in for sampling and noise stays secret and is used for no other run"
 ROUNDING = "rounding that varies with the size of a batch gives nothing away"
 
 
@@ -191,7 +192,7 @@ class Mechanism(ABC):
 
     def with_secret(self, secret: Secret) -> Self:
         """The same with what its secret's origin adds to the assumptions."""
-        return self if secret.origin == "system" else self.assuming(SECRET_SEED)
+        return self.assuming({"system": "", "given": SECRET_GIVEN}.get(secret.origin, SECRET_SEED))
 
     def with_rounding(self) -> Self:
         """The same with what its arithmetic assumes, where the model is not known that would say by how much."""

@@ -28,7 +28,7 @@ from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
 from hush.run import Run, count_coordinates
-from hush.source import as_source, check_rows, is_drawn_again
+from hush.source import as_source, check_parts, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
 from hush.units import Units
 
@@ -109,7 +109,8 @@ class Plan(Mechanism):
         ranks: Ranks | None = None,
         noise_shards: bool = False,
     ) -> Run:
-        """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed.
+        """A run of this plan. ``secret`` is from the operating system unless a reproduction gives a seed; one that is
+        given is assumed to be used for no other run, and the guarantee says so.
 
         ``data`` is a tensor or numpy array, a tuple of them, a map-style Dataset, or a DataLoader: of that, dataset,
         collate function, workers and pinning are used, and its batches replaced by those that the plan draws.
@@ -129,6 +130,8 @@ class Plan(Mechanism):
         self._check_examples(len(source))
         if isinstance(data, DataLoader):
             check_rows(rows)
+        if self.private:
+            check_parts(rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
         if isinstance(secret, int):
             secret = Secret.from_seed(secret, plan._known_for_a_seed(model))
@@ -140,9 +143,15 @@ class Plan(Mechanism):
             with_tails = with_tails.assuming(DRAWN)
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
-        secret = secret or Secret.fresh()
         return Run(
-            with_tails, model, losses, source, secret, microbatch=microbatch, ranks=ranks, noise_shards=noise_shards
+            with_tails,
+            model,
+            losses,
+            source,
+            Secret.fresh() if secret is None else secret.given(),
+            microbatch=microbatch,
+            ranks=ranks,
+            noise_shards=noise_shards,
         )
 
     def with_tails(self, coordinates: int) -> Plan:

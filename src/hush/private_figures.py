@@ -101,6 +101,8 @@ def release_counts(
     The columns of ``probabilities`` are the public classes. ``units`` says whose each row is, where one unit can have
     several; ``unit`` is what one is called. `hush.figures.from_counts` makes figures of the result.
     """
+    if units is None and unit != "example":
+        raise BadInput(f"a guarantee per {unit} needs to know whose each row is: give units, one for each row")
     noise = calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
     spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
     guarantee = Guarantee(spent, delta, adjacency, unit, "proven", noise.event, "gdp", ASSUMPTIONS)

@@ -51,7 +51,7 @@ class Run:
         ranks: Ranks | None = None,
         noise_shards: bool = False,
     ) -> None:
-        self.plan, self.model = plan, model
+        self._plan, self.model = plan, model
         self.ranks = ranks or Alone()
         check_shareable(plan, self.ranks)
         self.next = 0
@@ -87,6 +87,11 @@ class Run:
         if isinstance(rows, Collated):
             rows.follow(self._ahead)
         check_same_run(self.ranks, plan, model, source, self._secret, microbatch=microbatch, noise_shards=noise_shards)
+
+    @property
+    def plan(self) -> Mechanism:
+        """What is run, and what its noise was made for: it stays."""
+        return self._plan
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from hush.errors import BadInput, Refused
 from hush.loading import Future, Prefetch, check_loader, check_map_style, pins
 
+Parts = dict[str, str]
+PLAIN = (type(None), bool, int, float, str, bytes)
 PROBED, TIMES = 4, 4  # examples that are looked at, and how often: a coin that flips an image shows, but for 1 in 4096
 
 
@@ -29,6 +31,7 @@ class Source(Protocol):
        on no other index: in any order, in any company, at any time it is the same.
     3. Every tensor of the content has the examples in dimension 0, and the same other dimensions in every batch.
     4. No indices give a content of no rows, its other dimensions as always: a Poisson batch can be empty.
+    5. What is no tensor (a word, a number, None) is the same in every batch: it reaches the losses of all its examples.
     """
 
     def __len__(self) -> int: ...
@@ -182,6 +185,43 @@ def check_rows(source: Source) -> None:
                 "the collate function makes an example's row from other examples too (as mixup does), so one example "
                 "would count for more than its clip: let it stack or pad, and nothing else"
             )
+
+
+def check_parts(source: Source) -> None:
+    """Refuse data whose first examples have something beside tensors that others have not; torch's generator is left
+    as it was."""
+    some = torch.arange(min(PROBED, len(source)))
+    with torch.random.fork_rng(devices=[]):
+        empty, *others = [source.take(few) for few in (some[:0], some, some[-1:])]
+    for content in others:
+        refuse_other_parts(list_parts(empty), content)
+
+
+def refuse_other_parts(known: Parts, content: Any) -> None:
+    """Refuse a batch that holds other things beside tensors than all batches do."""
+    found = list_parts(content)
+    places = dict.fromkeys([*known, *found])
+    changed = [place for place in places if place not in known or found.get(place) != known[place] or not known[place]]
+    if changed:
+        raise Refused(
+            f"something in a batch that is no tensor, at content{changed[0]}, depends on the examples in it: it "
+            "reaches the losses of all of them, so that one example would count for more than its clip. Leave it out, "
+            "or make it a tensor with the examples in its first dimension"
+        )
+
+
+def list_parts(content: Any, place: str = "") -> Parts:
+    """What stands at every place of a nested content, in a form that can be compared: that a tensor does, or the word
+    or number itself; "" for anything else, which cannot be compared."""
+    if isinstance(content, Tensor):
+        return {place: "a tensor"}
+    if isinstance(content, Mapping):
+        inside = list(content.items())
+    elif isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        inside = list(enumerate(content))
+    else:
+        return {place: repr(content) if isinstance(content, PLAIN) else ""}
+    return {k: v for key, value in inside for k, v in list_parts(value, f"{place}[{key!r}]").items()}
 
 
 def _same(one: Any, other: Any, *, padded: bool = False) -> bool:

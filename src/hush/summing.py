@@ -23,7 +23,7 @@ from hush.privacy.guarantee import rounded_up
 from hush.queries import ADDED, Query
 from hush.randomness import Secret
 from hush.sanitize.rows import ReleasedRows
-from hush.source import Source, tensors_of, to_each
+from hush.source import Parts, Source, list_parts, refuse_other_parts, tensors_of, to_each
 from hush.standing import add_standing, checksum, mark_step, take_standing
 from hush.stepping import Ranks
 from hush.units import Units
@@ -55,6 +55,7 @@ class Summing:
         self._fresh = True  # no forward of this run has been seen yet
         self._met = False
         self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
+        self._parts: Parts | None = None  # what every batch holds beside tensors
 
     def restore(self, microbatch: int, company: str) -> None:
         """Go on as another run did, with the model as it is now."""
@@ -143,6 +144,7 @@ class Summing:
         for number, piece in enumerate(pieces):
             losses = self._watch_losses(secret, step, number, len(pieces))
             rows = self._look_at(secret, step).take(indices[piece.chosen])
+            self._check_parts(rows)
             sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
@@ -169,6 +171,13 @@ class Summing:
         if piece.empty is not None:
             self._check_shape(rows)
         return to_each(lambda t: piece.fill_empty(t.to(self._device)), rows)
+
+    def _check_parts(self, rows: Any) -> None:
+        """What a batch holds beside tensors is what no examples at all have there."""
+        if self._mechanism.private:
+            if self._parts is None:
+                self._parts = list_parts(self._source.take(torch.empty(0, dtype=torch.int64)))
+            refuse_other_parts(self._parts, rows)
 
     def _check_shape(self, rows: Any) -> None:
         """Rigorous arithmetic has rows of one public shape: padded to their batch, they would tell who is in it."""

@@ -82,6 +82,18 @@ def test_the_price_of_a_grid_of_gaussians_is_that_of_their_composition() -> None
     assert "chosen from 4 runs" in tell_price(group)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_what_runs_lose_of_delta_is_not_spent_again(told: bool) -> None:
+    """δ that the event does not know is taken off it once a run, as recorded, or as the run's own ε says."""
+    own = epsilon(dp_event.GaussianDpEvent(4.0), 0.995e-5, adjacency="zero-out", accountant="gdp")
+    lost = {"lost_delta": 5e-8} if told else {}
+    runs = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=4.0, epsilon=own, **lost) for n in range(4)]
+    (group,) = make_groups(read(*runs))
+    four = epsilon(dp_event.GaussianDpEvent(2.0), 0.98e-5, adjacency="zero-out", accountant="gdp")
+    assert group.price.epsilon == pytest.approx(four, rel=1e-6)
+    assert group.price.delta == 1e-5
+
+
 def test_a_run_whose_event_does_not_fit_its_epsilon_is_added_by_basic_composition() -> None:
     runs = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=400.0, epsilon=2.0) for n in range(3)]
     (group,) = make_groups(read(*runs))

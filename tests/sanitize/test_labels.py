@@ -262,6 +262,7 @@ def _start_with(model: nn.Module, data: Any, **options: Any) -> Callable[[], Run
     [
         (lambda: _plan(adjacency="zero-out"), Refused, "compared under 'replace', not 'zero-out'"),
         (lambda: _plan(stages=3), BadInput, "one stage or two, got 3"),
+        (_start_with(_model(), (*_data(), torch.zeros(N))), BadInput, "3 parts: the last alone would be taken for"),
         (lambda: _plan(stages=2, steps=1), BadInput, "two stages need at least two steps"),
         (lambda: _plan(first_share=1.0), BadInput, "first_share must lie between 0 and 1"),
         (lambda: _plan(prior=[1.0]), BadInput, "one number of at least 0 for each class"),

@@ -208,7 +208,7 @@ class _Trial:
 
     def _privacy(self) -> dict[str, Any]:
         plan = self.run.plan
-        guarantee = self.run.guarantee
+        guarantee, beside = self.run.guarantee, plan.tails_beside(self.run.coordinates) if plan.private else 0.0
         claims = [claim.to_json() for claim in self.run.claims()]
         return {
             "epsilon": guarantee.epsilon,
@@ -219,7 +219,7 @@ class _Trial:
             "accountant": guarantee.accountant,
             "guarantee": guarantee.sentence(),
             "event": guarantee.to_json()["event_json"],
-            "lost_delta": guarantee.delta - plan.delta_left() if plan.private else 0.0,
+            "lost_delta": guarantee.delta - plan.delta_left() + beside if plan.private else 0.0,
             "assumptions": list(guarantee.assumptions),
             "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
             "planned_method": plan.method,  # what auto has chosen

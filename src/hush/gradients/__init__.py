@@ -8,6 +8,7 @@ optimization on large model at small cost") give the same tape.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from hush.gradients.model_checks import Untouched, check_model, to_group_norm
 from hush.gradients.points import Augmented, Point, average_rows, read_batch_size
 from hush.gradients.rounding import exact_products
 from hush.gradients.spot_checks import Inspected, Watch
-from hush.gradients.substitutes import substituting
+from hush.gradients.swaps import recording
 from hush.gradients.tape import EmptyTape, GradientWarning, Tape, fit_to_piece, placing
 from hush.gradients.watched import Unhandled
 from hush.named import Losses, trainable
@@ -74,7 +75,10 @@ def record(
     chosen = list(points or [Point()])
     with settling_draws(model, losses, lambda few: _draw_all(model, losses, few), content, n):
         if isinstance(losses, Augmented):
-            chosen = _draw_views(losses, content, chosen)
+            before = torch.get_rng_state()
+            chosen, draw = _draw_views(losses, content, chosen), partial(_draw_views, losses, points=[Point()])
+            if spot:
+                spot.check_views(draw, content, n, chosen[: losses.views], before)
             losses = losses.losses
         start = torch.get_rng_state() if spot else None
         with exact_products():
@@ -89,7 +93,7 @@ def _draw_all(model: nn.Module, losses: Losses, content: Any) -> None:
     if isinstance(losses, Augmented):
         content = losses.points(content, [Point()])[0].content
         losses = losses.losses
-    with substituting(model.modules()):
+    with recording(model, {}):
         losses(model, content)
 
 

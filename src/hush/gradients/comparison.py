@@ -24,7 +24,7 @@ from hush.gradients.points import Point
 from hush.gradients.swaps import computing_in_float64, recording, widen
 from hush.gradients.tape import Tape
 from hush.named import Losses, Named, trainable
-from hush.source import to_each
+from hush.source import list_parts, tensors_of, to_each
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
 MIXED = "examples are not independent of each other in this model or its loss"
@@ -151,6 +151,20 @@ def norms_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
     pairs = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in pairs]
     # a norm is never underestimated: that of nothing is not zero
     return all(are_near(a, b, largest + 1e-6) for a, b in pairs)
+
+
+def row_agrees(content: Any, place: int, alone: Any) -> bool:
+    """Whether one row of a batch's content is what it is as a batch of its own, up to rounding."""
+    if list_parts(content) != list_parts(alone):
+        return False
+    pairs = [(a[place : place + 1], b) for a, b in zip(tensors_of(content), tensors_of(alone), strict=True)]
+    return all(a.shape == b.shape and _is_near_row(a, b) for a, b in pairs)
+
+
+def _is_near_row(a: Tensor, b: Tensor) -> bool:
+    if not b.is_floating_point():
+        return torch.equal(a, b)
+    return are_near(a, b, float(b.detach().nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0)
 
 
 def are_near(a: Tensor, b: Tensor, scale: float) -> bool:

@@ -94,19 +94,20 @@ class Untouched:
     """The buffers and frozen parameters of a model as they are now; nothing but the trained parameters may change.
 
     Every step is checked by torch's own count of writes, which costs nothing; `complete` compares the bits. The trained
-    parameters are looked at when the rule has written them and again after the next forward, since ``weight.data`` has
-    no count of writes of its own: twice 0.15 ns a weight, a twentieth of what its noise costs.
+    parameters may be set until the first step. From then on they are looked at when the rule has written them and again
+    after the next forward, since ``weight.data`` has no count of writes of its own: twice 0.15 ns a weight, a twentieth
+    of what its noise costs.
     """
 
     def __init__(self, model: nn.Module, params: Named) -> None:
         self._model, self._params = model, params
         self._known = {name: (_count_writes(t), _digest(t)) for name, t in self._find_others().items()}
-        self._left: _Bits | None = None
+        self._left, self._since = _Bits.of(params), ""  # since when nobody else may write the trained parameters
         self._why = ""
 
     def note_written(self) -> None:
         """The rule has written the trained parameters; any other change from now on is noticed."""
-        self._left = _Bits.of(self._params)
+        self._left, self._since = _Bits.of(self._params), "the last step"
 
     def _find_others(self) -> Named:
         """Everything of the model that is not trained, under all its names."""
@@ -118,7 +119,7 @@ class Untouched:
     @contextmanager
     def during_forward(self, *, complete: bool) -> Iterator[None]:
         """Refuse a forward (and all that follows, a release too) that writes into the model."""
-        if self._left is None:
+        if not self._since:
             self.note_written()
         before = {name: _count_writes(p) for name, p in self._params.items()}
         try:
@@ -136,13 +137,12 @@ class Untouched:
         """Refuse where something changed that is not trained, or something trained that the rule did not write."""
         others = self._find_others()
         changed = [name for name in self._params if name in others]  # another one stands in its place
-        if self._left is not None:
-            changed += self._left.find_changed(self._params)
+        changed += self._left.find_changed(self._params) if self._since else []
         if changed and not self._why:
             self._why = (
-                f"parameter '{changed[0]}' was changed since the last step by something else than this run's rule (an "
-                "optimizer, load_state_dict, weight.data), which no guarantee covers: let the run alone change the "
-                "weights, or start a new run from weights that were not made from these data"
+                f"parameter '{changed[0]}' was changed since {self._since or 'the last step'} by something else than "
+                "this run's rule (an optimizer, load_state_dict, weight.data), which no guarantee covers: let the run "
+                "alone change the weights, or start a new run from weights that were not made from these data"
             )
         if self._why:
             raise Refused(self._why)
@@ -153,7 +153,9 @@ class Untouched:
                 raise Refused(self._why)
 
     def check_release(self) -> None:
-        """Refuse to release a model that holds more than its trained parameters and what it began with."""
+        """Refuse to release a model that holds more than its trained parameters and what it began with. Where no step
+        was taken, the trained ones are what the run was started with."""
+        self._since = self._since or "the run was started"
         self.check(complete=True)
         names = {name for name, _ in self._model.named_parameters(remove_duplicate=False)} | set(self._known)
         for name in self._model.state_dict():

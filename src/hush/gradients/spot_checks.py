@@ -8,19 +8,23 @@ Which steps and which examples are a pure function of (secret, step): a resumed 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hush.draws import drawing_only, is_by_place
 from hush.errors import Refused
 from hush.gradients.automatic import engine_of
 from hush.gradients.book_keeping import BookTape
-from hush.gradients.comparison import Case, is_unmixed, judge_in_float64, keeping_generator
+from hush.gradients.comparison import Case, is_unmixed, judge_in_float64, keeping_generator, row_agrees
+from hush.gradients.points import Point
 from hush.gradients.tape import Tape
 from hush.named import Losses
 from hush.randomness import Secret
+from hush.source import to_each
 
 PICKED = 2  # examples of one check
 PERIOD = 192  # one step of every so many is checked: the share of time is a check's cost in steps over this
@@ -48,7 +52,7 @@ class Inspected:
         book, engine = engine_of(case.model, case.losses)
         if case.n < 2 or not (isinstance(tape, BookTape) or engine == "one by one"):
             return  # torch.func gives every example a batch of its own
-        which = torch.tensor(sorted({int(pick * case.n) for pick in self.picks}))
+        which = torch.tensor(self._pick(case.n))
         with keeping_generator(start) as rewind:
             random = not torch.equal(start, torch.get_rng_state())
 
@@ -61,9 +65,28 @@ class Inspected:
             if judge_in_float64(case, is_different, lambda: True):
                 raise Mixing(self._explain())
 
-    def _explain(self) -> str:
+    def check_views(
+        self, draw: Callable[[Any], Sequence[Point]], content: Any, n: int, views: Sequence[Point], start: Tensor
+    ) -> None:
+        """Refuse an augmentation whose views of an example are others where it is alone; ``draw`` makes the views of a
+        content, and ``start`` is torch's generator before those of the batch."""
+        if n < 2 or not is_by_place():
+            return
+        with keeping_generator(start) as rewind:
+            for place in self._pick(n):
+                rewind()
+                with drawing_only(torch.tensor([place])):
+                    alone = draw(to_each(lambda t, at=place: t[at : at + 1], content))
+                pairs = zip(views, alone, strict=True)
+                if not all(row_agrees(ours.content, place, own.content) for ours, own in pairs):
+                    raise Mixing(self._explain("in the augmentation"))
+
+    def _pick(self, n: int) -> list[int]:
+        return sorted({int(pick * n) for pick in self.picks})
+
+    def _explain(self, where: str = "in the model or its loss") -> str:
         return (
-            f"at step {self.step} the examples of a batch meet in the model or its loss: what an example adds depends "
+            f"at step {self.step} the examples of a batch meet {where}: what an example adds depends "
             "on the others, so clipping does not bound it. Nothing of this step was released, and this run releases "
             "nothing more: if they met earlier, its weights are not covered by the guarantee. Let forward and losses "
             "treat every example by itself, and start a new run"

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -77,9 +78,14 @@ class _Contents:
                 found += _find_different(expected, now)
         return found
 
+    def find_remembered(self) -> list[str]:
+        """Attributes in which a forward left another number; whole ones may count forwards."""
+        now = self.module.__dict__
+        return [key for key in _find_different(self.attributes, now) if _is_measured(now.get(key))]
+
     def restore(self) -> None:
-        """Exactly as it was, without the tensors that a forward left in attributes: they belong to this batch, and in
-        a later one they would be a memory of it."""
+        """Exactly as it was, without the tensors and numbers that a forward left in attributes: they belong to this
+        batch, and in a later one they would be a memory of it."""
         for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
             if before or now:
                 now.clear()
@@ -88,10 +94,12 @@ class _Contents:
         if "_flat_weights" in before:
             attributes["_flat_weights"] = before["_flat_weights"]
         for key in _find_different(before, attributes):
-            if key not in before and _holds_tensors(attributes[key]):
-                del attributes[key]
-            elif _holds_tensors(attributes.get(key)):
+            if not (_holds_tensors(attributes.get(key)) or _is_measured(attributes.get(key))):
+                continue
+            if key in before:
                 attributes[key] = before[key]
+            else:
+                del attributes[key]
 
 
 @contextmanager
@@ -102,12 +110,14 @@ def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[in
             raise Refused(explain_jit(_find_name(model, module)))
     contents = [_Contents.of(module) for module in modules]
     assigned: list[str] = []
+    remembered: list[str] = []
     try:
         for each in contents:
             each.replace(others)
         yield
         for each in contents:
-            assigned += [f"{_find_name(model, each.module)}.{key}".lstrip(".") for key in each.find_assigned(others)]
+            assigned += [_find_name(model, each.module, key) for key in each.find_assigned(others)]
+            remembered += [_find_name(model, each.module, key) for key in each.find_remembered()]
     finally:
         for each in contents:
             each.restore()
@@ -117,11 +127,18 @@ def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[in
             "data past the noise: keep what a forward computes out of buffers and parameters, or fill them before "
             "training starts"
         )
+    if remembered:
+        raise Refused(
+            f"the number '{remembered[0]}' of the {type(model).__name__} changes in a training forward, and would "
+            "carry one batch's data into later ones, past the noise: keep what a forward computes out of attributes, "
+            "and set them between steps (a whole number may count forwards)"
+        )
 
 
-def _find_name(model: nn.Module, module: nn.Module) -> str:
+def _find_name(model: nn.Module, module: nn.Module, key: str = "") -> str:
+    """A module's name in the model, or that of an attribute of it."""
     found: str = next(name for name, each in model.named_modules() if each is module)
-    return found
+    return f"{found}.{key}".strip(".")
 
 
 def explain_jit(name: str) -> str:
@@ -141,6 +158,11 @@ def _find_different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 def _holds_tensors(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
+
+
+def _is_measured(value: Any) -> bool:
+    """A number that is not whole, or one of numpy's."""
+    return isinstance(value, (float, complex, np.number, np.ndarray))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Quantile:
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.start, clip_rate=self.rate)
-        assert Clipping(self.start)  # its checks
+        Clipping(self.start)  # its checks
         validate.probability(clip_quantile=self.target)
 
     def after(self, clip: float, release: Release) -> float:

@@ -102,7 +102,7 @@ class ClippedSum:
     engine: str = "auto"
 
     def __post_init__(self) -> None:
-        assert self.clipping  # its checks
+        _ = self.clipping  # its checks
 
     @property
     def clipping(self) -> Clipping:

@@ -68,7 +68,7 @@ class ErrorFeedback:
             )
         if self.mode == "automatic":
             raise BadInput("automatic clipping cuts nothing off that could be fed back: use 'plain' or 'normalised'")
-        assert self.clipping  # its checks
+        _ = self.clipping  # its checks
 
     @property
     def clipping(self) -> Clipping:

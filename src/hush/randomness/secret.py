@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ORDER = "order"
 """The stream of fixed batches and groups."""
@@ -21,7 +21,7 @@ class Secret:
     """Thirty-two bytes from which all sampling and noise of one run derive; never printed, never released."""
 
     key: bytes
-    origin: str = "system"  # "system", or "seed" where a person chose it: then the guarantee says so
+    origin: str = "system"  # "seed" where a person chose it, "given" where a run did not make it: the guarantee says so
     root: bytes = b""  # the first secret's key, where this one took its place: of fixed batches and groups
 
     def __repr__(self) -> str:
@@ -37,6 +37,10 @@ class Secret:
         """A reproducible secret, bound to what it is for (the plan), so that two plans never share noise."""
         text = "\0".join(["hush secret", str(seed), *bound_to])
         return Secret(hashlib.blake2b(text.encode(), digest_size=32).digest(), origin="seed")
+
+    def given(self) -> Secret:
+        """The same, handed to a run by somebody who may hand it to another."""
+        return replace(self, origin="given") if self.origin == "system" else self
 
     def derive(self, stream: str, step: int, size: int = 16) -> bytes:
         """The key of one stream at one step."""

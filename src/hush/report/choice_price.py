@@ -18,6 +18,7 @@ from dp_accounting import dp_event
 from hush.errors import HushError
 from hush.privacy import event_json
 from hush.privacy.accounting import ADJACENCIES, Adjacency, default_accountant, epsilon
+from hush.privacy.accounting import delta as delta_of
 from hush.privacy.selection import fixed_grid
 from hush.report.store_rows import CARD, Row, read_number
 
@@ -42,6 +43,7 @@ class Pricing:
     """Prices, each composition accounted once."""
 
     events: dict[Identity, Any] = field(default_factory=dict)
+    lost: dict[Identity, float] = field(default_factory=dict)
     known: dict[Any, float] = field(default_factory=dict)
 
     def price(self, rows: Sequence[Row], status: str) -> ChoicePrice:
@@ -55,17 +57,18 @@ class Pricing:
         if delta is None or adjacency not in ADJACENCIES:
             return ChoicePrice(len(rows), None, None, "the records do not say what δ and which neighbours are meant")
         events: Counter[Identity] = Counter()
-        more = [0.0, 0.0]
+        more, lost = [0.0, 0.0], 0.0
         for row in rows:
             identity = self._identify(row, adjacency)
             if identity is not None:
                 events[identity] += 1
+                lost += self._find_lost(row, identity, adjacency)
                 continue
             spent = row.number("epsilon"), row.number("delta")
             if spent[0] is None or spent[1] is None:
                 return ChoicePrice(len(rows), None, None, f"what run {row.key} has spent is not in its record")
             more = [more[0] + spent[0], more[1] + spent[1]]
-        total = self._compose(events, adjacency, delta) if events else 0.0
+        total = self._compose(events, adjacency, delta - lost) if events else 0.0
         if total is None:
             return ChoicePrice(len(rows), None, None, "no accountant can add up these runs")
         return ChoicePrice(len(rows), total + more[0], (delta if events else 0.0) + more[1])
@@ -81,7 +84,22 @@ class Pricing:
             self.events[identity] = _read_card(row) or _rebuild(row, adjacency)
         return identity if self.events[identity] is not None else None
 
+    def _find_lost(self, row: Row, identity: Identity, adjacency: str) -> float:
+        """What of δ the event does not know (batches that do not fit, the end of the noise's tails): as recorded, or δ
+        less what the event has left of it at the run's ε, which is at least as much."""
+        told = row.number("lost_delta")
+        if told is not None:
+            return told
+        if identity not in self.lost:
+            spent, delta = row.number("epsilon"), row.number("delta")
+            known = spent is not None and delta is not None
+            left = _account_delta(self.events[identity], spent, adjacency, row.record.get("accountant")) if known else 0
+            self.lost[identity] = max(0.0, (delta or 0.0) - left)
+        return self.lost[identity]
+
     def _compose(self, counts: Counter[Identity], adjacency: str, delta: float) -> float | None:
+        if delta <= 0:
+            return None
         parts = [fixed_grid(self.events[identity], runs) for identity, runs in counts.items()]
         told = json.dumps([sorted(json.dumps(event_json.to_json(part)) for part in parts), adjacency, delta])
         if told not in self.known:
@@ -98,6 +116,15 @@ def _account(event: Any, delta: float, adjacency: Any) -> float:
         return epsilon(event, delta, adjacency=named, accountant=default_accountant(event, named))
     except HushError:
         return float("inf")
+
+
+def _account_delta(event: Any, spent: Any, adjacency: Any, accountant: Any) -> float:
+    """δ of the event at this ε by the accountant that found it; 0, so that all of δ counts as lost, where it cannot."""
+    named: Adjacency = adjacency
+    try:
+        return delta_of(event, spent, adjacency=named, accountant=accountant or default_accountant(event, named))
+    except HushError:
+        return 0.0
 
 
 def _read_card(row: Row) -> Any:

@@ -76,16 +76,21 @@ def first_of(content: Any) -> Tensor:
     return content[0]
 
 
+def check_pairs(content: Any, otherwise: str) -> None:
+    """Refuse what is not features and labels, and nothing else."""
+    first_of(content)
+    if len(content) != 2:
+        raise BadInput(
+            f"sanitising needs data that are pairs, and these have {len(content)} parts: {otherwise}; join the "
+            "features into one tensor"
+        )
+
+
 def find_cut(model: nn.Module, source: Source) -> Cut:
     """The cut of a model at its sanitisation layer, tried on made-up inputs; what mixes examples is refused."""
     name, layer = find_layer(model)
     like = source.take(torch.empty(0, dtype=torch.int64))
-    first_of(like)
-    if len(like) != 2:
-        raise BadInput(
-            f"sanitising needs data that are pairs, and these have {len(like)} parts: all but the first would be taken "
-            "for labels, which are not protected; join the features into one tensor"
-        )
+    check_pairs(like, "all but the first would be taken for labels, which are not protected")
     for place, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise Refused(

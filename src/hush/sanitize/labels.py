@@ -42,7 +42,7 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
-from hush.sanitize.cut import evaluating, first_of, make_up
+from hush.sanitize.cut import check_pairs, evaluating, first_of, make_up
 from hush.sanitize.released import UNBOUNDED
 from hush.sanitize.response import VALUES, Integers, Priors, check_labels, check_prior, draw_integers, respond
 from hush.source import Source
@@ -87,6 +87,7 @@ class RandomisedLabels:
         noise_std: Mapping[str, float],
     ) -> tuple[Query, Source]:
         """Examples get their number in the place of their label."""
+        check_pairs(source.take(torch.empty(0, dtype=torch.int64)), "the last alone would be taken for the label")
         classes = count_outputs(model, source)
         if self.prior is not None:
             check_prior(self.prior, classes)
