@@ -214,7 +214,7 @@ class Comparison:
 
 
 def _sign(value: float) -> str:
-    return "0.00" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
+    return "0.00" if value == 0 else f"{value:+.2f}".replace("-", "−")
 
 
 def compare(first: Cell, second: Cell) -> Comparison:
