@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hush.artefact.folder import CARD
 from hush.cli import task as tasks
@@ -24,6 +25,7 @@ from hush.plan import Plan
 from hush.privacy.accounting import epsilon
 from hush.privacy.selection import INDEPENDENT, Trials, random_trials
 from hush.randomness import Secret
+from hush.rules.averaged import Averaged
 from hush.tuning import Choice, Range, check_space, read_space, select_best
 
 SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
@@ -195,11 +197,59 @@ def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch:
     assert all(torch.equal(a, b) for start in starts for a, b in zip(start, starts[0], strict=True))
 
 
-def test_what_would_fail_in_every_trial_is_refused_before_it_is_paid_for(tmp_path: Path, capsys: Any) -> None:
-    given = ["--public-test", "--ledger", str(tmp_path / "ledger"), "--delta", "1e-14"]
-    assert main([*SMALL, *given]) == 2
-    assert "many numbers get noise" in capsys.readouterr().err
+def with_batch_norm(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(features), nn.Linear(features, classes))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table of 800 rows, of which 640 are trained on."""
+    rows = [f"{i % 7},{i % 5},{'ab'[i % 2]}" for i in range(800)]
+    (tmp_path / "rows.csv").write_text("\n".join(["u,v,y", *rows]) + "\n")
+    return tmp_path / "rows.csv"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--delta", "1e-14"], "many numbers get noise"),
+        (["--microbatch", "0"], "microbatch must be a whole number of at least 1, got 0"),
+        (["--model", f"{__name__}:with_batch_norm"], "BatchNorm"),
+    ],
+)
+def test_what_would_fail_in_every_trial_is_refused_before_it_is_paid_for(
+    wrong: list[str], said: str, table: Path, tmp_path: Path, capsys: Any
+) -> None:
+    data = ["--data", str(table), "--target", "y"] if "--model" in wrong else ["--problem", "digits-logistic"]
+    given = ["--steps", "8", "--mean-trials", "2", "--public-test", "--ledger", str(tmp_path / "ledger")]
+    assert main(["tune", *data, *given, *wrong]) == 2
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: Any, capsys: Any) -> None:
+    plans: list[tuple[Plan, int]] = []
+    start = Plan.start
+
+    def note(plan: Plan, *given: Any, **more: Any) -> Any:
+        plans.append((plan, more["microbatch"]))
+        return start(plan, *given, **more)
+
+    monkeypatch.setattr(Plan, "start", note)
+    data = ["--data", str(table), "--target", "y", "--public-test"]
+    for more, batch in (([], 40), (["--batch-size", "32"], 32)):
+        plans.clear()
+        assert main(["tune", *data, "--steps", "4", "--mean-trials", "2", *more]) == 0
+        assert "chosen for 640 examples" in capsys.readouterr().err
+        for plan, microbatch in plans:
+            assert isinstance(plan.rule, Averaged)
+            assert (plan.divisor, plan.rule.kind, plan.rule.amount, microbatch) == (batch, "tail", 0.5, 4096)
+
+
+def test_what_a_search_never_reads_is_no_option_of_it(capsys: Any) -> None:
+    for option in (["--stop", "10:1.2e-4"], ["--noise-shards"]):
+        assert main([*SMALL, "--public-test", *option]) == 2
+        assert f"no such option: {option[0]}" in capsys.readouterr().err
 
 
 def test_several_processes_do_not_each_make_a_search(monkeypatch: Any, capsys: Any) -> None:
@@ -225,7 +275,11 @@ def test_what_protects_a_part_of_a_row_says_so(method: str, protects: str, capsy
         (["--public-test", "--method", "sgd"], "needs a private method"),
         (["--public-test", "--mean-trials", "0.5"], "at least 1"),
         (["--public-test", "--class-weights", "private"], "in every trial"),
-        (["--public-test", "--search", "clip=1,2", "--set", "clip=3"], "'clip' is searched and set"),
+        (["--public-test", "--search", "clip=1,2", "--set", "clip=3"], "searched and set: leave out --search or --set"),
+        (["--public-test", "--search", "clip=1,2", "--clip", "3"], "searched and set: leave out --search or --clip"),
+        (["--public-test", "--search", "lr=1..2", "--lr", "3"], "'lr' is searched and set"),
+        (["--public-test", "--lr", "3"], "say with --search what to search, or leave out --lr"),
+        (["--public-test", "--set", "lr=3"], "say with --search what to search, or leave out --set"),
     ],
 )
 def test_what_has_no_proof_is_refused(more: list[str], said: str, capsys: Any) -> None:

@@ -119,9 +119,10 @@ def check_proof(participation: Participation, structure: Structure, adjacency: A
     if isinstance(participation, sampling.PoissonSampled) and adjacency == "zero-out":
         return
     if adjacency != own and not (adjacency == "replace" and not isinstance(participation, sampling.CyclicPoisson)):
+        public = ", or 'zero-out' where the number of examples is public" if own == "add-remove" else ""
         raise Refused(
             f"{type(participation).__name__} batches are analysed under '{own}' adjacency; "
-            f"'{adjacency}' has no proof here: use '{own}'"
+            f"'{adjacency}' has no proof here: use '{own}'{public}"
         )
 
 

@@ -132,3 +132,37 @@ def test_another_file_is_no_store(tmp_path: Path) -> None:
     path.write_text('{"method": "dp-sgd"}\n')
     with pytest.raises(BadInput, match="line 1 of .* is no audit"):
         read_audits(path)
+
+
+def test_another_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = tmp_path / "audits.jsonl"
+    given = ("--method", "dp-sgd", "--problem", "breast-cancer-logistic", *FEW, "--json", "--store", str(store))
+    code, out, err = ask(capsys, *given)
+    assert code == 0, err
+    (found,) = map(json.loads, out.splitlines())
+    assert (found["method"], found["verdict"], found["adversary"]) == ("dp-sgd", "consistent", "white-box")
+    assert find_audits(store, "dp-sgd", AuditSettings(runs=8, seed=3, problem="breast-cancer-logistic"))
+    assert not find_audits(store, "dp-sgd", AuditSettings(runs=8, seed=3))
+
+
+def test_another_problem_has_its_own_model_and_rows() -> None:
+    plan = make_audit_plan("dp-sgd", 4.0, 1e-5)
+    stage = make_audit_stage(plan, "breast-cancer-logistic")
+    assert [len(column) for column in stage.rows] == [64, 64]
+    assert stage.rows[0].shape[1] == 30
+    assert list(stage.direction) == ["beside.weight"]
+
+
+def test_what_protects_half_a_row_needs_its_own_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, _, err = ask(capsys, "--method", "label-rr", "--problem", "digits-mlp", *FEW)
+    assert code == 2
+    assert "method 'label-rr' protects labels" in err
+    monkeypatch.setattr(catalogue_of_audits, "list_audited", lambda: ("dp-sgd", "label-rr"))
+    given = ("--all", "--problem", "digits-logistic", *FEW, "--json", "--store", str(tmp_path / "audits.jsonl"))
+    code, out, err = ask(capsys, *given)
+    assert code == 0
+    assert [json.loads(line)["method"] for line in out.splitlines()] == ["dp-sgd"]
+    assert "audited without --problem: label-rr" in err
+    assert ask(capsys, "--method", "dp-sgd", "--problem", "digit-mlp", *FEW)[0] == 2

@@ -167,8 +167,11 @@ BAD = [
     ((*ACCOUNT, "--epsilon", 1, "--delta", 1), "delta must lie between 0 and 1"),
     ((*ACCOUNT, "--epsilon", 1, "--delta", 0), "delta must lie between 0 and 1"),
     (("account", "--examples", 100, "--batch-size", 256, "--epsilon", 1), "batch size 256 is larger than the data"),
-    ((*ACCOUNT, "--epsilon", 1, "--noise-multiplier", 1), "exactly one of"),
-    ((*ACCOUNT,), "exactly one of"),
+    ((*ACCOUNT, "--epsilon", 1, "--noise-multiplier", 1), "exactly one of --epsilon, --noise-multiplier and"),
+    ((*ACCOUNT,), "exactly one of --epsilon, --noise-multiplier and --node-noise (epsilon=…, noise_multiplier=…"),
+    ((*ACCOUNT, "--epsilon", 1, "--adjacency", "foo"), "unknown adjacency 'foo': known: add-remove, replace, zero-out"),
+    ((*ACCOUNT, "--epsilon", 1, "--set", "clip=1", "--set", "clip=2"), "'clip' is given twice: leave out one --set"),
+    ((*ACCOUNT, "--epsilon", 1, "--set", "momentum=1"), "momentum must be at least 0 and below 1, got 1"),
     ((*ACCOUNT, "--epsilon", 1, "--method", "dp-sdg"), "did you mean 'dp-sgd'"),
     ((*ACCOUNT, "--epsilon", 1, "--accountant", "pdl"), "did you mean 'pld'"),
     ((*ACCOUNT, "--epsilon", 1, "--sampling", "shufled"), "did you mean 'shuffled'"),
@@ -183,6 +186,10 @@ BAD = [
     (("train", "--method", "sgd", "--epsilon", 1), "adds no noise"),
     (("train", "--method", "sgd", "--clip", 1), "no option 'clip'"),
     (("train", "--clip-mode", "soft"), "unknown clip mode 'soft'"),
+    (("train", "--clip", 1, "--set", "clip=2"), "'clip' is given twice: leave out --clip or --set clip"),
+    (("train", "--adjacency", "foo"), "unknown adjacency 'foo'"),
+    (("train", "--adjacency", "add-remove"), "use zero-out adjacency (the same ε)"),
+    (("train", "--adjacency", "add-remove", "--sampling", "fixed-size"), "use replace adjacency, or"),
     (("train", "--out", "/proc/nowhere"), "cannot write to '/proc/nowhere'"),
 ]
 
@@ -234,3 +241,8 @@ def test_every_recipe_names_options_that_exist() -> None:
         )
         given = {key: settings.get(key) for key in ("lr", "clip")}
         assert read_method_options(settings["method"], settings.get("settings"), **given)["lr"] == settings["lr"]
+
+
+def test_what_is_set_beside_a_recipe_wins(capsys) -> None:
+    found = answer(capsys, "train", "--recipe", "digits", "--steps", 2, "--set", "clip=2", "--set", "lr=0.5")
+    assert found["steps"] == 2

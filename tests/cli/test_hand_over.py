@@ -146,7 +146,9 @@ def test_images(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main(["predict", "release", "new.npz", "--out", "again.csv"]) == 0, capsys.readouterr().err
     again = read(receiver / "again.csv")
     assert [row["probability_dark"] for row in again] == [row["probability_dark"] for row in found]
-    assert main(["export", "release", "--format", "torch", "--out", "model.pt2"]) == 0, capsys.readouterr().err
+    assert main(["export", "release", "--format", "torch"]) == 0, capsys.readouterr().err
+    assert main(["export", "release", "--format", "torch"]) == 2
+    assert "'model.pt2'" in capsys.readouterr().err
     page = json.loads((receiver / "model.pt2.json").read_text())
     facts = page["encoding"]
     encoded = (arrays[:, None].astype(np.float32) - facts["low"]) * (facts["onto"][1] - facts["onto"][0])

@@ -233,3 +233,10 @@ def test_every_guarantee_in_json_says_its_unit_and_what_it_protects(capsys, tmp_
     assert (verified["verified"], verified["unit"], verified["protects"]) == (True, "example", "example")
     card = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
     assert (card["ledger"]["unit"], card["ledger"]["protects"]) == ("example", "example")
+
+
+def test_datasets_that_are_there_are_named(path: Path, capsys) -> None:
+    for name in ("one", "two"):
+        account(path, dataset=name).cover(1)
+    assert main(["ledger", "show", str(path), "--dataset", "three"]) == 2
+    assert "has no dataset 'three': it has 'one', 'two'" in capsys.readouterr().err

@@ -221,7 +221,8 @@ def test_class_weights_shift_the_model_and_not_the_noise(rare: Path, capsys) -> 
     ("flags", "sentence"),
     [
         (("--private-metrics", 3), "--private-metrics 3 leaves nothing of --epsilon 3 for training"),
-        (("--private-metrics", 0), "epsilon must be"),
+        (("--private-metrics", 0), "private_metrics must be above zero, got 0"),
+        (("--private-metrics", -1), "private_metrics must be above zero, got -1"),
         (("--private-metrics", 1, "--public-test"), "leave --private-metrics out"),
         (("--private-metrics", 1, "--method", "sgd"), "adds no noise, so figures with noise of the held-out rows"),
         (("--private-metrics", 1, "--method", "dp-dice"), "cannot be composed with figures with noise"),
@@ -239,3 +240,17 @@ def test_bad_requests_are_one_sentence(capsys, flags, sentence) -> None:
     assert (code, out) == (2, ""), err
     assert sentence in err
     assert err.count("error:") == 1
+
+
+def test_a_model_that_has_diverged_is_said_to_have(capsys, tmp_path: Path) -> None:
+    given = (*SHORT, "--set", "weight_decay=1e20", "--out")
+    found = answer(capsys, *given, tmp_path / "one")
+    assert (found["test_loss"], found["test_log_loss"], found["test_auc"]) == (None, None, None)
+    assert isinstance(found["test_accuracy"], float)
+    code, out, _ = call(capsys, *given, tmp_path / "two", "--private-metrics", 1)
+    assert code == 0
+    first, second, *_ = out.splitlines()
+    assert first.startswith("the model gives numbers that are not finite: training has diverged  (")
+    assert second.startswith("released with noise: ")
+    assert "log-loss" not in out
+    assert (tmp_path / "two" / "release").is_dir()

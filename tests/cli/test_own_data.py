@@ -111,6 +111,8 @@ def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None
         (("--test-data", "later.csv"), "describe your own data: give it with --data"),
         (("--public", "ranges"), "describe your own data: give it with --data"),
         (("--data", "mine.csv", "--test-data", "none.csv"), "there is no file or folder 'none.csv'"),
+        (("--data", "empty"), "'empty' holds neither .csv/.parquet files nor class folders of images"),
+        (("--data", "empty", "--task", "regression"), "'empty' holds neither .csv/.parquet files nor class folders"),
         (("--data", "mine.csv", "--public", "names"), "unknown public fact 'names'"),
         (("--data", "mine.csv", "--problem", "digits"), "not both"),
         (("--data", "arrays.npz", "--public", "ranges"), "is no table"),
@@ -122,6 +124,7 @@ def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None
 def test_bad_requests_are_one_sentence(own: Path, capsys, monkeypatch, flags, sentence) -> None:
     monkeypatch.chdir(own.parent)
     rows = {"x": np.zeros((8, 3), np.float32), "y": np.arange(8) % 2}
+    own.with_name("empty").mkdir()
     np.savez(own.with_name("arrays.npz"), **rows)
     np.savez(
         own.with_name("split.npz"), **{f"{key}_{part}": v for key, v in rows.items() for part in ("train", "test")}

@@ -172,3 +172,39 @@ def test_correlated_noise_wins_by_the_margin_only() -> None:
     never = replace(outlook, curve=curve[:2])
     assert never.crossing is None
     assert "does not win up to ε = 2" in explain_outlook(never)[1]
+
+
+METRICS = ("--problem", "digits-mlp", "--batch-size", "256", "--private-metrics", "2")
+
+
+def test_figures_with_noise_are_charged_as_train_charges_them(capsys) -> None:
+    (planned,) = answer(capsys, "plan", *METRICS, "--epsilon", "3", "--epochs", "1")
+    trained = answer(capsys, "train", *METRICS, "--epsilon", "3", "--epochs", "1")
+    assert planned["noise_multiplier"] == pytest.approx(trained["noise_multiplier"], rel=1e-9)
+    (alone,) = answer(capsys, "plan", *METRICS[:-2], "--epsilon", "3", "--epochs", "1")
+    assert planned["noise_multiplier"] > 1.1 * alone["noise_multiplier"]
+
+
+def test_figures_that_use_up_an_epsilon_have_no_row(capsys, tmp_path) -> None:
+    code = main(["plan", *METRICS, "--epsilon", "1,4", "--epochs", "1", "--out", str(tmp_path / "plan.html")])
+    said = capsys.readouterr()
+    assert code == 0
+    assert "rows at ε = 1 are left out: --private-metrics 2 leaves nothing of --epsilon 1 for training" in said.err
+    assert "At ε = 4: batch size 256" in said.out
+    assert main(["plan", *METRICS, "--epsilon", "2", "--epochs", "1"]) == 2
+    assert "--private-metrics 2 leaves nothing of --epsilon 2 for training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--unit", "patient"), "describe your own data: give it with --data"),
+        (("--target", "y"), "describe your own data: give it with --data"),
+        (("--private-metrics", "1"), "describe the data: give them with --data, or name a --problem"),
+        (("--class-weights", "1,2"), "describe the data: give them with --data, or name a --problem"),
+        (("--rows-per-unit", "4"), "describe the data: give them with --data, or name a --problem"),
+    ],
+)
+def test_what_describes_data_needs_them(given, said, capsys) -> None:
+    assert main([*SMALL, *given]) == 2
+    assert said in capsys.readouterr().err

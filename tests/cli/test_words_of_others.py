@@ -74,6 +74,7 @@ def test_a_synonym_counts_only_where_its_meaning_is_known() -> None:
         (("train", "--weight-decay", "1"), "it is an option of some methods: --set weight_decay=…"),
         (("train", "--epochz", "1"), "did you mean --epochs?"),
         (("train", "--xyzzy"), "see `hush train --help`"),
+        (("train", "--bogus"), "no such option: --bogus; see `hush train --help`"),
         (("account", "--sigma", "1"), "did you mean --noise-multiplier?"),
         (("noise", "show", "--eps", "1"), "did you mean --epsilon?"),
         (("train", "--set", "learning_rate=1"), "method 'dp-sgd' has no option 'learning_rate': did you mean 'lr'?"),

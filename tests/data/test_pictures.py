@@ -55,9 +55,11 @@ def test_images_at_any_depth_come_some_at_a_time(tmp_path: Path) -> None:
 
 
 def test_bad_folders(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="one folder of images per class"):
+    with pytest.raises(BadInput, match=r"holds neither \.csv/\.parquet files nor class folders of images"):
         read_images(tmp_path)
     picture(tmp_path / "a" / "a.png")
+    with pytest.raises(BadInput, match="one folder of images per class"):
+        read_images(tmp_path)
     (tmp_path / "b").mkdir()
     with pytest.raises(BadInput, match="class folder '.*b' holds no images"):
         read_images(tmp_path)

@@ -229,3 +229,10 @@ def test_foreign_parameters_are_refused() -> None:
 def test_a_bad_learning_rate_is_refused(kind, lr: float) -> None:
     with pytest.raises(BadInput, match="lr must be"):
         kind(lr)
+
+
+@pytest.mark.parametrize("kind", [SGD, FTRL])
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 2.0])
+def test_momentum_is_a_part_of_the_last_update(kind: type, momentum: float) -> None:
+    with pytest.raises(BadInput, match="momentum must be at least 0 and below 1, got"):
+        kind(0.1, momentum)

@@ -24,6 +24,11 @@ class AuditSettings:
     runs: int = RUNS
     seed: int | None = None
     comparisons: int = 1
+    problem: str | None = None  # the digits that are made for audits
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the problem is there where one was named, and older files have none."""
+        return {name: value for name, value in asdict(self).items() if name != "problem" or value is not None}
 
 
 def read_audits(path: Path) -> list[dict[str, Any]]:
@@ -45,7 +50,7 @@ def read_audits(path: Path) -> list[dict[str, Any]]:
 
 def find_audits(path: Path, method: str, settings: AuditSettings) -> list[dict[str, Any]]:
     """The lines of one method with these settings, by this version of hush."""
-    mine = {"settings": asdict(settings), "version": read_own_version()}
+    mine = {"settings": settings.to_json(), "version": read_own_version()}
     return [
         entry
         for entry in read_audits(path)
@@ -70,7 +75,7 @@ def keep_audits(
 ) -> list[dict[str, Any]]:
     """Add the verdicts on all claims of a method at once, with how many audits of it were announced and what this one
     took, and return their lines."""
-    told = {"settings": asdict(settings), "version": read_own_version(), "announced": announced}
+    told = {"settings": settings.to_json(), "version": read_own_version(), "announced": announced}
     told["cpu_seconds"] = round(cpu_seconds, 1)
     new = [{**verdict.to_json(), **told} for verdict in verdicts]
     lines = [json.dumps(entry, allow_nan=False) for entry in (*read_audits(path), *new)]

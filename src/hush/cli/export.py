@@ -11,14 +11,20 @@ from hush.cli.console import be_patient, show, show_json
 from hush.cli.predict import Overwrite, ReleaseFolder, TrustCode
 from hush.cli.shell import AsJson
 from hush.handover import load
+from hush.validate import one_of
 
 
 def export(
     folder: ReleaseFolder,
     out: Annotated[
-        Path,
-        typer.Option("--out", help="The file to write; its encoding goes beside it, with .json added to its name."),
-    ],
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The file to write, model.pt2 or model.onnx by default; its encoding goes beside it, with .json added "
+            "to its name.",
+            show_default=False,
+        ),
+    ] = None,
     kind: Annotated[str, typer.Option("--format", help="torch or onnx.")] = "torch",
     trust_code: TrustCode = False,
     overwrite: Overwrite = False,
@@ -31,8 +37,10 @@ def export(
 
     Example: `hush export run/release --format onnx --out model.onnx`
     """
-    from hush.exchange import export_release  # brings the exporters, for which other commands have no use
+    from hush.exchange import FORMATS, export_release  # brings the exporters, for which other commands have no use
 
+    one_of(tuple(FORMATS), format=kind)
+    out = Path(f"model{FORMATS[kind]}") if out is None else out
     model = load(folder, trust_code=trust_code)
     with be_patient(f"exporting to {out.name}"):
         beside = export_release(model, out, kind, overwrite=overwrite)

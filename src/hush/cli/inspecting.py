@@ -15,6 +15,7 @@ from hush.data.inspection import Inspection, inspect_table
 from hush.data.parts import TABLES, holds_table, is_pattern
 from hush.data.schema import Schema, read_range, read_schema
 from hush.data.schema_file import write_toml
+from hush.data.tables import no_column
 from hush.errors import BadInput
 from hush.files import write_atomic
 from hush.prediction_file import check_new_file
@@ -76,6 +77,9 @@ def inspect(
         given["target_range"] = read_range(target_range, "the target's range")
     target = target or given.get("target")
     looked = _look(path, given, facts, target, unit, task)
+    for name in filter(None, (target, unit)):
+        if name not in looked.found.seen:
+            raise no_column(name, looked.found.seen, path)
     for line in (*looked.found.count_strays(), *(f"warning: {text}" for text in looked.found.list_repeating())):
         say(line)
     if out is not None:

@@ -46,7 +46,8 @@ def show_ledger(
     opened = Ledger(ledger, create=False, write=False)
     names = opened.datasets() if dataset is None else [opened.known_as(dataset)]
     if dataset is not None and names[0] not in opened.datasets():
-        raise BadInput(f"the ledger '{ledger}' has no dataset '{dataset}': it has {opened.datasets() or 'none'}")
+        there = ", ".join(f"'{name}'" for name in opened.datasets())
+        raise BadInput(f"the ledger '{ledger}' has no dataset '{dataset}': it has {there or 'none'}")
     found = [_summary(opened, name, delta) for name in names]
     if as_json:
         show_json({"ledger": str(ledger), "datasets": found})

@@ -17,6 +17,7 @@ import numpy as np
 from safetensors.torch import save
 from torch import nn
 
+from hush import validate
 from hush.artefact.folder import CARD, WEIGHTS, read_json
 from hush.beside import Beside
 from hush.cli.console import say
@@ -36,6 +37,7 @@ SHARE = (
 )
 FIGURES, METRICS, NOTES = "figures.json", "private_metrics.json", "columns.json"  # in the private part of a run
 FEW = 3  # classes whose recall is told
+DIVERGED = "the model gives numbers that are not finite: training has diverged"
 
 
 def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None) -> Plan:
@@ -43,6 +45,7 @@ def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None)
 
     Rows without units are split by their position, so that one more or less would move others from one part to the
     other. The two are composed, also where units are split by their identity: no parallel composition is claimed."""
+    validate.positive(private_metrics=epsilon)
     if task.classes is None:
         raise BadInput(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
     if total is not None and epsilon >= total:
@@ -67,14 +70,14 @@ def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
     figures = evaluation.figures
     if task.metric != "accuracy" or figures is None:
         return fields
-    told = figures.to_json()
+    told, finite = figures.to_json(), math.isfinite(evaluation.loss)
     return {
         **fields,
         "test_accuracy": evaluation.accuracy,
         "test_commonest_accuracy": figures.commonest,
         "test_balanced_accuracy": figures.balanced_accuracy,
-        "test_auc": figures.auc,
-        "test_log_loss": figures.log_loss,
+        "test_auc": figures.auc if finite else None,
+        "test_log_loss": figures.log_loss if finite else None,
         "test_recall": dict(zip(_name_classes(task), figures.recall, strict=True)),
         "test_confusion": told["confusion"],
         "verdict": told["verdict"],
@@ -170,16 +173,17 @@ def list_lines(result: dict[str, Any], took: str) -> list[str]:
     """The figures for people; the first line has the figure that counts most, and how long it took."""
     if "test_mae" in result:
         if result["test_mae"] is None:
-            return [f"the model gives numbers that are not finite: training has diverged  {took}"]
+            return [f"{DIVERGED}  {took}"]
         r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
         return [f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"]
     if "test_accuracy" not in result:
         return [f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}"]
+    if result["test_log_loss"] is None:
+        return [f"{DIVERGED}  {took}", *_list_noisy(result)]
     lines = [f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}", _tell_others(result)]
     low = sorted((r, name) for name, r in result["test_recall"].items() if r is not None)[:FEW]
     lines.append("lowest recall: " + ", ".join(f"{100 * recall:.1f} % of '{name}'" for recall, name in low))
-    if result.get("private_metrics"):
-        lines.append(_tell_noisy(result["private_metrics"]))
+    lines += _list_noisy(result)
     useless = result["test_accuracy"] <= result["test_commonest_accuracy"]
     return [*lines, result["verdict"]] if useless else lines
 
@@ -192,12 +196,17 @@ def _tell_others(result: dict[str, Any]) -> str:
     )
 
 
-def _tell_noisy(metrics: dict[str, Any]) -> str:
+def _list_noisy(result: dict[str, Any]) -> list[str]:
+    """The figures with noise in one line, where there are any."""
+    metrics = result.get("private_metrics")
+    if not metrics:
+        return []
     figures = metrics["figures"]
-    return (
+    told = (
         f"released with noise: accuracy {100 * figures['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
         f"standard deviation of the noise), always the commonest class {100 * figures['commonest']:.1f} %"
     )
+    return [told]
 
 
 def _name_classes(task: Problem) -> tuple[str, ...]:

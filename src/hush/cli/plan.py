@@ -13,15 +13,16 @@ from hush import validate
 from hush.bench.timing import TIMED_PLAN
 from hush.claims import claim_steps
 from hush.cli import task as t
-from hush.cli.console import be_patient, show, show_block, show_json, show_table
+from hush.cli.console import be_patient, say, show, show_block, show_json, show_table
+from hush.cli.measuring import plan_metrics
 from hush.cli.planning import DEFAULT_EPSILON, PlanOptions, read_method_options, warn_delta
 from hush.cli.preparing import asks_for_releases, plan_before
 from hush.cli.shell import KEEPING, OutputOptions, take
-from hush.errors import BadInput
+from hush.errors import BadInput, HushError
 from hush.files import writable_directory, write_atomic
 from hush.methods import Setting, make_plan
 from hush.problems import Problem
-from hush.report.prospects import Prospect, choose, count_weights, look_ahead, look_around, with_minutes
+from hush.report.prospects import Outlook, Prospect, choose, count_weights, look_ahead, look_around, with_minutes
 from hush.report.prospects_words import explain_outlook, explain_row, name_columns
 from hush.settings import LENGTH, METHOD, PRIVACY, PlanSettings, option, same_option
 
@@ -65,14 +66,14 @@ def plan(given: Planning) -> None:
     chosen = read_method_options(given.method, given.settings)
     with be_patient("calibrating the noise") as tell:
         found = list(look_ahead(given.method, setting, _grid(given, setting.examples), tell, **chosen))
-        charge = partial(_charge_before, task=task, given=given)
-        rows = [charge(replace(row, weights=weights)) for row in found]
+        charge = partial(_charge_others, task=task, given=given)
+        rows = _charge([replace(row, weights=weights) for row in found], charge)
         if task is not None:
             tell("timing some steps")
             rows = with_minutes(rows, task, _shorten(given.method, setting, chosen))
         best = choose(rows, _pick_epsilon(rows))
         silent = given.as_json and given.out is None
-        outlook = None if silent else look_around(given.method, setting, best, tell, charge=charge, **chosen)
+        outlook = None if silent else _look_around(given.method, setting, best, tell, charge, **chosen)
     warn_delta(given.delta, setting.examples)
     if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
@@ -103,8 +104,8 @@ def _read(given: Planning) -> tuple[Problem | None, Setting, int | None]:
             raise BadInput("--data and --problem say how many examples and weights there are: leave the numbers out")
         task = t.load_task(given)
         examples, weights = task.examples, count_weights(task)
-    if task is None and asks_for_releases(given):
-        raise BadInput("what is released before training is planned for the data themselves: name them with --data")
+    if task is None:
+        _check_without_data(given)
     if examples is None:
         raise BadInput("say how many examples there are: --examples 60000, or the data themselves with --data")
     if weights is not None:
@@ -113,9 +114,66 @@ def _read(given: Planning) -> tuple[Problem | None, Setting, int | None]:
     return task, Setting(examples, batch_size=1, delta=given.delta, unit=unit), weights
 
 
-def _charge_before(row: Prospect, task: Problem | None, given: Planning) -> Prospect:
-    """The row with what is released before training within its ε, as `hush train` charges it, where that is asked."""
-    return row if task is None else replace(row, plan=plan_before(row.plan, task, given, row.epsilon)[0])
+def _check_without_data(given: Planning) -> None:
+    """Refuse what would be passed over, as there are no data that it could be about."""
+    if asks_for_releases(given):
+        raise BadInput("what is released before training is planned for the data themselves: name them with --data")
+    t.check_described(given)
+    others = (given.private_metrics, given.class_weights, given.rows_per_unit, given.public_test or None)
+    if any(value is not None for value in others):
+        own = "--private-metrics, --class-weights, --rows-per-unit and --public-test"
+        raise BadInput(f"{own} describe the data: give them with --data, or name a --problem")
+
+
+def _charge(rows: Sequence[Prospect], charge: Callable[[Prospect], Prospect]) -> list[Prospect]:
+    """The rows with all that is released within their ε, without those whose ε it uses up; refused where that is all
+    of them."""
+    found: list[Prospect] = []
+    refusals: dict[float, HushError] = {}
+    for row in rows:
+        try:
+            found.append(charge(row))
+        except HushError as error:
+            refusals[row.epsilon] = error
+    for epsilon, refusal in refusals.items():
+        if not found:
+            raise refusal
+        say(f"rows at ε = {epsilon:g} are left out: {refusal}")
+    return found
+
+
+def _charge_others(row: Prospect, task: Problem | None, given: Planning) -> Prospect:
+    """The row with all that is released beside training within its ε, as `hush train` charges it, where that is asked
+    for."""
+    if task is None:
+        return row
+    plan = plan_before(row.plan, task, given, row.epsilon)[0]
+    if given.private_metrics is not None:
+        plan = plan_metrics(plan, task, given.private_metrics, row.epsilon)
+    return replace(row, plan=plan)
+
+
+def _look_around(
+    method: str,
+    setting: Setting,
+    best: Prospect,
+    tell: Callable[[str], None],
+    charge: Callable[[Prospect], Prospect],
+    **chosen: Any,
+) -> Outlook:
+    """The outlook at the recommended row; its curve begins where ε is enough for all that is released."""
+    short: set[float] = set()
+
+    def charge_or_note(row: Prospect) -> Prospect:
+        try:
+            return charge(row)
+        except HushError:
+            short.add(row.epsilon)
+            return row
+
+    found = look_around(method, setting, best, tell, charge=charge_or_note, **chosen)
+    enough = tuple(point for point in found.curve if point[0] not in short)
+    return replace(found, curve=enough or found.curve[-1:])
 
 
 def _grid(given: Planning, examples: int) -> list[tuple[float, int, float]]:

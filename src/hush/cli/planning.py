@@ -53,14 +53,22 @@ def read_method_options(method: str, pairs: list[str] | None, **given: Any) -> d
     chosen = {key: value for key, value in given.items() if value is not None}
     for key in chosen:
         _check_known(method, key, known)
-    for pair in pairs or []:
-        key, equals, text = pair.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals:
-            raise BadInput(f"--set takes key=value, got '{pair}'")
+    for key, text in map(split_pair, pairs or []):
         _check_known(method, key, known)
-        chosen[key] = _read_value(key, text.strip(), known[key].annotation)
+        if given.get(key) is not None:
+            raise BadInput(f"'{key}' is given twice: leave out --{key.replace('_', '-')} or --set {key}")
+        if key in chosen:
+            raise BadInput(f"'{key}' is given twice: leave out one --set {key}")
+        chosen[key] = _read_value(key, text, known[key].annotation)
     return chosen
+
+
+def split_pair(pair: str) -> tuple[str, str]:
+    """The name and the text of one `--set` pair."""
+    key, equals, text = pair.partition("=")
+    if not equals:
+        raise BadInput(f"--set takes key=value, got '{pair}'")
+    return key.strip().replace("-", "_"), text.strip()
 
 
 def _check_known(method: str, key: str, known: Collection[str]) -> None:

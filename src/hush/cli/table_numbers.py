@@ -1,18 +1,24 @@
-"""A table's default numbers in `hush train`: filled in where nobody gave others, and said."""
+"""A table's default numbers in `hush train` and `hush tune`: filled in where nobody gave others, and said."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hush.cli.console import say
+from hush.cli.planning import DEFAULT_EPSILON, default_to_three
 from hush.cli.shell import Given
 from hush.problems import Problem
 from hush.problems.table_defaults import LOGISTIC, choose_numbers
 
+if TYPE_CHECKING:
+    from hush.cli.train import Training
+
 METHOD = "dp-sgd"
 CHOSEN = ("batch_size", "lr", "average", "microbatch")
 FOR_RATE = ("clip", "clip_mode", "settings")  # a learning rate is one for its clipping and momentum
+Same = TypeVar("Same", bound="Training")
 
 
 def note_open(given: Given) -> Given:
@@ -20,6 +26,15 @@ def note_open(given: Given) -> Given:
     blocked = {"lr"} if any(name in given for name in FOR_RATE) else set()
     blocked |= {"batch_size"} if "sample_rate" in given else set()
     return {**given, "left_open": frozenset(CHOSEN) - given.keys() - blocked}
+
+
+def fill_in(given: Same, task: Problem) -> Same:
+    """The model's name, and a table's numbers where nobody gave others: a run keeps what it began with."""
+    if given.data is None:
+        return given
+    epsilon = default_to_three(given).epsilon or DEFAULT_EPSILON
+    chosen = choose_for_table(task, given.method, epsilon, given.left_open)
+    return replace(given, **{"model": name_model(task), **chosen})
 
 
 def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Collection[str]) -> dict[str, Any]:

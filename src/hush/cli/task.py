@@ -201,14 +201,19 @@ def _say_of_test_rows(given: TaskOptions, assumptions: tuple[str, ...]) -> tuple
     return assumptions if given.private_metrics is None else (*others, EXACT)
 
 
+def check_described(given: TaskOptions) -> None:
+    """Refuse what describes data of one's own where there are none."""
+    described = (given.target, given.model, given.schema, given.test_data, given.public)
+    numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
+    if any(value is not None for value in (*described, *numbers, given.private_ranges)):
+        own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
+        raise BadInput(f"{own} and --unit describe your own data: give it with --data")
+
+
 def _load(given: TaskOptions) -> Problem:
     """The problem of that name, or one made from files; what was inferred about the files is said on stderr."""
     if given.data is None:
-        described = (given.target, given.model, given.schema, given.test_data, given.public)
-        numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
-        if any(value is not None for value in (*described, *numbers, given.private_ranges)):
-            own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
-            raise BadInput(f"{own} and --unit describe your own data: give it with --data")
+        check_described(given)
         return problems.load(given.problem or problems.DEFAULT, seed=given.seed, validation=given.validation)
     if given.problem is not None:
         raise BadInput("give --problem or --data, not both")

@@ -20,7 +20,6 @@ from hush.cli.early import StopOptions, begin_watch, read_stop, tell_stop
 from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions
 from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
-    DEFAULT_EPSILON,
     EPSILON_OR_THREE,
     PlanOptions,
     check_delta,
@@ -30,12 +29,13 @@ from hush.cli.planning import (
     let_batch_fit,
     list_candidates,
     read_method_options,
+    split_pair,
 )
 from hush.cli.preparing import asks_for_releases, plan_before, release_before
 from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error
-from hush.cli.table_numbers import choose_for_table, name_model, note_open
+from hush.cli.table_numbers import fill_in, note_open
 from hush.cli.taking import take_all
 from hush.cli.together import attach_first, join, open_first
 from hush.errors import BadInput, HushError
@@ -135,16 +135,22 @@ def recall(given: Given) -> Given:
         validate.one_of(read_recipes(), recipe=name)
         recipe = read_recipes()[name]
     if not given.get("resume") or "out" not in given:
-        return recipe | given
+        return _put_over(recipe, given)
     path = given["out"] / "private" / OPTIONS
     if path.is_file():
-        return read_settings(path, Training) | recipe | given | {"resumed": True}
+        return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
     if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
         raise BadInput(
             f"the run in '{given['out']}' cannot go on, as its options are gone: say what to train with --problem or "
             "--data"
         )
-    return recipe | given
+    return _put_over(recipe, given)
+
+
+def _put_over(before: Given, given: Given) -> Given:
+    """What was given over what was known before; a flag that a --set names anew is given by it alone."""
+    named = {split_pair(pair)[0] for pair in given.get("settings", ())}
+    return {name: value for name, value in before.items() if name not in named} | given
 
 
 @take(Training, resolve=lambda given: let_batch_fit(note_open(recall(given))))
@@ -160,7 +166,7 @@ def train(given: Training) -> None:
             return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
-        given = fit_batch(_fill_in(given, task), task.examples)
+        given = fit_batch(fill_in(given, task), task.examples)
         plan, parts, candidates = _plan(given, task, keeper)
         read_stop(given.stop, plan)
         task = sanitise_task(task, plan, given)
@@ -210,15 +216,6 @@ def _with_own_data(given: Training) -> Training:
     if given.data is not None and theirs is not None and given.problem == theirs:
         return replace(given, problem=None)
     return given
-
-
-def _fill_in(given: Training, task: Problem) -> Training:
-    """The model's name, and a table's numbers where nobody gave others: a run keeps what it began with."""
-    if given.data is None:
-        return given
-    epsilon = default_to_three(given).epsilon or DEFAULT_EPSILON
-    chosen = choose_for_table(task, given.method, epsilon, given.left_open)
-    return replace(given, **{"model": name_model(task), **chosen})
 
 
 def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[Before, ...], tuple[Candidate, ...]]:

@@ -20,7 +20,8 @@ from hush.cli.measuring import choose_released, make_fields, plan_metrics
 from hush.cli.planning import check_delta, default_to_three, fit_batch, let_batch_fit, read_method_options
 from hush.cli.preparing import asks_for_releases
 from hush.cli.sanitizing import sanitise_task
-from hush.cli.shell import take
+from hush.cli.shell import Given, take
+from hush.cli.table_numbers import fill_in, note_open
 from hush.cli.train import Training
 from hush.errors import BadInput, Refused
 from hush.files import writable_directory
@@ -34,14 +35,24 @@ from hush.privacy.selection import Trials
 from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import Secret, seeded
-from hush.run import Run, count_coordinates
+from hush.run import Run
 from hush.settings import METHOD, PRIVACY, option
-from hush.source import as_source
 from hush.tuning import Candidate, Winner, check_space, costs_the_same, read_space, select_best
 
 SPACE = ["lr=0.05..5"]
 CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
-LEFT_OUT = ("resume", "keep_secret", "checkpoint_every", "secret_seed", "recipe", "overwrite", "batch_may_shrink")
+LEFT_OUT = (
+    "resume",
+    "keep_secret",
+    "checkpoint_every",
+    "secret_seed",
+    "recipe",
+    "overwrite",
+    "batch_may_shrink",
+    "stop",
+    "noise_shards",
+)
+OWN = ("lr", "clip", "clip_mode")  # options of the methods that are flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +85,14 @@ class Made:
     figures: dict[str, Any]
 
 
-@take(Tuning, without=LEFT_OUT, resolve=let_batch_fit)
+def _note_open(given: Given) -> Given:
+    """What was given, with the names of the numbers that are left open. A learning rate is none of them: it is
+    searched, or it is one for what is."""
+    noted = note_open(given)
+    return let_batch_fit({**noted, "left_open": noted["left_open"] - {"lr"}})
+
+
+@take(Tuning, without=LEFT_OUT, resolve=_note_open)
 def tune(given: Tuning) -> None:
     """Search for good settings at a proven price: the best of a secret number of trials, and nothing else, is released.
 
@@ -85,7 +103,7 @@ def tune(given: Tuning) -> None:
         check_room(given.out / RELEASE, overwrite=False)
     task = t.load_task(given)
     losses = t.with_views(task, given.augment, given.views)
-    given = fit_batch(given, task.examples)
+    given = fit_batch(fill_in(given, task), task.examples)
     space = read_space(given.search or SPACE)
     with be_patient("computing the price of the search"):
         plan = check_space(space, lambda candidate: _make_plan(given, task, candidate))
@@ -94,7 +112,7 @@ def tune(given: Tuning) -> None:
     task = sanitise_task(task, plan, given)
     with seeded(given.seed):
         network = task.model().to(find_device(given.device))
-    plan.with_tails(count_coordinates(plan, network, as_source(task.train)))  # which may refuse, before all is spent
+    _start(given, task, losses, network, plan)  # which may refuse, before all is spent
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
     assert plan.trials is not None
@@ -127,13 +145,26 @@ def _check_options(given: Tuning) -> None:
         )
     if given.method in ("auto", "sgd"):
         raise BadInput(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
+    _check_searched(given)
+
+
+def _check_searched(given: Tuning) -> None:
+    """Refuse what is both searched and given as one value."""
+    own = {name: getattr(given, name) for name in OWN}
+    fixed = read_method_options(given.method, given.settings, **own)
+    for name in sorted(fixed.keys() & read_space(given.search or SPACE).keys()):
+        flag = "--set" if own.get(name) is None else f"--{name.replace('_', '-')}"
+        if not given.search:
+            raise BadInput(
+                f"'{name}' is what is searched where --search names nothing else: say with --search what to search, or "
+                f"leave out {flag} for it"
+            )
+        raise BadInput(f"'{name}' is searched and set: leave out --search or {flag} for it")
 
 
 def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
     """The plan of a candidate at σ = 1 or at the noise that was given, with its score and the price of choosing."""
-    for name in read_method_options(given.method, given.settings).keys() & candidate.keys():
-        raise BadInput(f"'{name}' is searched and set: leave out --search or --set for it")
-    fixed = {"lr": given.lr, "clip": given.clip, "clip_mode": given.clip_mode}
+    fixed = {name: getattr(given, name) for name in OWN}
     chosen = read_method_options(given.method, given.settings, **{**fixed, **candidate})
     asked = default_to_three(given)
     setting = asked.setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
@@ -185,21 +216,25 @@ def _run_trial(
     plan = replace(_make_plan(given, task, candidate), sigma=base.sigma, tails=base.tails, trials=base.trials)
     if not costs_the_same(base, plan):
         raise Refused("this candidate has another privacy event than the search was accounted for")
-    whose = None if task.owners is None else task.owners.train
-    run = plan.start(
-        copy.deepcopy(network),  # a factory may give one object again, and trials must not go on from each other
-        losses,
-        task.train,
-        unit=whose,
-        rows_per_unit=given.rows_per_unit,
-        microbatch=given.microbatch,
-    )
+    run = _start(given, task, losses, network, plan)
     for _ in take_steps(run):
         pass
     evaluation = evaluate_problem(run.model, task)
     fields = make_fields(evaluation, task)
     told = choose_released(run, task, evaluation, Keeper(None, False), public=given.public_test, fields=fields)
     return _score(told), Made(run, told)
+
+
+def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: Plan) -> Run:
+    """A run of the plan before its first step; refused for what would fail in every trial alike."""
+    return plan.start(
+        copy.deepcopy(network),  # a factory may give one object again, and trials must not go on from each other
+        losses,
+        task.train,
+        unit=None if task.owners is None else task.owners.train,
+        rows_per_unit=given.rows_per_unit,
+        microbatch=given.microbatch,
+    )
 
 
 def _score(told: dict[str, Any]) -> float:

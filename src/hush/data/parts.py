@@ -92,14 +92,6 @@ def _compare(first: Names, other: Names, one: Path, two: Path) -> None:
             )
 
 
-def measure_bytes(parts: Sequence[Path]) -> int:
-    """How many bytes the parts have on the disk."""
-    try:
-        return sum(part.stat().st_size for part in parts)
-    except OSError as error:
-        raise BadInput(f"'{error.filename}' cannot be read: {explain(error)}") from error
-
-
 def estimate_rows(parts: Sequence[Path]) -> int:
     """About how many rows the parts have: what parquet files say, and of text its length by that of its first rows."""
     return sum(map(_estimate, parts))

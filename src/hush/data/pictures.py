@@ -31,7 +31,7 @@ _LABELS = ("y", "labels", "target", "targets", "y_train")
 
 def read_images(root: Path) -> tuple[Arrays, tuple[str, ...]]:
     """((bytes (n, channels, height, width), labels), class names) of ``root``/class/image files."""
-    names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    names = list_folders(root)
     if len(names) < 2:
         raise BadInput(f"'{root}' must hold one folder of images per class, and at least two")
     images, labels, first = [], [], None
@@ -51,6 +51,14 @@ def read_images(root: Path) -> tuple[Arrays, tuple[str, ...]]:
             images.append(image)
             labels.append(label)
     return (torch.from_numpy(np.stack(images)), torch.tensor(labels)), names
+
+
+def list_folders(root: Path) -> tuple[str, ...]:
+    """The folders in a folder, in order; without any it is none of class folders."""
+    names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    if not names:
+        raise BadInput(f"'{root}' holds neither .csv/.parquet files nor class folders of images")
+    return names
 
 
 def read_array(path: Path, name: str) -> np.ndarray[Any, Any]:

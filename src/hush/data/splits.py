@@ -31,9 +31,6 @@ Rows = Arrays | Picked
 Identities = NDArray[np.int64]
 """One number for each row, the same for all rows of a unit."""
 
-FOR_CHOOSING = 0.1
-"""The share of the training rows set apart when something is to be chosen (a learning rate, a method)."""
-
 
 @dataclass(frozen=True, eq=False)
 class Owners:

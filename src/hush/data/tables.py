@@ -22,7 +22,7 @@ from hush.data.numerals import LONGEST_NUMBER as LONGEST_NUMBER
 from hush.data.numerals import MISSING as MISSING
 from hush.data.numerals import POINT, parse_number
 from hush.data.plain_dates import find_dates
-from hush.data.reading import Cells, Count, Piece, count_rows, pieces, pieces_by_part
+from hush.data.reading import Cells, Count, Piece, count_rows, pieces_by_part
 from hush.data.schema import Schema
 from hush.data.streaming import FEW, WITH_COMMA, Words
 from hush.errors import BadInput
@@ -148,16 +148,6 @@ def encode_table(place: Path, schema: Schema, count: Count = lambda rows: None) 
         count(len(rows))
     if not total:
         raise BadInput(f"'{place}' holds no rows")
-
-
-def read_features(path: Path, schema: Schema) -> Tensor:
-    """The columns of a whole file, as `read_table` gives them; the target is not needed and not looked at."""
-    rows: list[np.ndarray[Any, np.dtype[np.float32]]] = []
-    for piece in pieces(path):
-        rows.append(encode_piece(piece, schema, sum(map(len, rows)), path))
-    if not rows:
-        raise BadInput(f"'{path}' holds no rows")
-    return torch.from_numpy(np.concatenate(rows))
 
 
 def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -130,7 +130,10 @@ def _with_noise(plan: Plan, setting: Setting, calibrate: bool) -> Plan:
     """The plan with the noise that was asked for, in one of the three ways to say it."""
     _check_noise(setting.noise)
     if len(setting.noise) != 1:
-        raise BadInput("give exactly one of epsilon, noise_multiplier and node_noise")
+        raise BadInput(
+            "give exactly one of --epsilon, --noise-multiplier and --node-noise (epsilon=…, noise_multiplier=… or "
+            "node_noise=…)"
+        )
     if setting.epsilon is not None:
         return plan.calibrated(setting.epsilon) if calibrate else plan
     if setting.noise_multiplier is not None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from hush import validate
 from hush.errors import BadInput, Refused
+from hush.methods import shapes
 from hush.methods.setting import Setting
 from hush.noise import Independent
 from hush.plan import Plan
@@ -43,8 +44,7 @@ def sanitize(
             "adjacency out, or use method sanitize-once"
         )
     rdp = replace(setting, accountant="rdp" if setting.accountant == "auto" else setting.accountant, counted=False)
-    query = Published(setting.batch_size / setting.examples if setting.sample_rate is None else setting.rate)
-    query = replace(query, nonnegative=nonnegative)
+    query = Published(setting.rate, nonnegative)
     released: Query = query
     if threshold_share is not None:
         released = Adapting(query, AdaptiveThreshold(threshold_share), setting.per_epoch)
@@ -82,8 +82,7 @@ def sanitize_frozen(
 
     For comparing with the published layer at the price that it really has; sanitize-once is rarely worse.
     """
-    epochs = -(-setting.total_steps // setting.per_epoch)
-    count = epochs if releases is None else releases
+    count = shapes.epochs(setting) if releases is None else releases
     if isinstance(count, bool) or not 1 <= count <= setting.total_steps:
         raise BadInput(f"releases must be a whole number from 1 to the {setting.total_steps} steps, got {count}")
     query = Released(count, setting.per_epoch, nonnegative)

@@ -9,7 +9,7 @@ from hush import validate
 from hush.beside import Beside
 from hush.errors import BadInput, Refused
 from hush.plan import Plan
-from hush.privacy.accounting import Adjacency
+from hush.privacy.accounting import ACCOUNTANTS, ADJACENCIES, Adjacency
 from hush.proofs import own_adjacency
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
 from hush.settings import LENGTH, PRIVACY, PlanSettings, option
@@ -18,7 +18,6 @@ SMALLEST_RATE = 1e-100
 MOST_STEPS = 10**8  # of a plan; the accountants go farther, and need minutes there
 MOST_CORRELATED = 10**6
 MOST_EXAMPLES = 10**15  # all whole numbers up to here are exact as floats
-ACCOUNTANTS = ("auto", "pld", "rdp", "gdp")
 SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
 
 
@@ -50,7 +49,9 @@ class Setting(PlanSettings):
 
     def __post_init__(self) -> None:
         validate.probability(delta=self.delta)
-        validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+        validate.one_of(("auto", *ACCOUNTANTS), accountant=self.accountant)
+        if self.adjacency is not None:
+            validate.one_of(ADJACENCIES, adjacency=self.adjacency)
         validate.name(unit=self.unit)
         validate.whole(examples=self.examples, batch_size=self.batch_size)
         if self.examples > MOST_EXAMPLES:
@@ -127,13 +128,14 @@ class Setting(PlanSettings):
         """What was asked for, or the sampler's own (None); where N is counted and so public, presence is not hidden."""
         if not self.counted:
             return self.adjacency
+        own = own_adjacency(sampler.participation)
         if self.adjacency == "add-remove":
+            instead = "zero-out adjacency (the same ε)" if own == "add-remove" else f"{own} adjacency"
             raise Refused(
                 "the number of examples was counted in the data and is taken to be public, so it is not hidden whether "
-                "an example is there: use zero-out adjacency (the same ε), or declare a number in Python, "
-                "make_plan(examples=…)"
+                f"an example is there: use {instead}, or declare a number in Python, make_plan(examples=…)"
             )
-        return self.adjacency or ("zero-out" if own_adjacency(sampler.participation) == "add-remove" else None)
+        return self.adjacency or ("zero-out" if own == "add-remove" else None)
 
     def plan(self, method: str, **parts: Any) -> Plan:
         """A plan of these parts with σ = 1, to be calibrated or given its σ by the caller."""

@@ -20,7 +20,7 @@ from hush.data.infer import find_target_range, infer, say_target_range, with_ran
 from hush.data.long_tables import load_rows
 from hush.data.owners import check_apart, read_owner_array, read_owners
 from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern, name_table
-from hush.data.pictures import read_arrays, read_images
+from hush.data.pictures import list_folders, read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
 from hush.data.splits import (
     Arrays,
@@ -159,6 +159,7 @@ def _read(
     if table:
         return _read_table(place, target, given, public, regression, tell, unit)
     if place.is_dir():
+        list_folders(place)
         if regression:
             raise BadInput(f"the folders in '{place}' are classes: leave out --task regression, or give an .npz")
         if unit is not None:
@@ -208,8 +209,7 @@ def _leave_out(schema: Schema, unit: str) -> Schema:
 
 def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
     """``root``/class/image, or ``root``/train/class/image with ``root``/test/class/image."""
-    inside = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    own_test = inside == ["test", "train"]
+    own_test = list_folders(root) == ("test", "train")
     (images, labels), names = read_images(root / "train" if own_test else root)
     test: Arrays | None = None
     if own_test:

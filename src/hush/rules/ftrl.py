@@ -14,6 +14,7 @@ import torch
 from hush import validate
 from hush.named import Named, State
 from hush.release import Release
+from hush.rules.rule import check_momentum
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class FTRL:
 
     def __post_init__(self) -> None:
         validate.positive(lr=self.lr)
-        validate.not_negative(momentum=self.momentum)
+        check_momentum(self.momentum)
 
     def init(self, params: Named) -> State:
         """Where it started, the sum so far, and the momentum of the sums."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hush import validate
+from hush.errors import BadInput
 from hush.named import Named, State
 from hush.release import Release
 
@@ -46,6 +47,13 @@ def check_rate(rate: Rate) -> None:
     """A constant rate must be a positive number."""
     if not callable(rate):
         validate.positive(lr=rate)
+
+
+def check_momentum(momentum: float) -> None:
+    """What is left of the last update must be a part of it."""
+    validate.finite(momentum=momentum)
+    if not 0 <= momentum < 1:
+        raise BadInput(f"momentum must be at least 0 and below 1, got {momentum:g}: from 1 on updates only grow")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hush import validate
 from hush.identity import PER_STEP
 from hush.named import Named, State
 from hush.release import Release
-from hush.rules.rule import Rate, check_rate, rate_at
+from hush.rules.rule import Rate, check_momentum, check_rate, rate_at
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class SGD:
 
     def __post_init__(self) -> None:
         check_rate(self.lr)
-        validate.not_negative(momentum=self.momentum, weight_decay=self.weight_decay)
+        check_momentum(self.momentum)
+        validate.not_negative(weight_decay=self.weight_decay)
 
     def init(self, params: Named) -> State:
         """One buffer a parameter where there is momentum."""
