@@ -141,3 +141,9 @@ def test_a_hostile_card_is_text_or_refused(run: Path, tmp_path: Path) -> None:
 def test_other_formats_are_for_stores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run), "--format", "latex"]) == 2
     assert "PRIVACY.md" in capsys.readouterr().err
+
+
+def test_a_model_that_has_diverged_is_said_to_have(tmp_path: Path) -> None:
+    out = train(tmp_path / "run", "--public-test", "--set", "lr=1e30")
+    (_, told) = make_released_page(out / "release").findings
+    assert told.endswith("numbers that are not finite: training has diverged.")

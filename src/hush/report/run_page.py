@@ -138,6 +138,8 @@ def _list_plan(card: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _tell_figures(card: Mapping[str, Any]) -> str:
     public, noisy = card.get("test_figures"), card.get("private_metrics")
+    if isinstance(public, dict) and public.get("test_loss", 0.0) is None:
+        return "On test rows that were declared public it gives numbers that are not finite: training has diverged."
     if isinstance(public, dict) and (accuracy := read_number(public.get("test_accuracy"))) is not None:
         return f"On test rows that were declared public its accuracy is {100 * accuracy:.2f} %."
     if isinstance(public, dict) and (loss := read_number(public.get("test_loss"))) is not None:
