@@ -167,12 +167,12 @@ def render_rules() -> list[str]:
         "## Five rules for a private step (setup 1, reduced)",
         "",
         *wrap(
-            "Reduced: batch 1024, ten epochs and three learning rates (on Fashion-MNIST a fourth beyond them where the "
-            "best of three was at an end), compared over the same ten epochs, where the publication has batches of 256 "
-            "to 2048 and 250 or 500 epochs; clip 1 normalised, δ = 1e-5. The rates of "
-            "DP-SGD and DiSK were set after DP-SGD's first runs, in which the largest of 0.3, 1 and 3 was best (0.3 is "
-            "in `rates-tried`); those of DiceSGD lie a factor of ten apart, the others three. DiceSGD has the noise "
-            "that its proven ε asks for, and not that of its refuted claim. DP-Adam is not in the publication. "
+            "Reduced: batch 1024, ten epochs and three learning rates (a fourth beyond them where the best of three "
+            "was at an end), compared over the same ten epochs, where the publication has batches of 256 to 2048 and "
+            "250 or 500 epochs; clip 1 normalised, δ = 1e-5. The rates of DP-SGD and DiSK were set after DP-SGD's "
+            "first runs, in which the largest of 0.3, 1 and 3 was best (0.3 is in `rates-tried`); those of DiceSGD lie "
+            "a factor of ten apart, the others three. DiceSGD has the noise that its proven ε asks for, and not that "
+            "of its refuted claim. DP-Adam is not in the publication. "
             f"DP-SGD's runs on CIFAR-10 are those of setup 3. {CHOSEN}{tell_count(cells)}"
         ),
         "",
