@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hush.gradients import Augmented, record
 from hush.queries import Clipping
 from replay import sensitivities
 
+MATRIX = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
 X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
 
 
@@ -348,8 +350,44 @@ def by_length(model, content):
 
 @pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
 def test_a_list_beside_the_tensors_is_not_the_same_for_an_example_alone(arithmetic):
-    with pytest.raises(Refused, match=r"no tensor, at content\[2\]\[1\], depends on the examples"):
+    with pytest.raises(Refused, match=r"no tensor, at content\[2\], depends on the examples"):
         plan_for(24, arithmetic=arithmetic).start(seeded_linear(), by_length, Named(same=False))
+
+
+class Tagged(UserDict):
+    """A batch that is read by attribute as well, as a tokenizer's is."""
+
+
+def with_empty_tags(indices):
+    return {"x": X[indices], "y": Y[indices], "tags": [{} for _ in indices]}
+
+
+def with_hidden_tags(indices):
+    batch = Tagged({"x": X[indices], "y": Y[indices]})
+    batch.tags = list(range(len(indices)))
+    return batch
+
+
+def with_hidden_tensor(indices):
+    batch = Tagged({"x": X[indices], "y": Y[indices]})
+    batch.tags = X[indices]
+    return batch
+
+
+class Taken:
+    """A source by a function of the indices."""
+
+    def __init__(self, take) -> None:
+        self.take = take
+
+    def __len__(self):
+        return len(X)
+
+
+@pytest.mark.parametrize("take", [with_empty_tags, with_hidden_tags, with_hidden_tensor])
+def test_what_hides_in_a_container_is_seen_too(take):
+    with pytest.raises(Refused, match=r"at content(\['tags'\]|\.tags)"):
+        plan_for(24).start(seeded_linear(), of_mapping, Taken(take))
 
 
 class Worded:
@@ -391,11 +429,20 @@ def by_the_largest(content):
     return content[0] / content[0].abs().amax().clamp(min=1e-3), content[1]
 
 
+def with_a_number(content):
+    return content[0], content[1], np.float32(content[0].abs().max())
+
+
+def to_levels(content):
+    """Rounding makes a level of a last bit that another number of rows changes."""
+    return ((content[0] @ MATRIX) * 8).round() / 8, content[1]
+
+
 def with_noise(content):
     return content[0] + 0.1 * torch.randn_like(content[0]), content[1]
 
 
-@pytest.mark.parametrize("augment", [mix_up, by_the_largest])
+@pytest.mark.parametrize("augment", [mix_up, by_the_largest, with_a_number])
 @pytest.mark.parametrize("views", [1, 3])
 def test_an_augmentation_in_which_examples_meet_is_refused(augment, views):
     run = plan_for(24).start(seeded_linear(), Augmented(cross_entropy, augment, views), (X, Y), secret=1)
@@ -405,10 +452,11 @@ def test_an_augmentation_in_which_examples_meet_is_refused(augment, views):
         run.release("never")
 
 
+@pytest.mark.parametrize("augment", [with_noise, to_levels])
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-disk"])
-def test_an_augmentation_that_draws_for_each_example_is_not(method):
+def test_an_augmentation_that_looks_at_each_example_alone_is_not(method, augment):
     plan = make_plan(method, examples=24, batch_size=12, steps=4, noise_multiplier=2.0, delta=1e-3)
-    run = plan.start(seeded_linear(), Augmented(cross_entropy, with_noise, 2), (X, Y), secret=1)
+    run = plan.start(seeded_linear(), Augmented(cross_entropy, augment, 2), (X, Y), secret=1)
     for batch in run.batches():
         run.step(batch)
     assert run.next == 4
@@ -423,7 +471,7 @@ class Peak(nn.Module):
 
     def forward(self, x):
         self.peak = self.keep(self.peak, x)
-        return self.fc(x if self.keep is count else x / float(self.peak))
+        return self.fc(x / self.peak if isinstance(self.peak, float) else x)
 
 
 def largest(peak, x):
@@ -434,17 +482,42 @@ def numpy_largest(peak, x):
     return np.float32(largest(peak, x))
 
 
+def in_a_tuple(peak, x):
+    return (largest(1, x),)
+
+
 def count(peak, x):
     return peak + 1
 
 
-@pytest.mark.parametrize("keep", [largest, numpy_largest])
+def same(peak, x):
+    return x.shape[-1] ** -0.5
+
+
+@pytest.mark.parametrize("keep", [largest, numpy_largest, in_a_tuple])
 @pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
 def test_a_number_that_a_forward_keeps_of_its_batch_is_refused(keep):
     run = plan_for(24).start(Peak(keep), cross_entropy, (X, Y), secret=1)
-    with pytest.raises(Refused, match="the number 'peak' of the Peak changes in a training forward"):
+    with pytest.raises(Refused, match="'peak' of the Peak holds other numbers after a training forward"):
         run.step(run.batch(0))
     assert run.model.peak == 1
+
+
+def test_a_tensor_that_a_forward_writes_into_is_refused():
+    model = Peak(lambda peak, x: peak)
+    model.kept = torch.zeros(1)
+    model.register_forward_hook(lambda module, given, out: module.kept.fill_(float(given[0].detach().sum())) and None)
+    run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
+    with pytest.raises(Refused, match="'kept' of the Peak holds other numbers"):
+        run.step(run.batch(0))
+
+
+@pytest.mark.parametrize("before", [None, 0.5])
+def test_a_number_that_is_always_the_same_may_be_left(before):
+    model = Peak(same)
+    model.peak = before
+    take_steps(plan_for(24).start(model, cross_entropy, (X, Y), secret=1))
+    assert model.peak == before
 
 
 def test_a_whole_number_may_count_forwards():
@@ -460,7 +533,20 @@ def test_a_secret_that_was_handed_in_is_assumed_to_be_used_once():
     assert "the secret" not in str(plan.start(seeded_linear(), cross_entropy, (X, Y)).guarantee)
 
 
-def test_the_plan_of_a_run_stays():
+def test_the_plan_and_the_model_of_a_run_stay():
     run = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y))
     with pytest.raises(AttributeError):
         run.plan = plan_for(24, noise_multiplier=9.0)
+    with pytest.raises(AttributeError):
+        run.model = seeded_linear()
+
+
+def test_a_run_that_goes_on_does_so_from_its_own_weights():
+    first = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    first.step(first.batch(0))
+    kept = first.state()
+    again = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
+    again.restore(kept)
+    own_optimizer(again.model)
+    with pytest.raises(Refused, match="'weight' was changed since the last step"):
+        again.step(again.batch(1))

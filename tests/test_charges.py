@@ -127,12 +127,15 @@ def test_what_a_seed_did_in_the_same_directory_before_is_entered_too(tmp_path) -
     assert Ledger(ledger).total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
 
 
-def test_steps_that_were_taken_before_a_ledger_came_are_entered_without_checkpoints_too(tmp_path) -> None:
+@pytest.mark.parametrize("begun_later", [False, True])
+def test_steps_that_were_taken_before_a_ledger_came_are_entered_without_a_checkpoint_too(
+    tmp_path, begun_later: bool
+) -> None:
     p, ledger = plan(), Ledger(tmp_path / "l.jsonl")
     run = start(p)
     for _ in train(run):
         pass
-    charge(run, ledger, "d")
+    charge(run, ledger, "d", Checkpoints(tmp_path / "run") if begun_later else None)
     assert ledger.total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
 
 

@@ -152,8 +152,9 @@ def _agree(run: Run, account: Charges, checkpoints: Checkpoints) -> None:
     ledger, before = account.ledger, checkpoints.ledger
     checkpoints.ledger = {"name": ledger.name, "path": str(ledger.path.resolve()), "dataset": account.dataset}
     if before is None:
-        if checkpoints.at is not None:  # begun without a ledger: what was taken is entered now
+        if run.next or checkpoints.at is not None:  # begun without a ledger: what was taken is entered now
             account.enter(run.next)
+        if checkpoints.at is not None:
             checkpoints.save(run)
     elif (before["name"], fold_name(before["dataset"])) != (ledger.name, fold_name(account.dataset)):
         raise Refused(

@@ -150,6 +150,12 @@ def find_accounted_delta(mechanism: Mechanism, history: History, coordinates: in
     return mechanism.delta_left(sum(attempt.taken for attempt in attempts), len(attempts)) - lost
 
 
+def find_composed_delta(mechanism: Mechanism, history: History, coordinates: int = 1) -> float:
+    """The same where the run is composed with others: what tails cost for one ε alone is of no use there."""
+    left = find_accounted_delta(mechanism, history, coordinates)
+    return left if history.again or not mechanism.private else left - mechanism.tails_beside(coordinates)
+
+
 def pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
     """The accountant that was asked for, or the tightest that can prove the event."""
     asked = mechanism.accountant

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from dp_accounting import dp_event
@@ -133,8 +134,8 @@ class Plan(Mechanism):
         if self.private:
             check_parts(rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
-        if isinstance(secret, int):
-            secret = Secret.from_seed(secret, plan._known_for_a_seed(model))
+        if isinstance(secret, Integral):
+            secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model))
         with_tails = plan.with_tails(count_coordinates(plan, model, source))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))

@@ -51,7 +51,7 @@ class Run:
         ranks: Ranks | None = None,
         noise_shards: bool = False,
     ) -> None:
-        self._plan, self.model = plan, model
+        self._plan, self._model = plan, model
         self.ranks = ranks or Alone()
         check_shareable(plan, self.ranks)
         self.next = 0
@@ -92,6 +92,11 @@ class Run:
     def plan(self) -> Mechanism:
         """What is run, and what its noise was made for: it stays."""
         return self._plan
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained; another one cannot take its place."""
+        return self._model
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -193,7 +198,7 @@ class Run:
         first step, or the same ones again when the run goes on."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.company)
+            self._summing.restore(self.microbatch, self._summing.company, begun=self.next > 0)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -271,7 +276,7 @@ class Run:
         if isinstance(self._query, Preparing):
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
-        self._summing.restore(state["microbatch"], state["company"])
+        self._summing.restore(state["microbatch"], state["company"], begun=self.next > 0)
 
     @property
     def losses(self) -> Losses:

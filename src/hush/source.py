@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +17,8 @@ from hush.errors import BadInput, Refused
 from hush.loading import Future, Prefetch, check_loader, check_map_style, pins
 
 Parts = dict[str, str]
-PLAIN = (type(None), bool, int, float, str, bytes)
+TENSOR = "a tensor"
+PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
 PROBED, TIMES = 4, 4  # examples that are looked at, and how often: a coin that flips an image shows, but for 1 in 4096
 
 
@@ -200,28 +202,42 @@ def check_parts(source: Source) -> None:
 def refuse_other_parts(known: Parts, content: Any) -> None:
     """Refuse a batch that holds other things beside tensors than all batches do."""
     found = list_parts(content)
-    places = dict.fromkeys([*known, *found])
-    changed = [place for place in places if place not in known or found.get(place) != known[place] or not known[place]]
-    if changed:
-        raise Refused(
-            f"something in a batch that is no tensor, at content{changed[0]}, depends on the examples in it: it "
-            "reaches the losses of all of them, so that one example would count for more than its clip. Leave it out, "
-            "or make it a tensor with the examples in its first dimension"
-        )
+    changed = [place for place in {**known, **found} if found.get(place) != known.get(place) or not known[place]]
+    if not changed:
+        return
+    strange = known.get(changed[0]) == found.get(changed[0])
+    why = "cannot be compared with that of other batches" if strange else "depends on the examples in it"
+    raise Refused(
+        f"something in a batch that is no tensor, at content{changed[0]}, {why}: it reaches the losses of all its "
+        "examples, so that one of them would count for more than its clip. Leave it out, or make it a tensor with the "
+        "examples in its first dimension"
+    )
 
 
 def list_parts(content: Any, place: str = "") -> Parts:
-    """What stands at every place of a nested content, in a form that can be compared: that a tensor does, or the word
-    or number itself; "" for anything else, which cannot be compared."""
+    """What stands at every place of a nested content, in a form that can be compared: that a tensor does, how many
+    things a container has, or the word or number itself; "" for anything else, which cannot be compared."""
     if isinstance(content, Tensor):
-        return {place: "a tensor"}
+        return {place: TENSOR}
     if isinstance(content, Mapping):
-        inside = list(content.items())
+        inside = [(f"[{key!r}]", value) for key, value in content.items()]
     elif isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
-        inside = list(enumerate(content))
+        inside = [(f"[{at}]", value) for at, value in enumerate(content)]
     else:
         return {place: repr(content) if isinstance(content, PLAIN) else ""}
-    return {k: v for key, value in inside for k, v in list_parts(value, f"{place}[{key!r}]").items()}
+    parts = {place: f"{len(inside)} things"} | _list_hidden(content, place)
+    for key, value in inside:
+        parts |= list_parts(value, f"{place}{key}")
+    return parts
+
+
+def _list_hidden(container: Any, place: str) -> Parts:
+    """What a container has as attributes, such as a tokenizer's batch: no tensor there is cut into examples."""
+    own = {"data"} if isinstance(container, UserDict) else set()
+    hidden: Parts = {}
+    for name, value in getattr(container, "__dict__", {}).items():
+        hidden |= {} if name in own else list_parts(value, f"{place}.{name}")
+    return {where: "" if part == TENSOR else part for where, part in hidden.items()}
 
 
 def _same(one: Any, other: Any, *, padded: bool = False) -> bool:

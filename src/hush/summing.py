@@ -57,10 +57,12 @@ class Summing:
         self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
         self._parts: Parts | None = None  # what every batch holds beside tensors
 
-    def restore(self, microbatch: int, company: str) -> None:
-        """Go on as another run did, with the model as it is now."""
+    def restore(self, microbatch: int, company: str, *, begun: bool) -> None:
+        """Go on as another run did, with the model as it is now; once it has ``begun``, nobody else may change it."""
         self.microbatch, self.company = microbatch, company
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
+        if begun:
+            self.settle()
 
     def settle(self) -> None:
         """The rule has changed the parameters: they are as they should be."""
@@ -176,7 +178,8 @@ class Summing:
         """What a batch holds beside tensors is what no examples at all have there."""
         if self._mechanism.private:
             if self._parts is None:
-                self._parts = list_parts(self._source.take(torch.empty(0, dtype=torch.int64)))
+                with torch.random.fork_rng(devices=[]):  # a dataset may draw, and nothing is to draw otherwise for this
+                    self._parts = list_parts(self._source.take(torch.empty(0, dtype=torch.int64)))
             refuse_other_parts(self._parts, rows)
 
     def _check_shape(self, rows: Any) -> None:

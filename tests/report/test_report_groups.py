@@ -74,7 +74,8 @@ def test_groups_are_problem_method_and_epsilon() -> None:
 
 def test_the_price_of_a_grid_of_gaussians_is_that_of_their_composition() -> None:
     own = epsilon(dp_event.GaussianDpEvent(4.0), 1e-5, adjacency="zero-out", accountant="gdp")
-    runs = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=4.0, epsilon=own) for n in range(4)]
+    told = {"accountant": "gdp", "noise_multiplier": 4.0, "epsilon": own, "lost_delta": 0.0}
+    runs = [make_record(n, lr=10.0**-n, **told) for n in range(4)]
     (group,) = make_groups(read(*runs))
     four = epsilon(dp_event.GaussianDpEvent(2.0), 1e-5, adjacency="zero-out", accountant="gdp")  # √4 times less noise
     assert group.price.epsilon == pytest.approx(four, rel=1e-6)
@@ -89,7 +90,8 @@ def test_what_runs_lose_of_delta_is_not_spent_again(told: bool) -> None:
     lost = {"lost_delta": 5e-8} if told else {}
     runs = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=4.0, epsilon=own, **lost) for n in range(4)]
     (group,) = make_groups(read(*runs))
-    four = epsilon(dp_event.GaussianDpEvent(2.0), 0.98e-5, adjacency="zero-out", accountant="gdp")
+    left = 0.98e-5 if told else 0.976e-5  # without a record, what tails may take comes on top
+    four = epsilon(dp_event.GaussianDpEvent(2.0), left, adjacency="zero-out", accountant="gdp")
     assert group.price.epsilon == pytest.approx(four, rel=1e-6)
     assert group.price.delta == 1e-5
 

@@ -26,6 +26,7 @@ from hush.bench.accounts import Accounts
 from hush.bench.figures import TrialCheckpoint, WatchedLosses
 from hush.bench.store import DISK, Result, Store
 from hush.bench.trial import Trial
+from hush.claims import find_composed_delta
 from hush.errors import HushError
 from hush.loop import train
 from hush.methods import Setting, make_plan
@@ -208,7 +209,7 @@ class _Trial:
 
     def _privacy(self) -> dict[str, Any]:
         plan = self.run.plan
-        guarantee, beside = self.run.guarantee, plan.tails_beside(self.run.coordinates) if plan.private else 0.0
+        guarantee, left = self.run.guarantee, find_composed_delta(plan, self.run.history, self.run.coordinates)
         claims = [claim.to_json() for claim in self.run.claims()]
         return {
             "epsilon": guarantee.epsilon,
@@ -219,7 +220,7 @@ class _Trial:
             "accountant": guarantee.accountant,
             "guarantee": guarantee.sentence(),
             "event": guarantee.to_json()["event_json"],
-            "lost_delta": guarantee.delta - plan.delta_left() + beside if plan.private else 0.0,
+            "lost_delta": guarantee.delta - left if plan.private else 0.0,
             "assumptions": list(guarantee.assumptions),
             "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
             "planned_method": plan.method,  # what auto has chosen

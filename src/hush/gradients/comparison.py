@@ -153,18 +153,24 @@ def norms_agree(tape: Tape, which: Tensor, alone: Tape) -> bool:
     return all(are_near(a, b, largest + 1e-6) for a, b in pairs)
 
 
-def row_agrees(content: Any, place: int, alone: Any) -> bool:
-    """Whether one row of a batch's content is what it is as a batch of its own, up to rounding."""
-    if list_parts(content) != list_parts(alone):
-        return False
-    pairs = [(a[place : place + 1], b) for a, b in zip(tensors_of(content), tensors_of(alone), strict=True)]
-    return all(a.shape == b.shape and _is_near_row(a, b) for a, b in pairs)
+def measure_difference(one: Any, place: int, other: Any, at: int) -> float:
+    """The share of numbers in which a row of one content is not that of another, up to rounding; 1 where the two are
+    not made alike, or hold what cannot be compared."""
+    parts = list_parts(one)
+    if parts != list_parts(other) or not all(parts.values()):
+        return 1.0
+    pairs = [(a[place], b[at]) for a, b in zip(tensors_of(one), tensors_of(other), strict=True)]
+    return max((_share_of_others(a, b) if a.shape == b.shape and a.dtype == b.dtype else 1.0 for a, b in pairs))
 
 
-def _is_near_row(a: Tensor, b: Tensor) -> bool:
-    if not b.is_floating_point():
-        return torch.equal(a, b)
-    return are_near(a, b, float(b.detach().nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0)
+def _share_of_others(a: Tensor, b: Tensor) -> float:
+    if not b.numel():
+        return 0.0
+    same = (a == b) | ((a != a) & (b != b))
+    if b.is_floating_point():
+        scale = float(b.detach().nan_to_num(0, 0, 0).abs().max())
+        same |= (a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)
+    return 1.0 - float(same.double().mean())
 
 
 def are_near(a: Tensor, b: Tensor, scale: float) -> bool:

@@ -54,10 +54,13 @@ class _Contents:
     params: dict[str, Any]
     buffers: dict[str, Any]
     attributes: dict[str, Any]
+    writes: dict[str, int]  # how often the tensors among these were written
 
     @staticmethod
     def of(module: nn.Module) -> _Contents:
-        return _Contents(module, dict(module._parameters), dict(module._buffers), dict(module.__dict__))
+        attributes = dict(module.__dict__)
+        writes = {key: value._version for key, value in attributes.items() if isinstance(value, Tensor)}
+        return _Contents(module, dict(module._parameters), dict(module._buffers), attributes, writes)
 
     def replace(self, others: Mapping[int, Any]) -> None:
         """Put the others in their places."""
@@ -79,9 +82,12 @@ class _Contents:
         return found
 
     def find_remembered(self) -> list[str]:
-        """Attributes in which a forward left another number; whole ones may count forwards."""
-        now = self.module.__dict__
-        return [key for key in _find_different(self.attributes, now) if _is_measured(now.get(key))]
+        """Attributes in which a forward left another number than was there, or wrote into a tensor; whole numbers may
+        count forwards, and what was not there before is taken away again."""
+        before, now = self.attributes, self.module.__dict__
+        other = [key for key in _find_different(before, now) if before.get(key) is not None and key in now]
+        changed = [key for key in other if _holds_numbers(now[key]) and repr(now[key]) != repr(before[key])]
+        return changed + [key for key, writes in self.writes.items() if before[key]._version != writes]
 
     def restore(self) -> None:
         """Exactly as it was, without the tensors and numbers that a forward left in attributes: they belong to this
@@ -94,7 +100,7 @@ class _Contents:
         if "_flat_weights" in before:
             attributes["_flat_weights"] = before["_flat_weights"]
         for key in _find_different(before, attributes):
-            if not (_holds_tensors(attributes.get(key)) or _is_measured(attributes.get(key))):
+            if not (_holds_tensors(attributes.get(key)) or _holds_numbers(attributes.get(key))):
                 continue
             if key in before:
                 attributes[key] = before[key]
@@ -129,7 +135,7 @@ def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[in
         )
     if remembered:
         raise Refused(
-            f"the number '{remembered[0]}' of the {type(model).__name__} changes in a training forward, and would "
+            f"'{remembered[0]}' of the {type(model).__name__} holds other numbers after a training forward, and would "
             "carry one batch's data into later ones, past the noise: keep what a forward computes out of attributes, "
             "and set them between steps (a whole number may count forwards)"
         )
@@ -160,9 +166,11 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
 
 
-def _is_measured(value: Any) -> bool:
-    """A number that is not whole, or one of numpy's."""
-    return isinstance(value, (float, complex, np.number, np.ndarray))
+def _holds_numbers(value: Any) -> bool:
+    """A number that is not whole, or one of numpy's, or a container of such."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(_holds_numbers, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (float, complex, np.generic, np.ndarray))
 
 
 @contextmanager

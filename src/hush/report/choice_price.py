@@ -19,6 +19,7 @@ from hush.errors import HushError
 from hush.privacy import event_json
 from hush.privacy.accounting import ADJACENCIES, Adjacency, default_accountant, epsilon
 from hush.privacy.accounting import delta as delta_of
+from hush.privacy.scale import SHARE
 from hush.privacy.selection import fixed_grid
 from hush.report.store_rows import CARD, Row, read_number
 
@@ -85,8 +86,9 @@ class Pricing:
         return identity if self.events[identity] is not None else None
 
     def _find_lost(self, row: Row, identity: Identity, adjacency: str) -> float:
-        """What of δ the event does not know (batches that do not fit, the end of the noise's tails): as recorded, or δ
-        less what the event has left of it at the run's ε, which is at least as much."""
+        """What of δ the event does not know (batches that do not fit, the end of the noise's tails): as recorded; else
+        δ less what the event has left of it at the run's ε, and the share that tails may take where they were counted
+        for that ε alone."""
         told = row.number("lost_delta")
         if told is not None:
             return told
@@ -94,7 +96,7 @@ class Pricing:
             spent, delta = row.number("epsilon"), row.number("delta")
             known = spent is not None and delta is not None
             left = _account_delta(self.events[identity], spent, adjacency, row.record.get("accountant")) if known else 0
-            self.lost[identity] = max(0.0, (delta or 0.0) - left)
+            self.lost[identity] = max(0.0, (delta or 0.0) - left) + SHARE * (delta or 0.0)
         return self.lost[identity]
 
     def _compose(self, counts: Counter[Identity], adjacency: str, delta: float) -> float | None:
