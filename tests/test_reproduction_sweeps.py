@@ -300,7 +300,8 @@ def test_other_pages_quote_what_the_records_say(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from published import mnist, sweeps
 
-    once, rules = sweeps.read_setup("setup-2"), [c for c in sweeps.read_setup("setup-1") if c.problem == "fashion-p2"]
+    once, five = sweeps.read_setup("setup-2"), sweeps.read_setup("setup-1")
+    rules, harder = ([c for c in five if c.problem == problem] for problem in ("fashion-p2", "cifar10-p1"))
 
     def lead(cells: list[Any], first: str, second: str, **where: float) -> tuple[float, str]:
         found = sweeps.compare(*(sweeps.find_cell(cells, method=m, **where) for m in (first, second)))
@@ -315,6 +316,10 @@ def test_other_pages_quote_what_the_records_say(monkeypatch: pytest.MonkeyPatch)
     said = show(rules, "dp-disk", "dp-sgd", [{"epsilon": e} for e in (10, 1)])
     assert said == [(0.5, "not told apart"), (-0.1, "not told apart")]
     assert show(rules, "dp-adam", "dp-sgd", [{"epsilon": e} for e in (10, 1)]) == [(-1.1, "behind"), (-3.1, "behind")]
+    said = show(harder, "dp-disk", "dp-sgd", [{"epsilon": e} for e in (10, 1)])
+    assert said == [(2.3, "not told apart"), (2.3, "ahead")]
+    said = show(harder, "dp-adam", "dp-sgd", [{"epsilon": e} for e in (10, 1)])
+    assert said == [(4.7, "not told apart"), (-2.4, "behind")]
     gains = [
         (best.difference or 0.0) - (plain.difference or 0.0)
         for best, plain in zip(mnist.list_trees(", `honaker`"), mnist.list_trees(), strict=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 from dp_accounting import dp_event
@@ -134,7 +133,7 @@ class Plan(Mechanism):
         if self.private:
             check_parts(rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
-        if isinstance(secret, Integral):
+        if secret is not None and not isinstance(secret, Secret):
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model))
         with_tails = plan.with_tails(count_coordinates(plan, model, source))
         if isinstance(data, DataLoader):
