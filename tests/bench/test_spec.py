@@ -169,7 +169,7 @@ BAD = [
     (GOOD + "lr = [1.0,\n  -1.0]\n", "line 8: lr must be above zero, got -1.0"),
     (GOOD + "clip_mode = 'soft'\n", "line 8: unknown clip mode 'soft'"),
     (GOOD + "noise_multiplier = 1.0\n", "give exactly one of epsilon, noise_multiplier and node_noise"),
-    (GOOD.replace("epsilon = 1.0", "delta = 1e-6"), "line 6: give exactly one of epsilon"),
+    (GOOD.replace("epsilon = 1.0", "delta = 1e-6"), "line 6: give exactly one of --epsilon"),
     (GOOD.replace("epsilon = 1.0", "epsilon = [1.0, 0.0]"), "line 5: epsilon must be above zero"),
     (GOOD.replace("batch_size = 64", "batch_size = 6.5"), "line 3: batch_size takes int"),
     (GOOD.replace("batch_size = 64", "batch_size = 0"), "line 3: batch_size must be a whole number"),
