@@ -20,12 +20,12 @@ class Refused(HushError):
     """A combination without a proof (or without an accountant); the text names the reason and the remedy."""
 
 
-def find_nearest(name: str, known: Iterable[str]) -> str | None:
+def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known name that was meant: what others call so, or the closest in spelling; None where nothing is near."""
     names = sorted(known)
     if (meant := translate(name)) in names:
         return meant
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

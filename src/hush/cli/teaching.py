@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from hush.errors import BadInput
+from hush.errors import BadInput, find_nearest
 from hush.methods import catalogue, find, options
 from hush.synonyms import translate
 
@@ -47,8 +46,8 @@ class TeachingCommand(TyperCommand):
         if "--set" in known and any(name in options(find(method)) for method in catalogue()):
             return f"; it is an option of some methods: --set {name}=…, see `hush methods`"
         bare = {known_flag.lstrip("-"): known_flag for known_flag in known}
-        close = difflib.get_close_matches(unknown.lstrip("-"), bare, n=1)
-        return f"; did you mean {bare[close[0]]}?" if close else f"; see `{path} --help`"
+        meant = find_nearest(unknown.lstrip("-"), bare, cutoff=0.6)
+        return f"; see `{path} --help`" if meant is None else f"; did you mean {bare[meant]}?"
 
     def get_help_option(self, ctx: Any) -> Any:
         """--help, shown like any other switch."""

@@ -75,9 +75,10 @@ def record(
     chosen = list(points or [Point()])
     with settling_draws(model, losses, lambda few: _draw_all(model, losses, few), content, n):
         if isinstance(losses, Augmented):
-            before = torch.get_rng_state()
-            chosen, draw = _draw_views(losses, content, chosen), partial(_draw_views, losses, points=[Point()])
-            if spot:
+            before = torch.get_rng_state() if spot else None
+            chosen = _draw_views(losses, content, chosen)
+            if spot and before is not None:
+                draw = partial(_draw_views, losses, points=[Point()])
                 spot.check_views(draw, content, n, chosen[: losses.views], before)
             losses = losses.losses
         start = torch.get_rng_state() if spot else None

@@ -160,7 +160,8 @@ def measure_difference(one: Any, place: int, other: Any, at: int) -> float:
     if parts != list_parts(other) or not all(parts.values()):
         return 1.0
     pairs = [(a[place], b[at]) for a, b in zip(tensors_of(one), tensors_of(other), strict=True)]
-    return max((_share_of_others(a, b) if a.shape == b.shape and a.dtype == b.dtype else 1.0 for a, b in pairs))
+    shares = [_share_of_others(a, b) if a.shape == b.shape and a.dtype == b.dtype else 1.0 for a, b in pairs]
+    return max(shares, default=0.0)
 
 
 def _share_of_others(a: Tensor, b: Tensor) -> float:

@@ -91,7 +91,7 @@ class Pricing:
         for that ε alone."""
         told = row.number("lost_delta")
         if told is not None:
-            return told
+            return max(0.0, told)
         if identity not in self.lost:
             spent, delta = row.number("epsilon"), row.number("delta")
             known = spent is not None and delta is not None
