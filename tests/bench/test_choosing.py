@@ -16,7 +16,7 @@ RUN = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event
 
 def record(accuracy: float, **more: Any) -> dict[str, Any]:
     config = {"problem": "digits", "method": "dp-sgd", "epsilon": 1.0}
-    stated = {"epsilon": 0.9, "delta": 1e-5, "status": "proven", "adjacency": "add-remove"}
+    stated = {"epsilon": 0.9, "delta": 1e-5, "status": "proven", "adjacency": "add-remove", "lost_delta": 0.0}
     told = {"config": config, "outcome": "finished", "test_accuracy": accuracy, "event": event_json.to_json(RUN)}
     return {**told, **stated, **more}
 
@@ -36,3 +36,17 @@ def test_runs_without_an_event_have_no_price_and_single_runs_no_choice() -> None
     assert "not known" in choice.sentence()
     assert price_choices([record(0.5)]) == []
     assert price_runs([record(0.5, status="claimed"), record(0.6)], 1e-5) is None
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_of_delta_the_events_do_not_know_is_taken_off_the_delta_of_the_selection(recorded: bool) -> None:
+    """Half of δ went to what the event does not know; a record that keeps no such figure loses no more by it than a
+    share, and never nothing."""
+    own = epsilon(RUN, 0.5e-5)
+    told = {"epsilon": own, "lost_delta": 0.5e-5 if recorded else None}
+    found = price_runs([record(0.5, **told), record(0.6, **told)], 3e-5)
+    right = epsilon(dp_event.SelfComposedDpEvent(RUN, 2), 2e-5)
+    assert found == pytest.approx(right, rel=1e-3)
+    assert found >= right * (1 - 1e-9)
+    assert price_runs([record(0.5, **told), record(0.6, **told)], 1e-5) is None
+    assert found > epsilon(dp_event.SelfComposedDpEvent(RUN, 2), 3e-5) * 1.01

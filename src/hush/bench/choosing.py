@@ -18,7 +18,7 @@ from hush.errors import HushError
 from hush.privacy import event_json
 from hush.privacy.accounting import default_accountant, epsilon
 from hush.privacy.guarantee import rounded_up
-from hush.privacy.selection import fixed_grid
+from hush.privacy.selection import find_lost_delta, fixed_grid
 
 Record = dict[str, Any]
 
@@ -81,22 +81,36 @@ FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss
 
 def price_runs(group: Sequence[Record], delta: float) -> float | None:
     """ε of all these runs together at δ, by composition; None where that is not known."""
-    counted: dict[str, tuple[Any, int]] = {}
     kinds = {record["adjacency"] for record in group}
     if len(kinds) != 1 or any(r["status"] != "proven" or not r.get("event") for r in group):
         return None
+    alike: dict[str, list[Record]] = {}
     for record in group:
-        event, count = counted.get(str(record["event"]), (event_json.from_json(record["event"]), 0))
-        counted[str(record["event"])] = event, count + 1
-    parts = [fixed_grid(event, count) for event, count in counted.values()]
+        alike.setdefault(str([record[name] for name in PRIVATE]), []).append(record)
+    events = [event_json.from_json(same[0]["event"]) for same in alike.values()]
+    parts = [fixed_grid(event, len(same)) for event, same in zip(events, alike.values(), strict=True)]
     whole = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
     adjacency = kinds.pop()
     try:
         kind = default_accountant(whole, adjacency)
-        left = delta - math.fsum(record.get("lost_delta", 0.0) for record in group)
-        return epsilon(whole, left, adjacency=adjacency, accountant=kind) if left > 0 else None
+        lost = math.fsum(_find_lost(event, same) for event, same in zip(events, alike.values(), strict=True))
+        return epsilon(whole, delta - lost, adjacency=adjacency, accountant=kind) if lost < delta else None
     except HushError:
         return None
+
+
+PRIVATE = ("event", "epsilon", "delta")  # what two runs share that are alike to an accountant
+
+
+def _find_lost(event: Any, alike: Sequence[Record]) -> float:
+    """What of δ the events of these runs do not know, as recorded; where it is not, as much as it can be."""
+    told = [record["lost_delta"] for record in alike if _is_number(record.get("lost_delta"))]
+    if len(told) == len(alike):
+        return math.fsum(told)
+    first = alike[0]
+    how = {"adjacency": first["adjacency"], "accountant": first.get("accountant")}
+    each = find_lost_delta(event, first["epsilon"], first["delta"], **how)
+    return math.fsum(told) + (len(alike) - len(told)) * each
 
 
 def _is_number(value: Any) -> bool:

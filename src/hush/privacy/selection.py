@@ -14,9 +14,11 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from hush.errors import BadInput
-from hush.privacy.accounting import Adjacency, default_accountant, epsilon
+from hush.errors import BadInput, HushError
+from hush.privacy.accounting import Accountant, Adjacency, default_accountant, epsilon
+from hush.privacy.accounting import delta as delta_of
 from hush.privacy.guarantee import Guarantee
+from hush.privacy.scale import SHARE
 from hush.validate import positive, whole
 
 INDEPENDENT = (
@@ -150,3 +152,19 @@ def price(
     alone = "the run was not chosen by looking at the data through other runs"
     secrets = "every trial had a secret of its own"
     return Price(guarantee(run, (alone,)), guarantee(selection, (secrets,)))
+
+
+def find_lost_delta(
+    run: Any, spent: float, delta: float, *, adjacency: Adjacency, accountant: Accountant | None = None
+) -> float:
+    """At most this much of δ is not in the event of a run whose (ε, δ) alone is on record.
+
+    Batches that do not fit and the end of the noise's tails take their part of δ before the event is accounted. It is
+    δ less what the event has left of it at the run's ε, and the share that tails may take where they were counted for
+    that ε alone; all of δ where the event cannot be accounted.
+    """
+    try:
+        left = delta_of(run, spent, adjacency=adjacency, accountant=accountant or default_accountant(run, adjacency))
+    except HushError:
+        return delta
+    return max(0.0, delta - left) + SHARE * delta

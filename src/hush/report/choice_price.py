@@ -18,9 +18,7 @@ from dp_accounting import dp_event
 from hush.errors import HushError
 from hush.privacy import event_json
 from hush.privacy.accounting import ADJACENCIES, Adjacency, default_accountant, epsilon
-from hush.privacy.accounting import delta as delta_of
-from hush.privacy.scale import SHARE
-from hush.privacy.selection import fixed_grid
+from hush.privacy.selection import find_lost_delta, fixed_grid
 from hush.report.store_rows import CARD, Row, read_number
 
 SAME = (0.999, 1.01)  # of a recorded ε, between which a rebuilt event's ε is the same
@@ -85,18 +83,16 @@ class Pricing:
             self.events[identity] = _read_card(row) or _rebuild(row, adjacency)
         return identity if self.events[identity] is not None else None
 
-    def _find_lost(self, row: Row, identity: Identity, adjacency: str) -> float:
-        """What of δ the event does not know (batches that do not fit, the end of the noise's tails): as recorded; else
-        δ less what the event has left of it at the run's ε, and the share that tails may take where they were counted
-        for that ε alone."""
-        told = row.number("lost_delta")
+    def _find_lost(self, row: Row, identity: Identity, adjacency: Any) -> float:
+        """What of δ the event does not know, as recorded; where it is not, as much as it can be."""
+        told, spent, delta = row.number("lost_delta"), row.number("epsilon"), row.number("delta")
         if told is not None:
             return max(0.0, told)
+        if spent is None or delta is None:
+            return delta or 0.0
         if identity not in self.lost:
-            spent, delta = row.number("epsilon"), row.number("delta")
-            known = spent is not None and delta is not None
-            left = _account_delta(self.events[identity], spent, adjacency, row.record.get("accountant")) if known else 0
-            self.lost[identity] = max(0.0, (delta or 0.0) - left) + SHARE * (delta or 0.0)
+            accountant, event = row.record.get("accountant"), self.events[identity]
+            self.lost[identity] = find_lost_delta(event, spent, delta, adjacency=adjacency, accountant=accountant)
         return self.lost[identity]
 
     def _compose(self, counts: Counter[Identity], adjacency: str, delta: float) -> float | None:
@@ -118,15 +114,6 @@ def _account(event: Any, delta: float, adjacency: Any) -> float:
         return epsilon(event, delta, adjacency=named, accountant=default_accountant(event, named))
     except HushError:
         return float("inf")
-
-
-def _account_delta(event: Any, spent: Any, adjacency: Any, accountant: Any) -> float:
-    """δ of the event at this ε by the accountant that found it; 0, so that all of δ counts as lost, where it cannot."""
-    named: Adjacency = adjacency
-    try:
-        return delta_of(event, spent, adjacency=named, accountant=accountant or default_accountant(event, named))
-    except HushError:
-        return 0.0
 
 
 def _read_card(row: Row) -> Any:
