@@ -106,11 +106,11 @@ def render_many() -> list[str]:
         "## Many passes with correlated noise (setup 3, reduced)",
         "",
         *wrap(
-            "Reduced: batch 1024, three learning rates (four at ε = 1 and for the VAE), ten epochs of CIFAR-10 and five "
-            "of the VAE where the publication has 30, batches of 1024 and 2048 and six rates; clip 1 normalised, "
+            "Reduced: batch 1024, three learning rates (four at ε = 1 and for the VAE), ten epochs of CIFAR-10 and "
+            "five of the VAE where the publication has 30, batches of 1024 and 2048 and six rates; clip 1 normalised, "
             "δ = 1e-5, τ = T. The rates were set after the first runs, in which DP-SGD's best was the largest tried "
-            "(those of the VAE below 0.3 are in `rates-tried`); 0.3 was added at ε = 1 after ME and ME-λ had chosen the "
-            "smallest, and for the VAE at ε = 10 after DP-SGD had. "
+            "(those of the VAE below 0.3 are in `rates-tried`); 0.3 was added at ε = 1 after ME and ME-λ had chosen "
+            "the smallest, and for the VAE at ε = 10 after DP-SGD had. "
             f"Neither heights nor order need carry over to 30 epochs{tell_gains(cells)}. {CHOSEN}{tell_count(cells)}"
         ),
         "",
