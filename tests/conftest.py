@@ -1,4 +1,4 @@
-"""What all tests share: one thread (or HUSH_TEST_THREADS), and where real data lies."""
+"""What all tests share: one thread (or HUSH_TEST_THREADS), no deadlines, and where real data lies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(int(os.environ.get("HUSH_TEST_THREADS", "1")))
+settings.register_profile("untimed", deadline=None)  # no test passes or fails by the clock
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
