@@ -335,6 +335,15 @@ def test_a_query_that_proves_nothing_is_refused(which: str) -> None:
         replace(plan(), query=query, adjacency="add-remove")
 
 
+def test_claims_under_another_adjacency_than_the_batches_own_need_the_plan_to_name_it() -> None:
+    """Otherwise σ and tails would be found for other neighbours than the guarantee's."""
+    query = Sums(SUM, (proven("replace"),))
+    with pytest.raises(Refused, match="analysed under 'replace' adjacency; 'add-remove' has no proof here"):
+        replace(plan(), query=query)
+    named = replace(plan(), query=query, adjacency="replace")
+    assert {named.neighbours, named.guarantee().adjacency} == {"replace"}
+
+
 def test_a_query_without_claims_is_refused() -> None:
     """Nobody has thought about what it costs: it is not taken for a plain sum."""
     whole = {n: v for n, v in vars(Sums).items() if n in ("init", "piece", "finish", "observe")}

@@ -30,7 +30,7 @@ from hush.beside import check_beside, compose_beside, name_all
 from hush.errors import Refused
 from hush.matrices import Structure, drop_first
 from hush.mechanism import Mechanism
-from hush.privacy import accounting, event_json
+from hush.privacy import accounting, calibration, event_json
 from hush.privacy.accounting import Accountant
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.selection import INDEPENDENT, Trials
@@ -58,10 +58,10 @@ def check_claims(mechanism: Mechanism) -> None:
             f"{type(query).__name__} has a proof of its own, which holds for noise that is independent and "
             "the same at every step: use Independent noise without a schedule"
         )
-    if mechanism.adjacency is not None and any(claim.adjacency != mechanism.adjacency for claim in own):
+    if any(claim.adjacency != mechanism.neighbours for claim in own):
         raise Refused(
             f"method '{mechanism.method}' is analysed under '{own[0].adjacency}' adjacency; "
-            f"'{mechanism.adjacency}' has no proof here: use '{own[0].adjacency}'"
+            f"'{mechanism.neighbours}' has no proof here: use '{own[0].adjacency}'"
         )
     if not any(claim.status == "proven" for claim in own) and not mechanism.accept_claimed:
         raise Refused(
@@ -156,7 +156,18 @@ def find_composed_delta(mechanism: Mechanism, history: History, coordinates: int
     return left if history.again or not mechanism.private else left - mechanism.tails_beside(coordinates)
 
 
-def pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
+def find_sigma(mechanism: Mechanism, epsilon: float, which: int = 0) -> float:
+    """The smallest σ at which the ε of a claim, the first of them by default, does not exceed this one."""
+
+    def event(sigma: float) -> Any:
+        return claim_steps(mechanism, None, sigma)[which].event
+
+    accountant = _pick_accountant(mechanism, event(1.0))
+    left, near = mechanism.delta_left(), mechanism.neighbours
+    return calibration.smallest_sigma(event, epsilon, left, adjacency=near, accountant=accountant)
+
+
+def _pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
     """The accountant that was asked for, or the tightest that can prove the event."""
     asked = mechanism.accountant
     return accounting.default_accountant(event, mechanism.neighbours) if asked == "auto" else asked
@@ -239,7 +250,7 @@ def _say_again(taken: Sequence[Attempt]) -> str:
 
 def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
     """The ε of a claim at what is ``left`` of δ."""
-    accountant, epsilon = pick_accountant(mechanism, claim.event), math.inf
+    accountant, epsilon = _pick_accountant(mechanism, claim.event), math.inf
     if left > 0:
         epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
     if mechanism.trials is not None and epsilon > mechanism.trials.ceiling:

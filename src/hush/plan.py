@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader
 
 from hush import validate
 from hush.beside import name_all
-from hush.claims import account_steps, check_claims, claim_steps, find_event, pick_accountant
+from hush.claims import account_steps, check_claims, find_event, find_sigma
 from hush.errors import BadInput, Refused
 from hush.gradients import average_rows
 from hush.identity import NoIdentity
 from hush.loading import collates_by_itself, describe_replaced
 from hush.mechanism import Mechanism
 from hush.named import Losses, trainable
-from hush.privacy import accounting, calibration
+from hush.privacy import accounting
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
@@ -71,14 +71,7 @@ class Plan(Mechanism):
             )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
         base._check_left(epsilon)
-
-        def event(sigma: float) -> Any:
-            return claim_steps(base, None, sigma)[0].event
-
-        sigma = calibration.smallest_sigma(
-            event, epsilon, base.delta_left(), adjacency=base.neighbours, accountant=pick_accountant(base, event(1.0))
-        )
-        return dataclasses.replace(base, sigma=sigma)
+        return dataclasses.replace(base, sigma=find_sigma(base, epsilon))
 
     def _check_left(self, epsilon: float) -> None:
         """Refuse an ε that the releases beside training use up alone."""

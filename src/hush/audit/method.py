@@ -10,11 +10,10 @@ import torch
 from hush import problems
 from hush.audit.halves import make_features_stage, make_labels_stage
 from hush.audit.stage import Stage, extend, make_digits_stage, make_lonely_stage
-from hush.claims import claim_steps, pick_accountant
+from hush.claims import find_sigma
 from hush.errors import BadInput, Refused
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
-from hush.privacy import calibration
 from hush.queries.adaptive import CHANNEL
 from hush.randomness import seeded
 from hush.source import as_source
@@ -85,14 +84,4 @@ def make_audit_plan(method: str, epsilon: float, delta: float) -> Plan:
     row or label once or twice needs no more steps than that."""
     shape = SHAPES.get(method, SHORT)
     plan = make_plan(method, delta=delta, noise_multiplier=1.0, accept_claimed=True, **shape)
-    if not plan.private:
-        return plan
-
-    def event(sigma: float) -> Any:
-        return claim_steps(plan, None, sigma)[-1].event
-
-    accountant = pick_accountant(plan, event(1.0))
-    sigma = calibration.smallest_sigma(
-        event, epsilon, plan.delta_left(), adjacency=plan.neighbours, accountant=accountant
-    )
-    return dataclasses.replace(plan, sigma=sigma)
+    return dataclasses.replace(plan, sigma=find_sigma(plan, epsilon, -1)) if plan.private else plan

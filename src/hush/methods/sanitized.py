@@ -43,7 +43,8 @@ def sanitize(
             "the paper's formula is that of DP-SGD for adding or removing a record, and no other was published: leave "
             "adjacency out, or use method sanitize-once"
         )
-    rdp = replace(setting, accountant="rdp" if setting.accountant == "auto" else setting.accountant, counted=False)
+    accountant = "rdp" if setting.accountant == "auto" else setting.accountant
+    rdp = replace(setting, accountant=accountant, counted=False, adjacency="add-remove")
     query = Published(setting.rate, nonnegative)
     released: Query = query
     if threshold_share is not None:
