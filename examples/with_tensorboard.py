@@ -35,7 +35,7 @@ run = plan.start(model, losses, DataLoader(TensorDataset(x, y), batch_size=256))
 with SummaryWriter("logs") as log:
     for batch in run.batches():
         run.step(batch)
-        log.add_scalar("epsilon spent", plan.guarantee(run.next).epsilon, run.next)
+        log.add_scalar("epsilon of the steps so far", plan.guarantee(run.next).epsilon, run.next)
         log.add_histogram("weights", model.weight, run.next)
 print(run.guarantee)
 print(run.release("runs/with_tensorboard"))

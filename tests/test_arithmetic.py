@@ -23,8 +23,8 @@ from hush.charging import charge as charge_run
 from hush.cli import main
 from hush.errors import BadInput, Refused
 from hush.ledger.account import Ledger
-from hush.mechanism import ROUNDING
 from hush.methods import make_plan
+from hush.privacy.assumptions import ROUNDING
 from hush.randomness import Secret
 from hush.sampling import Cyclic, FixedSize, Partitioned, Poisson, Room, Shuffled
 from replay import recorded, sensitivities

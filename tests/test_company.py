@@ -123,7 +123,7 @@ def test_it_is_picked_again_after_a_resume_and_said_as_before() -> None:
             return super().forward(x)
 
     second = p.start(Watching(20, 3), losses, data(40), secret=1)
-    second.restore({**first.state(), "company": "as it was"})
+    second.restore({**first.state(), "company": "as it was"}, compared=True)
     second.step(second.batch(1))
     assert second.state()["company"] == "as it was"
     made_up = -(-2 * p.room.places // 3)

@@ -104,7 +104,8 @@ def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:
     for run in runs:
         run.step(run.batch(0))
     runs[0].renew()
-    runs[1].restore(runs[0].state() | {"params": {n: p.clone() for n, p in runs[0].model.state_dict().items()}})
+    params = {n: p.clone() for n, p in runs[0].model.state_dict().items()}
+    runs[1].restore(runs[0].state() | {"params": params}, compared=True)
     for run in runs:
         for _ in train(run):
             pass

@@ -75,7 +75,10 @@ class HasBeside(Protocol):
 class Covered(Protocol):
     """A run, as far as it is needed here."""
 
-    next: int
+    @property
+    def next(self) -> int:
+        """The step that comes next."""
+        ...
 
     @property
     def plan(self) -> HasBeside:

@@ -32,12 +32,11 @@ from hush.matrices import Structure, drop_first
 from hush.mechanism import Mechanism
 from hush.privacy import accounting, calibration, event_json
 from hush.privacy.accounting import Accountant
+from hush.privacy.assumptions import BLINDLY, FIXED
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.selection import INDEPENDENT, Trials
 from hush.queries import ByTable, Claim, Query
 from hush.sampling import PoissonSampled, WithoutReplacement
-
-BLINDLY = "nobody decided where to break off and what to change by looking at what had been released"
 
 
 def check_claims(mechanism: Mechanism) -> None:
@@ -128,7 +127,8 @@ def account_steps(mechanism: Mechanism, steps: int | None = None) -> tuple[Guara
     """Every ε of the first ``steps`` steps, each with its status; the proven one first."""
     if not mechanism.private:
         return (_promise_nothing(mechanism),)
-    return tuple(_account(mechanism, claim, mechanism.delta_left()) for claim in claim_steps(mechanism, steps))
+    said = mechanism.assuming(FIXED if steps is not None and steps < mechanism.steps else "")
+    return tuple(_account(said, claim, mechanism.delta_left()) for claim in claim_steps(mechanism, steps))
 
 
 def account_attempts(mechanism: Mechanism, history: History, coordinates: int = 1) -> tuple[Guarantee, ...]:

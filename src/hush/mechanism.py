@@ -21,6 +21,7 @@ from hush.identity import Scope, declared, digest
 from hush.named import Named
 from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
+from hush.privacy.assumptions import ROUNDING, SECRET_GIVEN, SECRET_SEED
 from hush.privacy.scale import check_std, tail_delta
 from hush.privacy.selection import Trials
 from hush.proofs import find_sensitivity, own_adjacency
@@ -28,10 +29,6 @@ from hush.queries import ADDED, Channel, Preparing, Query, Remembering
 from hush.randomness import Secret
 from hush.rules import Rule
 from hush.sampling import OnePass, PoissonSampled, Room, SameOrder, Sampler, Separated
-
-SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
-SECRET_GIVEN = "the secret that was handed in for sampling and noise stays secret and is used for no other run"
-ROUNDING = "rounding that varies with the size of a batch gives nothing away"
 
 
 @dataclass(frozen=True)

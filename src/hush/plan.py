@@ -28,7 +28,7 @@ from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
 from hush.run import Run, count_coordinates
-from hush.source import as_source, check_parts, check_rows, is_drawn_again
+from hush.source import Source, as_source, check_parts, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
 from hush.units import Units
 
@@ -121,7 +121,7 @@ class Plan(Mechanism):
         rows = as_source(data)
         source = rows if unit is None else Units.of(rows, unit, rows_per_unit)
         self._check_examples(len(source))
-        if isinstance(data, DataLoader):
+        if isinstance(data, (DataLoader, Source)):
             check_rows(rows)
         if self.private:
             check_parts(rows)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hush.artefact.description import Description
 from hush.artefact.folder import check_room, write_release
 from hush.attempts import History, pick_secret
+from hush.bystanders import list_hooks, note_training, refuse_new_hooks, was_trained
 from hush.card import make_card
 from hush.claims import account_attempts
 from hush.errors import BadInput, Refused
@@ -26,6 +27,7 @@ from hush.gradients import check_model
 from hush.mechanism import Mechanism
 from hush.named import Losses, State, Sums, copy_into, trainable
 from hush.noising import Noising
+from hush.privacy.assumptions import HOOKED, TRAINED
 from hush.privacy.guarantee import Guarantee
 from hush.queries import Preparing
 from hush.randomness import Secret
@@ -54,7 +56,7 @@ class Run:
         self._plan, self._model = plan, model
         self.ranks = ranks or Alone()
         check_shareable(plan, self.ranks)
-        self.next = 0
+        self._next = 0
         self.source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
@@ -73,11 +75,15 @@ class Run:
             self._query, taken = plan.query.prepare(model, losses, source, lambda: self._secret, stds)
         self._coordinates = count_coordinates(plan, model, source)
         self._public, self._private = self._query.init(self._params)
+        hooks = list_hooks(model)
         self._rule = plan.rule.init(self._params)
+        if plan.private:
+            refuse_new_hooks(model, hooks)
+        self._assumed = (HOOKED if hooks else "", TRAINED if was_trained(model) else "")
         self._whole = True
         self._cover: Callable[[int], None] | None = None
         self._witness: SumsGuard | None = None
-        self.history = History()
+        self._history = History()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = Noising(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
         self._summing = Summing(
@@ -97,6 +103,20 @@ class Run:
     def model(self) -> nn.Module:
         """What is trained; another one cannot take its place."""
         return self._model
+
+    @property
+    def next(self) -> int:
+        """The step that comes next, from 0: so many steps are taken."""
+        return self._next
+
+    @property
+    def history(self) -> History:
+        """What was taken, with which noise."""
+        return self._history
+
+    def recall(self, history: History) -> None:
+        """Have it known what a record says was taken, which is more than the run knows where it was set back."""
+        self._history = history.joined(self._history.attempts)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -132,12 +152,13 @@ class Run:
         while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
         self._whole, self._private = False, private
+        note_training(self._model)
         release = self._noising.release(channels, self._secret, self.next)
         update = self.plan.rule.step(self._params, release, self._rule)
         self._summing.settle()
         self._public = self._query.observe(release, update, self._public)
-        self.next += 1
-        self.history = self.history.reached(self.next)
+        self._next += 1
+        self._history = self._history.reached(self._next)
         self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
 
@@ -154,7 +175,7 @@ class Run:
 
         told = ask_first(self.ranks, decide)
         if self.ranks.rank:
-            self.history = History.from_json(told["history"])  # all that was taken, by the record of process 0
+            self._history = History.from_json(told["history"])  # all that was taken, by the record of process 0
             if told["fresh"] is not None:
                 self._change_secret(Secret.from_json(told["fresh"]), self.history)
         return told["fresh"] is None
@@ -189,7 +210,7 @@ class Run:
         self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
 
     def _change_secret(self, secret: Secret, history: History) -> None:
-        self._secret, self.history = secret, history
+        self._secret, self._history = secret, history
         self._drawn = (-1, self._drawn[1])
         self._noising.start_anew(history.now.start)
 
@@ -198,7 +219,7 @@ class Run:
         first step, or the same ones again when the run goes on."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.company, begun=self.next > 0)
+            self._summing.restore(self.microbatch, self._summing.company, begun=False)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -261,16 +282,23 @@ class Run:
         }
 
     @torch.no_grad()
-    def restore(self, state: State) -> None:
+    def restore(self, state: State, *, compared: bool = False) -> None:
         """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
 
-        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and sees to it that no noise meets two sums: with
-        another number of processes they differ in their last bits.
+        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and says so by ``compared``; it sees to it that no
+        noise meets two sums (with another number of processes they differ in their last bits). Without anybody who
+        does, a private run is not set back: the same noise on other sums gives away their difference.
         """
+        if self.plan.private and self._witness is None and not compared:
+            raise Refused(
+                "a private run goes on from a checkpoint alone, for a state that was kept by hand does not know what "
+                "its noise has met since: use hush.train(run, checkpoints=Checkpoints(folder)), or start "
+                "a new run with a secret of its own, which is charged in full"
+            )
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             copy_into(own, state[kind])
-        self.next, self._whole = state["step"], True
-        self._secret, self.history = Secret.from_json(state["secret"]), History.from_json(state["history"])
+        self._next, self._whole = state["step"], True
+        self._secret, self._history = Secret.from_json(state["secret"]), History.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # drawn by the secret before
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
         if isinstance(self._query, Preparing):
@@ -290,7 +318,10 @@ class Run:
 
     def _stated(self) -> Mechanism:
         """The plan with what this run adds to its assumptions."""
-        return self.plan.with_secret(self._secret).assuming(self._summing.company)
+        stated = self.plan.with_secret(self._secret)
+        for text in (self._summing.company, *self._assumed):
+            stated = stated.assuming(text)
+        return stated
 
     def _sum(self, batch: Batch) -> tuple[Sums, Sums, State]:
         """The sums of a batch, the channels that are made of them, and the query's next private state."""

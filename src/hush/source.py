@@ -166,7 +166,7 @@ def is_drawn_again(source: Source) -> bool:
 def check_rows(source: Source) -> None:
     """Refuse items that are another content every time, or in other company: the guarantee bounds what one example can
     change, and with such items it would change what is computed of the others."""
-    if not isinstance(source, Collated):
+    if isinstance(source, Tensors):
         return
     some = torch.arange(min(PROBED, len(source)))
     together, *again = [source.take(some) for _ in range(TIMES)]
@@ -184,8 +184,8 @@ def check_rows(source: Source) -> None:
         row = to_each(lambda t, place=place: t[place : place + 1], together)
         if not _same(row, source.take(some[place : place + 1]), padded=True):
             raise Refused(
-                "the collate function makes an example's row from other examples too (as mixup does), so one example "
-                "would count for more than its clip: let it stack or pad, and nothing else"
+                "the collate function, or the data's own `take`, makes an example's row from other examples too (as "
+                "mixup does), so one example would count for more than its clip: let it stack or pad, and nothing else"
             )
 
 

@@ -27,6 +27,7 @@ weight zero: they add exactly nothing, a copy is finite where the row is, and th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -39,13 +40,14 @@ from torch import Tensor, nn
 from hush import validate
 from hush.draws.numbers import Places, draw_rows
 from hush.errors import BadInput
-from hush.named import Losses, check_per_example
+from hush.named import Losses, check_losses
 from hush.randomness import Secret
 from hush.source import Source, to_each
 
 ROWS_PER_UNIT = 8
 """How many rows of a unit are averaged at most, by default."""
 MOST_ROWS = 4096  # that can be asked for: every unit of a batch takes the room of as many
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
 class UnitRows(NamedTuple):
@@ -170,7 +172,8 @@ class UnitLosses:
 
     def __call__(self, model: nn.Module, content: UnitRows) -> Tensor:
         """One loss for each unit."""
-        found = check_per_example(self.losses(model, flatten(content.rows)), content.weights.numel())
+        found = self.losses(model, flatten(content.rows))
+        check_losses(found, content.weights.numel())
         return (found.view(content.weights.shape) * content.weights.to(found.dtype)).sum(1)
 
 
@@ -190,9 +193,12 @@ def unflatten(rows: Any, most: int) -> Any:
 
 
 def number_units(ids: Any) -> NDArray[np.int64]:
-    """Each row's unit as a number, in the order of first appearance; a row without a unit is refused."""
+    """Each row's unit as a number, in the order of first appearance. A row without a unit is refused, and so are names
+    that one person may be called by twice: 101 and "101", "101" and "101 " or "101.0"."""
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iuUS":
-        _, first, where = np.unique(ids, return_index=True, return_inverse=True)
+        different, first, where = np.unique(ids, return_index=True, return_inverse=True)
+        if ids.dtype.kind in "US":
+            _check_spellings(different.tolist())
         return np.argsort(np.argsort(first))[where.reshape(-1)].astype(np.int64)
     values = _list_ids(ids)
     seen: dict[Hashable, int] = {}
@@ -200,9 +206,35 @@ def number_units(ids: Any) -> NDArray[np.int64]:
         numbers = [seen.setdefault(value, len(seen)) for value in values]
     except TypeError as error:
         raise BadInput("a row's unit must be something hashable: a number or a text for each row") from error
-    if any(value is None or _differs_from_itself(value) for value in seen):
+    if any(map(_names_nobody, seen)):
         raise BadInput("some rows have no unit: every row belongs to one, so name it or leave those rows out")
+    _check_spellings(seen)
     return np.asarray(numbers, np.int64)
+
+
+def _names_nobody(value: Any) -> bool:
+    return any(map(_names_nobody, value)) if isinstance(value, tuple) else value is None or _differs_from_itself(value)
+
+
+def _check_spellings(names: Iterable[Any]) -> None:
+    """Refuse different names (each once) that look the same on paper: each would be a unit of its own."""
+    written: dict[Hashable, Any] = {}
+    for name in names:
+        other = written.setdefault(_write(name), name)
+        if other is not name:
+            raise BadInput(
+                f"the units {other!r} and {name!r} are read as two, and may be one and the same: write every unit in "
+                "one way, as a text without spaces around it or as a number"
+            )
+
+
+def _write(name: Any) -> Hashable:
+    """A name on paper: a text without what surrounds it, a number without decimals that say nothing."""
+    if isinstance(name, tuple):
+        return tuple(map(_write, name))
+    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    found = _WHOLE.fullmatch(text.strip())
+    return text.strip() if found is None else found[1]
 
 
 def _differs_from_itself(value: Any) -> bool:

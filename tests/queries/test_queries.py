@@ -211,7 +211,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name, tmp_path) -> None:
         first.step(first.batch(step))
     (tmp_path / "state").write_bytes(to_bytes({}, first.state()))
     second = start()
-    second.restore(revive(read_checkpoint(tmp_path / "state").state, second.state(), second.device))
+    second.restore(revive(read_checkpoint(tmp_path / "state").state, second.state(), second.device), compared=True)
     for batch in second.batches():
         second.step(batch)
     for a, b in zip(straight.model.parameters(), second.model.parameters(), strict=True):

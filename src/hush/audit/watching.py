@@ -93,7 +93,7 @@ class Game:
     def _begin(self, secret: Secret, present: bool) -> tuple[Run, Watching]:
         if present in self._started:
             run, watching, start = self._started[present]
-            run.restore({**copy.deepcopy(start), "secret": secret.to_json()})
+            run.restore({**copy.deepcopy(start), "secret": secret.to_json()}, compared=True)
             watching.forget()
             return run, watching
         watching = Watching(self.plan.rule, self.stage)

@@ -139,7 +139,7 @@ class Checkpoints:
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
             )
         self._digests = _check_content(run, secret.first, facts["digests"], self.tell)
-        run.restore(revive(state, run.state(), run.device))
+        run.restore(revive(state, run.state(), run.device), compared=True)
         self._let_go()
         self._run, self._fixed = run, {}
         if run.plan.private and run.ranks.rank == 0:

@@ -24,4 +24,4 @@ def share_state(run: Run) -> None:
     content = ranks.hear_bytes(b"" if ranks.rank else save(plain))
     if ranks.rank:
         torch.set_num_threads(told["threads"])
-        run.restore(revive(unflatten(told["state"], load(content)), run.state(), run.device))
+        run.restore(revive(unflatten(told["state"], load(content)), run.state(), run.device), compared=True)

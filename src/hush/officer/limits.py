@@ -10,19 +10,33 @@ from hush.officer.blocks import Block, Paragraph, Points, Section
 from hush.officer.phrases import WHOSE
 from hush.officer.procedure import STATUS
 from hush.officer.reading import Read
+from hush.privacy import assumptions
 from hush.privacy.guarantee import rounded_up
 
 EXPLAINED = {
-    "rounding that varies with the size of a batch gives nothing away": (
+    assumptions.ROUNDING: (
         "Computers round numbers, and how they round can depend on how many examples are computed together. The effect "
         "is tiny, but it is not proven that it reveals nothing. Nobody can confirm this: accept it, or ask for "
         "rigorous arithmetic, which avoids it"
     ),
-    "the secret seed that was chosen for sampling and noise stays secret and is used for no other run": (
+    assumptions.SECRET_SEED: (
         "The random numbers follow from a number that a person chose. Whoever learns it can take the noise away"
     ),
-    "nobody decided where to break off and what to change by looking at what had been released": (
+    assumptions.SECRET_GIVEN: (
+        "The random numbers follow from a key that was handed to the program. Whoever has it, or sees another training "
+        "with it, can take the noise away"
+    ),
+    assumptions.FIXED: "It was settled beforehand how long to train, and not by watching how well the model did",
+    assumptions.BLINDLY: (
         "The training was interrupted and parts of it were run again, for reasons that have nothing to do with the data"
+    ),
+    assumptions.HOOKED: (
+        "The model came with code of its own that sees the data while it is trained. Whoever wrote it has to confirm "
+        "that it keeps nothing"
+    ),
+    assumptions.TRAINED: (
+        "The model had been trained before. If that was on the same people's data, it has to be counted too, and this "
+        "statement alone says too little"
     ),
 }
 COUNTED = {
