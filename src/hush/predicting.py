@@ -17,17 +17,18 @@ from torch import Tensor
 
 from hush.artefact import Description, Inputs
 from hush.data.parts import holds_table, is_pattern
-from hush.data.pictures import iterate_images, list_images, read_arrays
+from hush.data.pictures import iterate_images, list_images, read_arrays, read_unlabelled
 from hush.data.reading import Cells, pieces
+from hush.data.splits import Arrays
 from hush.data.tables import encode_piece, no_column, numbers, texts
 from hush.errors import BadInput
 from hush.figures import Figures, ValueFigures, judge_classes, judge_values
 from hush.handover import Loaded
-from hush.handover.rows import iterate_encoded, map_range
+from hush.handover.rows import encode_features, map_range
 from hush.prediction_file import Written, write_rows
 
 Tell = Callable[[str], None]
-DEFAULT_LABELS = "y"  # of an .npz: then any of the usual names will do
+DEFAULT_LABELS = "y"  # of an .npz: then any of the usual names will do, as releases once said y for all of them
 WANTED = {
     "table": "a table: give a .csv or .parquet file",
     "images": "images: give a folder of images or an .npz of arrays",
@@ -126,18 +127,23 @@ def _read_labels(cells: Cells, description: Description, done: int, path: Path) 
 def _iterate_arrays(path: Path, description: Description, inputs: Inputs, labelled: bool) -> Iterator[Part]:
     labels: Tensor | None = None
     if labelled:
-        target = None if description.target == DEFAULT_LABELS else description.target
-        found, _ = read_arrays(path, target, regression=description.task == "regression")
-        if "test" in found:
-            raise BadInput(f"'{path}' has a training and a test part of its own: give a file with one part")
-        labels = _check_places(found["train"][1], description, path)
-    done = 0
-    for rows in iterate_encoded(path, inputs):
-        if not bool(torch.isfinite(rows).all()):
-            raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
-        beside = None if labels is None else labels[done : done + len(rows)]
-        yield Part(range(done + 1, done + len(rows) + 1), rows, beside)
-        done += len(rows)
+        features, labels = _read_labelled(path, description)
+    else:
+        features = read_unlabelled(path, description.target)
+    rows = encode_features(features, inputs)
+    if not bool(torch.isfinite(rows).all()):
+        raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
+    yield Part(range(1, len(rows) + 1), rows, labels)
+
+
+def _read_labelled(path: Path, description: Description) -> Arrays:
+    """Features and labels, which are in the array that training took them from."""
+    target = None if description.target == DEFAULT_LABELS else description.target
+    found = read_arrays(path, target, regression=description.task == "regression")
+    if "test" in found.parts:
+        raise BadInput(f"'{path}' has a training and a test part of its own: give a file with one part")
+    features, labels = found.parts["train"]
+    return features, _check_places(labels, description, path)
 
 
 def _check_places(labels: Tensor, description: Description, path: Path) -> Tensor:

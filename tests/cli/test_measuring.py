@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hush
+from hush.artefact.folder import WEIGHTS, pack_weights
 from hush.cli import main
 from hush.cli.measuring import METRICS, list_lines
 
@@ -115,6 +117,14 @@ def test_a_run_that_is_reported_again_draws_no_second_noise(capsys, tmp_path: Pa
     assert "paid for once: none are released" in err
     (out / "private" / METRICS).write_text("{")
     assert call(capsys, "train", "--out", out, "--resume")[0] == 2
+
+
+def test_figures_are_kept_for_the_weights_that_are_released(capsys, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    answer(capsys, *SHORT, "--private-metrics", 1, "--out", out)
+    kept = json.loads((out / "private" / METRICS).read_text())
+    assert kept["weights"] == card(out)["digests"][WEIGHTS]
+    assert pack_weights(hush.load(out).network) == (out / "release" / WEIGHTS).read_bytes()
 
 
 def test_figures_that_were_released_are_not_drawn_again_where_the_private_record_is_gone(

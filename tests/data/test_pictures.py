@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data.pictures import iterate_images, list_images, read_arrays, read_image_files, read_images
+from hush.data.pictures import (
+    iterate_images,
+    list_images,
+    read_arrays,
+    read_image_files,
+    read_images,
+    read_unlabelled,
+)
 from hush.errors import BadInput
 
 Image = pytest.importorskip("PIL.Image")
@@ -54,6 +61,16 @@ def test_images_at_any_depth_come_some_at_a_time(tmp_path: Path) -> None:
         list(iterate_images(tmp_path, list_images(tmp_path), at_a_time=3))
 
 
+def test_hidden_folders_are_left_out_as_in_training(tmp_path: Path) -> None:
+    root = tmp_path / ".mine"  # what lies above counts for nothing
+    for name in ("cat/a.png", "dog/b.png", ".thumbnails/a.png", "cat/.thumbnails/a.png", ".cache/cat/a.png"):
+        picture(root / name)
+    assert read_images(root)[1] == ("cat", "dog")
+    assert [path.relative_to(root).as_posix() for path in list_images(root)] == ["cat/a.png", "dog/b.png"]
+    assert list_images(root / ".thumbnails" / "a.png") == [root / ".thumbnails" / "a.png"]
+    assert len(list_images(root / ".thumbnails")) == 1
+
+
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"holds neither \.csv/\.parquet files nor class folders of images"):
         read_images(tmp_path)
@@ -80,19 +97,53 @@ def npz(folder: Path, **content: Any) -> Path:
 def test_arrays_and_their_names(tmp_path: Path) -> None:
     x, y = np.ones((4, 3)), np.array([0, 1, 2, 1])
     for content, target in (({"x": x, "y": y}, None), ({"anything": x, "kind": y}, "kind")):
-        found, classes = read_arrays(npz(tmp_path, **content), target)
-        assert found["train"][0].shape == (4, 3)
-        assert found["train"][1].tolist() == [0, 1, 2, 1]
-        assert classes == 3
-    found, _ = read_arrays(npz(tmp_path, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]), None)
-    assert found["test"][1].tolist() == [0, 1]
+        found = read_arrays(npz(tmp_path, **content), target)
+        assert found.parts["train"][0].shape == (4, 3)
+        assert found.parts["train"][1].tolist() == [0, 1, 2, 1]
+        assert (found.classes, found.target) == (3, target or "y")
+    found = read_arrays(npz(tmp_path, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]), None)
+    assert found.parts["test"][1].tolist() == [0, 1]
+    assert found.target == "y"
+
+
+WIDE, SHORT, LINE = np.full((4, 3), 7.0), np.full((4, 1), 5), np.array([0, 1, 0, 1])
+FEATURES: dict[str, tuple[dict[str, Any], str]] = {
+    "by its usual name": ({"x": WIDE, "digit": LINE, "y": LINE}, "digit"),
+    "the only one besides": ({"feats": WIDE, "digit": LINE}, "digit"),
+    "even if it has a name of labels": ({"y": WIDE, "digit": LINE}, "digit"),
+    "the only one of two dimensions": ({"feats": WIDE, "digit": LINE, "patient": LINE, "y": LINE}, "digit"),
+    "the only one without a name of labels": ({"feats": WIDE, "digit": LINE, "y": SHORT}, "digit"),
+    "beside labels of a usual name": ({"feats": WIDE, "labels": LINE}, "labels"),
+}
+
+
+@pytest.mark.parametrize("what", FEATURES)
+def test_features_are_the_same_array_with_labels_and_without(tmp_path: Path, what: str) -> None:
+    content, target = FEATURES[what]
+    path = npz(tmp_path, **content)
+    assert read_arrays(path, target).parts["train"][0].tolist() == WIDE.tolist()
+    assert read_unlabelled(path, target).tolist() == WIDE.tolist()
+    rest = {name: array for name, array in content.items() if name != target}
+    assert read_unlabelled(npz(tmp_path, **rest), target).tolist() == WIDE.tolist()
+
+
+def test_two_arrays_that_may_be_features(tmp_path: Path) -> None:
+    path = npz(tmp_path, a=WIDE, b=WIDE, digit=LINE)
+    with pytest.raises(BadInput, match="has no array of features 'x'; it has a, b, digit"):
+        read_unlabelled(path, "digit")
+    with pytest.raises(BadInput, match="has no array of features 'x'; besides 'digit' it has a, b"):
+        read_arrays(path, "digit")
+
+
+def test_whose_rows_they_are_is_not_to_be_predicted(tmp_path: Path) -> None:
+    assert read_arrays(npz(tmp_path, x=WIDE, labels=LINE, targets=LINE), None, unit="labels").target == "targets"
 
 
 def test_images_last_channel_first(tmp_path: Path) -> None:
     pixels = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
-    found, _ = read_arrays(npz(tmp_path, x=pixels, y=np.array([0, 1])), None)
-    assert found["train"][0].shape == (2, 3, 4, 5)
-    assert found["train"][0][0, :, 0, 0].tolist() == [0, 1, 2]
+    images, _ = read_arrays(npz(tmp_path, x=pixels, y=np.array([0, 1])), None).parts["train"]
+    assert images.shape == (2, 3, 4, 5)
+    assert images[0, :, 0, 0].tolist() == [0, 1, 2]
 
 
 X, Y = np.ones((3, 2)), np.array([0, 1, 1])

@@ -7,6 +7,7 @@ by no more than without weights, and the plan is the same plan.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +27,13 @@ CLIP = 0.5
 def data() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     with seeded(1):
         return nn.Linear(4, 3), (torch.randn(12, 4), torch.arange(12) % 3)
+
+
+def test_classes_have_names_or_are_called_by_their_numbers() -> None:
+    named = problems.load("breast-cancer-logistic")
+    assert named.classes_by_name == ("malignant", "benign")
+    assert replace(named, class_names=None).classes_by_name == ("0", "1")
+    assert replace(named, classes=None, class_names=None).classes_by_name == ()
 
 
 def test_each_loss_is_times_the_weight_of_its_class(data) -> None:

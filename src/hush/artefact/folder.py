@@ -55,14 +55,18 @@ def write_release(
 
 def pack_release(model: nn.Module, card: Mapping[str, Any], description: Description) -> dict[str, bytes]:
     """The files of a release by their names."""
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    content = {WEIGHTS: save(weights), MODEL: _pack(description.to_json())}
+    content = {WEIGHTS: pack_weights(model), MODEL: _pack(description.to_json())}
     if description.schema is not None:
         content[SCHEMA] = _pack(description.schema.to_json())
     stated = {**card, "digests": digest_files(content)}
     content |= {name: page(stated).encode() for name, page in PAGES.items()}
     content[CARD] = _sign(_pack({**card, "digests": digest_files(content), "own_digest": UNSIGNED}))
     return content
+
+
+def pack_weights(model: nn.Module) -> bytes:
+    """The content of ``model.safetensors``: the same bytes for the same weights."""
+    return save({name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()})
 
 
 def check_room(directory: Path, *, overwrite: bool) -> None:

@@ -6,7 +6,6 @@ that were declared public (`--public-test`), or counts with noise that the plan'
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import replace
@@ -14,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save
-from torch import nn
 
 from hush import validate
-from hush.artefact.folder import CARD, WEIGHTS, read_json
+from hush.artefact.folder import CARD, WEIGHTS, digest_files, pack_weights, read_json
 from hush.beside import Beside
 from hush.cli.console import say
 from hush.cli.keeper import Keeper
@@ -78,7 +75,7 @@ def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
         "test_balanced_accuracy": figures.balanced_accuracy,
         "test_auc": figures.auc if finite else None,
         "test_log_loss": figures.log_loss if finite else None,
-        "test_recall": dict(zip(_name_classes(task), figures.recall, strict=True)),
+        "test_recall": dict(zip(task.classes_by_name, figures.recall, strict=True)),
         "test_confusion": told["confusion"],
         "verdict": told["verdict"],
     }
@@ -116,7 +113,7 @@ def _release_once(
     again shows the same ones, for other noise on the same counts would be a second release."""
     if keeper.checkpoints is None:
         return _draw(task, evaluation, release)
-    path, weights = keeper.checkpoints.directory / METRICS, _digest(run.model)
+    path, weights = keeper.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
     resumed = keeper.resumed_from is not None  # a run that is new has drawn nothing
     before = _read(path) if resumed else None
     if resumed and before is None and (released := _find_released(keeper.release, weights)) is not None:
@@ -150,7 +147,7 @@ def _draw(task: Problem, evaluation: Evaluation, release: Beside) -> dict[str, A
     counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units)
     there = evaluation.examples if units is None else len(np.unique(units))
     known = None if release.adjacency == "add-remove" else there  # else who is there is not hidden
-    return describe_counts(counts, noise, _name_classes(task), known)
+    return describe_counts(counts, noise, task.classes_by_name, known)
 
 
 def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
@@ -207,15 +204,6 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
         f"standard deviation of the noise), always the commonest class {100 * figures['commonest']:.1f} %"
     )
     return [told]
-
-
-def _name_classes(task: Problem) -> tuple[str, ...]:
-    return task.class_names or tuple(map(str, range(task.classes or 0)))
-
-
-def _digest(model: nn.Module) -> str:
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    return hashlib.sha256(save(weights)).hexdigest()
 
 
 def _write(path: Path, value: Any) -> None:

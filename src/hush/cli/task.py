@@ -177,7 +177,7 @@ def read_weight_share(text: str | None) -> float | None:
 
 def read_weights(text: str, task: Problem) -> list[float]:
     """The weights of a problem's classes: one each in their order, or some by name and 1 for the others."""
-    names = task.class_names or tuple(map(str, range(task.classes or 0)))
+    names = task.classes_by_name
     pairs = [part.rpartition("=") for part in text.split(",")]
     try:
         weights = [float(number) for _, _, number in pairs]

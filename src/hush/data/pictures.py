@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +70,47 @@ def read_array(path: Path, name: str) -> np.ndarray[Any, Any]:
     return content[name]
 
 
-def read_arrays(
-    path: Path, target: str | None, *, regression: bool = False, unit: str | None = None
-) -> tuple[dict[str, Arrays], int]:
-    """({"train": …, and "test": … if the file has one}, number of classes) of a .npz file; nothing is unpickled. In a
-    ``regression`` the labels are numbers, and there are no classes.
+@dataclass(frozen=True)
+class Labelled:
+    """What an .npz file holds: ``parts`` {"train": …, and "test": … if it has one}, the number of ``classes``, and what
+    the labels are called, which is the name of their array; those of ``y_train`` are called y."""
 
-    The labels are the array named ``target``, or y, labels, target; the features x, features, data or images, or the
-    only other one. x_train, y_train, x_test, y_test are understood. The array ``unit`` is not among them."""
+    parts: dict[str, Arrays]
+    classes: int
+    target: str
+
+
+def read_arrays(path: Path, target: str | None, *, regression: bool = False, unit: str | None = None) -> Labelled:
+    """The features and labels of a .npz file; nothing is unpickled. In a ``regression`` the labels are numbers, and
+    there are no classes.
+
+    The labels are the array named ``target``, or y, labels, target; the features as `_pick_features` says. x_train,
+    y_train, x_test, y_test are understood. The array ``unit`` is not among them."""
     content = _npz(path)
-    label = target or next((name for name in _LABELS if name in content), None)
+    label = target or next((name for name in _LABELS if name in content and name != unit), None)
     if label is None or label not in content:
         raise BadInput(f"'{path}' has no array of labels '{target or 'y'}'; it has {', '.join(content) or 'none'}")
-    others = [name for name in content if name not in (label, unit) and not name.endswith("_test")]
-    feature = next((name for name in _FEATURES if name in others), others[0] if len(others) == 1 else None)
+    feature = _pick_features(content, (label, unit))
     if feature is None:
+        others = [name for name in content if name not in (label, unit)]
         raise BadInput(f"'{path}' has no array of features 'x'; besides '{label}' it has {', '.join(others) or 'none'}")
     pair = _pair_numbers if regression else _pair
     found = {"train": pair(content[feature], content[label], path)}
     if "x_test" in content and "y_test" in content:
         found["test"] = pair(content["x_test"], content["y_test"], path)
-    return found, 0 if regression else 1 + max(int(labels.max()) for _, labels in found.values())
+    classes = 0 if regression else 1 + max(int(labels.max()) for _, labels in found.values())
+    return Labelled(found, classes, "y" if target is None and label == "y_train" else label)
+
+
+def _pick_features(content: Mapping[str, np.ndarray[Any, Any]], besides: Collection[str | None]) -> str | None:
+    """Which array holds the features: x, features, data or images, or the only one besides these; or the only one that
+    can be, which has two dimensions or more and no usual name of labels. The same in training and ever after."""
+    others = [name for name in content if name not in besides and not name.endswith("_test")]
+    if (usual := next((name for name in _FEATURES if name in others), None)) is not None:
+        return usual
+    wide = [name for name in others if content[name].ndim > 1]
+    choices = (others, wide, [name for name in wide if name not in _LABELS])
+    return next((some[0] for some in choices if len(some) == 1), None)
 
 
 def _pair_numbers(features: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], path: Path) -> Arrays:
@@ -113,12 +134,10 @@ def _check_finite(features: np.ndarray[Any, Any], path: Path) -> None:
         raise BadInput(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
 
 
-def read_unlabelled(path: Path) -> Tensor:
-    """The features of an .npz of arrays, without labels or beside them: x, features, data or images, or the only one
-    that is not the labels."""
+def read_unlabelled(path: Path, target: str | None) -> Tensor:
+    """The features of an .npz of arrays, without labels, which are called ``target``, or beside them."""
     content = _npz(path)
-    others = [name for name in content if name not in _LABELS and not name.endswith("_test")]
-    name = next((name for name in _FEATURES if name in others), others[0] if len(others) == 1 else None)
+    name = _pick_features(content, (target,))
     if name is None:
         raise BadInput(f"'{path}' has no array of features 'x'; it has {', '.join(content) or 'none'}")
     if content[name].ndim < 2 or content[name].dtype.kind not in "fiub" or not len(content[name]):
@@ -127,11 +146,17 @@ def read_unlabelled(path: Path) -> Tensor:
 
 
 def list_images(path: Path) -> list[Path]:
-    """One image, or all images in a folder and the folders in it, in the order of their names."""
+    """One image, or all images in a folder and the folders in it, in the order of their names; hidden folders are left
+    out, as in training."""
     paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+    paths = [p for p in paths if p == path or not _is_hidden(p.relative_to(path).parent)]
     if not paths:
         raise BadInput(f"'{path}' holds no images")
     return paths
+
+
+def _is_hidden(folder: Path) -> bool:
+    return any(name.startswith(".") for name in folder.parts)
 
 
 def iterate_images(root: Path, paths: Sequence[Path], *, at_a_time: int = 256) -> Iterator[Tensor]:

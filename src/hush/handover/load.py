@@ -58,7 +58,7 @@ class Loaded(nn.Module):
 
     def encode(self, rows: Any) -> Tensor:
         """Rows as the network takes them; see `hush.handover.rows.encode_rows` for what rows may be."""
-        return encode_rows(rows, self.description.inputs)
+        return encode_rows(rows, self.description.inputs, target=self.description.target)
 
     @torch.no_grad()
     def predict(self, rows: Any, *, batch_size: int = BATCH) -> Predictions:

@@ -34,22 +34,23 @@ class Frame(Protocol):
         ...
 
 
-def encode_rows(rows: Any, inputs: Inputs | None) -> Tensor:
+def encode_rows(rows: Any, inputs: Inputs | None, *, target: str | None = None) -> Tensor:
     """Rows as the network takes them.
 
     ``rows`` is the path of a file (a table: .csv or .parquet; images: .npz, a folder, an image; arrays: .npz), a list
-    of one dict for each row, a dict of columns, a data frame, or a tensor that is encoded already."""
+    of one dict for each row, a dict of columns, a data frame, or a tensor that is encoded already.
+    ``target`` is what the labels are called: an array of that name in an .npz is not taken for the rows."""
     if isinstance(rows, Tensor):
         return rows
     if inputs is None:
         raise BadInput("this release says nothing about its inputs: give a tensor, as the module takes it")
-    encoded = list(iterate_encoded(rows, inputs))
+    encoded = list(iterate_encoded(rows, inputs, target=target))
     if not encoded:
         raise BadInput("there are no rows to predict on")
     return torch.cat(encoded)
 
 
-def iterate_encoded(rows: Any, inputs: Inputs) -> Iterator[Tensor]:
+def iterate_encoded(rows: Any, inputs: Inputs, *, target: str | None = None) -> Iterator[Tensor]:
     """The same, some thousands of rows of a file at a time."""
     if inputs.schema is not None and not _is_npz(rows):
         done = 0
@@ -58,12 +59,16 @@ def iterate_encoded(rows: Any, inputs: Inputs) -> Iterator[Tensor]:
             done += len(encoded)
             yield torch.from_numpy(encoded)
         return
-    features = _read_features(rows)
+    yield encode_features(_read_features(rows, target), inputs)
+
+
+def encode_features(features: Tensor, inputs: Inputs) -> Tensor:
+    """Images or arrays, as an .npz has them, as the network takes them."""
     if tuple(features.shape[1:]) != inputs.shape:
         raise BadInput(f"an example here has the shape {tuple(features.shape[1:])}, and the model's {inputs.shape}")
     if inputs.schema is not None and any(column.kind != "number" for column in inputs.schema.features):
         raise BadInput("the model is for a table with more than numbers, which an .npz does not have")
-    yield map_range(features, inputs) if inputs.kind == "images" else features.float()
+    return map_range(features, inputs) if inputs.kind == "images" else features.float()
 
 
 def map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
@@ -82,14 +87,14 @@ def _is_npz(rows: Any) -> bool:
     return isinstance(rows, str | Path) and Path(rows).suffix == ".npz"
 
 
-def _read_features(rows: Any) -> Tensor:
+def _read_features(rows: Any, target: str | None) -> Tensor:
     if isinstance(rows, np.ndarray):
         return torch.from_numpy(rows)
     if not isinstance(rows, str | Path):
         raise BadInput(f"rows of images or arrays are a file, an array or a tensor, and not a {type(rows).__name__}")
     if not Path(rows).exists():
         raise BadInput(f"there is no file or folder '{rows}'")
-    return read_unlabelled(Path(rows)) if _is_npz(rows) else read_image_files(Path(rows))[0]
+    return read_unlabelled(Path(rows), target) if _is_npz(rows) else read_image_files(Path(rows))[0]
 
 
 def _list_pieces(rows: Any) -> Iterator[Piece]:

@@ -103,7 +103,7 @@ def from_files(
     whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
     summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
-    return replace(described, name=name_table(place), summary=summary)
+    return replace(described, name=name_table(place), summary=summary, target=read.target)
 
 
 def _check_task(task: str, target_range: tuple[float, float] | None, loss: str | None) -> None:
@@ -125,6 +125,7 @@ class _Own:
     classes: tuple[str, ...]
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
+    target: str | None = None  # the column or array of the labels
     target_range: tuple[float, float] | None = None
     unit: str | None = None
     whose: Identities | None = None  # of the rows, where they have a unit
@@ -198,7 +199,7 @@ def _read_table(
     watch.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
     own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
-    return replace(own, unit=unit, whose=whose, notes=notes)
+    return replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
@@ -238,13 +239,14 @@ def _read_npz(
 def _read_npz_rows(
     path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None
 ) -> _Own:
-    found, classes = read_arrays(path, target, regression=regression, unit=unit)
+    read = read_arrays(path, target, regression=regression, unit=unit)
+    found, classes, label = read.parts, read.classes, read.target
     limits: tuple[float, float] | None = None
     said: tuple[str, ...] = (COUNT, "the shape of an example and the number of classes are public")
     names: tuple[str, ...] = ()
     if regression:
-        own = public_columns(given.get("columns", {})).get(target or "y") or Column(target or "y", "number")
-        limits = find_target_range(given, own, f"the array '{target or 'y'}' of '{path}'")
+        own = public_columns(given.get("columns", {})).get(label) or Column(label, "number")
+        limits = find_target_range(given, own, f"the array '{label}' of '{path}'")
         said = (COUNT, "the shape of an example is public", say_target_range(limits))
     else:
         names = tuple(map(str, given.get("classes", range(classes))))
@@ -254,10 +256,10 @@ def _read_npz_rows(
     if rows[0].dim() > 2:
         images = {part: (_centre(x, given), y) for part, (x, y) in found.items()}
         inputs = _describe_images(rows[0], given)
-        return _Own(images["train"], images.get("test"), None, names, said, inputs, limits)
+        return _Own(images["train"], images.get("test"), None, names, said, inputs, label, limits)
     columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
-    schema = Schema((*columns, Column(target or "y", "category")), target or "y", names, said, limits)
-    return _Own(rows, test, schema, names, said, target_range=limits)
+    schema = Schema((*columns, Column(label, "category")), label, names, said, limits)
+    return _Own(rows, test, schema, names, said, target=label, target_range=limits)
 
 
 def _centre(images: Tensor, given: Mapping[str, Any]) -> Tensor:

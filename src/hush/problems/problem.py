@@ -42,10 +42,11 @@ class Problem:
     ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
     model; without them the weights are released alone, and loaded into a module that their reader brings.
 
-    ``target_range`` is the public range of a target that is a number (regression); the data holds it mapped to
-    [−1, 1]. ``class_weights`` are for training alone; ``awaited_weights`` hold those that are released with noise
-    before it (`hush.problems.released`). ``owners`` says whose each row is, where all rows of one unit are one example
-    (:mod:`hush.units`). ``notes`` are for the owner of the rows."""
+    ``target`` is the column or array of the labels, where they have a name. ``target_range`` is the public range of a
+    target that is a number (regression); the data holds it mapped to [−1, 1]. ``class_weights`` are for training alone;
+    ``awaited_weights`` hold those that are released with noise before it (`hush.problems.released`). ``owners`` says
+    whose each row is, where all rows of one unit are one example (:mod:`hush.units`). ``notes`` are for the owner of
+    the rows."""
 
     name: str
     summary: str
@@ -61,6 +62,7 @@ class Problem:
     schema: Schema | None = None
     architecture: Architecture = STATE_ONLY
     inputs: Inputs | None = None
+    target: str | None = None
     target_range: Range | None = None
     class_weights: tuple[float, ...] | None = None
     notes: Notes | None = None
@@ -76,6 +78,12 @@ class Problem:
     def examples(self) -> int:
         """How many examples there are to train on: units where rows have owners."""
         return len(as_source(self.train)) if self.owners is None else self.owners.count
+
+    @property
+    def classes_by_name(self) -> tuple[str, ...]:
+        """What the classes are called in the order of their labels: by these if they have no names; none where there
+        are no classes."""
+        return () if self.classes is None else self.class_names or tuple(map(str, range(self.classes)))
 
     @property
     def training_losses(self) -> Losses:
@@ -103,14 +111,14 @@ class Problem:
 
     def describe(self) -> Description:
         """What is said publicly about a model of this problem when it is released."""
-        classes = () if self.classes is None else self.class_names or tuple(map(str, range(self.classes)))
+        classes = self.classes_by_name
         inputs = self.inputs if self.schema is None else describe_table(self.schema)
         return Description(
             "classification" if classes else "other" if self.target_range is None else "regression",
             self.architecture,
             inputs,
             classes,
-            None if self.schema is None else self.schema.target,
+            self.target if self.schema is None else self.schema.target,
             self.target_range,
         )
 

@@ -1,7 +1,7 @@
 """A problem's releases before training (`hush.before`): the ranges of its columns and the weights of its classes.
 
     problem = from_files("my.csv", target="y", private_ranges=True).awaiting_weights()
-    setting = {"examples": len(problem.train[0]), "epochs": 20, "epsilon": 3}
+    setting = {"examples": problem.examples, "batch_size": 64, "epochs": 20, "epsilon": 3}
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
     plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
@@ -92,8 +92,7 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
         told["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
     if (found := values.get(class_counts.KEY)) is not None and task.awaited_weights is not None:
         task.awaited_weights.copy_(found["weights"])
-        classes = task.class_names or tuple(map(str, range(task.classes or 0)))
-        told["private_class_weights"] = dict(zip(classes, found["weights"].tolist(), strict=True))
+        told["private_class_weights"] = dict(zip(task.classes_by_name, found["weights"].tolist(), strict=True))
     return task, told
 
 
