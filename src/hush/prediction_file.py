@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,17 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _open_writer(path: Path, beside: Path) -> Iterator[Callable[[Columns], None]]:
+    """A function that writes one part. What goes wrong between two parts is its caller's own."""
+    with ExitStack() as stack:
+        with _say_where(path):
+            write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(beside))
+        yield _say_where(path)(write)
+
+
+@contextmanager
+def _say_where(path: Path) -> Iterator[None]:
     try:
-        with (_open_csv if path.suffix == ".csv" else _open_parquet)(beside) as write:
-            yield write
+        yield
     except PermissionError as error:
         raise BadInput(f"cannot write to '{path}': {explain(error)}") from error
 

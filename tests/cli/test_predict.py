@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch import nn
 import hush
 from hush.cli import main
 from hush.data import reading
+from hush.errors import BadInput
+from hush.prediction_file import write_rows
 from hush.problems import from_files
 
 SCHEMA = """
@@ -183,6 +186,97 @@ def test_a_class_that_the_test_rows_lack(here: Path, capsys) -> None:
     assert figures["recall"][1] is None
     assert figures["auc"] is None
     assert call(capsys, "evaluate", "table", "test.csv")[0] == 0
+
+
+def release_arrays(directory: Path, target: str | None = None, **content: np.ndarray) -> dict:
+    """A release of a model that was trained on these arrays, and its description."""
+    np.savez(directory.with_suffix(".npz"), **content)
+    problem = from_files(directory.with_suffix(".npz"), target=target, model="logistic")
+    release(directory, problem.train, problem.model(), description=problem.describe())
+    return json.loads((directory / "model.json").read_text())
+
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (60, 6, 6)).astype(np.uint8)
+DIGIT, UNRELATED = np.arange(60) % 3, np.zeros(60, dtype=np.int64)
+
+
+def count_labels(capsys, *arguments: object) -> list[int]:
+    code, out, err = call(capsys, "evaluate", *arguments, "--json")
+    assert code == 0, err
+    return [sum(row) for row in json.loads(out)["confusion"]]
+
+
+@pytest.mark.parametrize("x", [PIXELS, PIXELS[:, 0] / 255], ids=["images", "flat"])
+def test_labels_come_from_the_array_that_was_trained_on(tmp_path: Path, monkeypatch, capsys, x) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert release_arrays(Path("run"), "digit", x=x, digit=DIGIT, y=UNRELATED)["target"] == "digit"
+    assert count_labels(capsys, "run", "run.npz") == [20, 20, 20]
+    np.savez("without.npz", x=x, y=UNRELATED)
+    code, _, err = call(capsys, "evaluate", "run", "without.npz")
+    assert code == 2
+    assert "has no array of labels 'digit'; it has x, y" in err
+    assert call(capsys, "predict", "run", "without.npz", "--out", "p.csv")[0] == 0
+
+
+@pytest.mark.parametrize("x", [PIXELS, PIXELS[:, 0] / 255], ids=["images", "flat"])
+@pytest.mark.parametrize("label", ["labels", "y_train", "digit"])
+def test_features_of_any_name(tmp_path: Path, monkeypatch, capsys, x, label: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    target = "digit" if label == "digit" else None
+    description = release_arrays(Path("run"), target, **{"feats": x, label: DIGIT})
+    assert description["target"] == ("y" if label == "y_train" else label)
+    assert count_labels(capsys, "run", "run.npz") == [20, 20, 20]
+    assert call(capsys, "predict", "run", "run.npz", "--out", "p.csv")[0] == 0
+    np.savez("alone.npz", feats=x)
+    assert call(capsys, "predict", "run", "alone.npz", "--out", "q.csv")[0] == 0
+    assert read("p.csv") == read("q.csv")
+    assert len(hush.load("run").predict("run.npz").names) == 60
+
+
+@pytest.mark.parametrize("said", [None, "y"])
+@pytest.mark.parametrize("label", ["y", "labels", "y_train"])
+def test_releases_that_do_not_say_which_array_take_the_usual_ones(
+    tmp_path: Path, monkeypatch, capsys, said: str | None, label: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    description = release_arrays(Path("run"), **{"x": PIXELS, label: DIGIT})
+    (Path("run") / "model.json").write_text(json.dumps(description | {"target": said}))
+    assert count_labels(capsys, "run", "run.npz") == [20, 20, 20]
+    assert call(capsys, "predict", "run", "run.npz", "--out", "p.csv")[0] == 0
+
+
+def test_hidden_folders_are_not_predicted(here: Path, capsys) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("0/a.png", "1/b.png", ".thumbnails/a.png"):
+        (here / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.new("L", (6, 6), 9).save(here / "folder" / name)
+    code, _, err = call(capsys, "predict", "images", "folder", "--out", "p.csv")
+    assert code == 0, err
+    assert [row["file"] for row in read("p.csv")] == ["0/a.png", "1/b.png"]
+    assert count_labels(capsys, "images", "folder") == [1, 1, 0]
+
+
+@pytest.mark.parametrize("out", ["p.csv", "p.parquet"])
+def test_rows_that_may_not_be_read_are_not_blamed_on_the_output(tmp_path: Path, out: str) -> None:
+    def give_and_fail() -> Iterator[dict[str, list[int]]]:
+        yield {"row": [1]}
+        raise PermissionError(13, "Permission denied", "rows.csv")
+
+    with pytest.raises(PermissionError, match=r"rows\.csv"):
+        write_rows(tmp_path / out, give_and_fail())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "opener"), [("p.csv", "pathlib.Path.open"), ("p.parquet", "pyarrow.parquet.ParquetWriter")]
+)
+def test_an_output_that_may_not_be_written_is_one_sentence(tmp_path: Path, monkeypatch, out: str, opener: str) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(opener, refuse)
+    with pytest.raises(BadInput, match=f"cannot write to '.*{out}': permission denied"):
+        write_rows(tmp_path / out, [{"row": [1]}])
 
 
 def bad_table(name: str, text: str) -> None:
