@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from hush.data.mapped import Encoded, Picked, digest_table, map_rows, pick_all
 from hush.data.splits import as_arrays, hold_out
 from hush.digests import digest_data
 from hush.errors import BadInput
+from hush.files import lock_file
 from hush.problems import Problem, evaluate_problem, from_files
 from hush.randomness import Secret, seeded
 from hush.source import Tensors, as_source
@@ -151,6 +155,66 @@ def test_what_a_kill_left_is_neither_used_nor_kept(cache: Path) -> None:
     (cache / "other").rename(left)
     assert map_rows("some", lambda: give(4))[0].shape == (4, 2)
     assert sorted(path.name for path in cache.iterdir()) == ["some"]
+
+
+def test_whoever_is_slower_takes_the_rows_of_whoever_was_quicker(cache: Path) -> None:
+    """Another process finds nothing either, encodes the same table, and is ready before this one."""
+    others: list[Any] = []
+
+    def give_slowly() -> Iterator[Encoded]:
+        pieces = give()
+        yield next(pieces)
+        others.append(map_rows("some", lambda: give(4))[0])  # four rows tell whose they are
+        others.append(os.stat(cache / "some").st_ino)
+        yield from pieces
+
+    assert map_rows("some", give_slowly)[0].tolist() == others[0].tolist()
+    assert others[0].shape == (4, 2)
+    assert (cache / "some").stat().st_ino == others[1]
+    assert [path.name for path in cache.iterdir()] == ["some"]
+
+
+def test_several_at_once_all_get_the_rows(cache: Path) -> None:
+    several = 4
+    together = threading.Barrier(several)
+
+    def give_together() -> Iterator[Encoded]:
+        together.wait()  # everybody has looked, and found nothing
+        yield from give()
+        together.wait()  # nobody has given a folder its name
+
+    with ThreadPoolExecutor(several) as pool:
+        found = [pool.submit(map_rows, "some", give_together) for _ in range(several)]
+        assert [each.result()[0].sum().item() for each in found] == [sum(range(20))] * several
+    assert [path.name for path in cache.iterdir()] == ["some"]
+
+
+def test_folders_are_cleared_and_named_in_turn(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free: dict[str, bool] = {}
+
+    def watch(name: str) -> None:
+        step = getattr(mapped, name)
+
+        def watched(*given: Any) -> None:
+            other = os.open(cache, os.O_RDONLY)
+            free[name] = lock_file(other, wait=False)
+            os.close(other)
+            step(*given)
+
+        monkeypatch.setattr(mapped, name, watched)
+
+    watch("clear_beside")
+    watch("move_atomic")
+    map_rows("some", give)
+    assert free == {"clear_beside": False, "move_atomic": False}
+
+
+def test_a_disk_without_locks_holds_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> bool:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(mapped, "lock_file", refuse)
+    assert map_rows("some", give)[0].shape == (10, 2)
 
 
 @pytest.mark.parametrize("name", mapped.FILES)

@@ -17,6 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -155,22 +156,47 @@ def _load(folder: Path) -> tuple[Tensor, Tensor] | None:
 
 
 def _write(target: Path, pieces: Iterator[Encoded]) -> None:
-    """All pieces into a folder beside the target, which then gets its name."""
-    clear_beside(target)
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
-    beside.mkdir(mode=0o700)
-    held = os.open(beside, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # says to others that this one is being written; a courtesy
-            lock_file(held)
+    """All pieces into a folder beside the target, which then gets its name, unless another process was quicker."""
+    with _begin_beside(target) as beside:
         _write_files(beside, pieces)
         sync_directory(beside)
-        if target.exists():  # not whole, or another process was quicker
-            shutil.rmtree(target)
-        move_atomic(beside, target)
+        with _take_turn(target.parent):
+            if _load(target) is None:
+                if target.exists():  # not whole
+                    shutil.rmtree(target)
+                move_atomic(beside, target)
+
+
+@contextmanager
+def _begin_beside(target: Path) -> Iterator[Path]:
+    """A folder to write to, gone at the end unless it was moved; its lock says to others that it is being written."""
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    with _take_turn(target.parent):  # else another process might clear what is made and not locked yet
+        clear_beside(target)
+        beside.mkdir(mode=0o700)
+        held = _open_locked(beside)
+    try:
+        yield beside
     finally:
         os.close(held)
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def _take_turn(folder: Path) -> Iterator[None]:
+    """One process at a time in here, where the disk has locks."""
+    held = _open_locked(folder)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def _open_locked(folder: Path) -> int:
+    held = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a disk without locks still holds the rows of one process at a time
+        lock_file(held)
+    return held
 
 
 def _write_files(folder: Path, pieces: Iterator[Encoded]) -> None:
