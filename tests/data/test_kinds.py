@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hush.data import reading
 from hush.data.columns import GAP, Column
 from hush.data.dates import DAY_FIRST, DOTTED, FORMATS, ISO, MONTH_FIRST, has_time, is_written_with_slashes, parse_date
 from hush.data.flags import parse_flag
@@ -16,7 +17,7 @@ from hush.data.infer import infer, infer_schema
 from hush.data.inspection import inspect_table
 from hush.data.numerals import COMMA, POINT, parse_number
 from hush.data.schema import public_columns
-from hush.data.tables import read_table
+from hush.data.tables import numbers, read_table
 from hush.errors import BadInput
 
 MANY = 100
@@ -190,6 +191,33 @@ def test_dates_that_are_none() -> None:
     assert parse_date("1970-01-02 06:00", ISO) == 1.25
     assert [parse_number(text) for text in ("1,23", "1,2345", ",123", "inf", "nan", "1e999", "9" * 500)] == [None] * 7
     assert [parse_number(text, COMMA) for text in ("1.5", "1.23,4", "1.234.5", "1,5,5")] == [None] * 4
+
+
+@pytest.mark.parametrize("text", ["2021_05", "1_000.5", "1_2e3", "١٢", "１２", "-٣.٥"])
+def test_what_python_alone_takes_for_a_number_is_none(text: str) -> None:
+    float(text)  # it does
+    assert parse_number(text, POINT) is parse_number(text, COMMA) is None
+    assert numbers([text, "1"]) is numbers([text, "NA"]) is None
+
+
+def test_spaces_around_a_number_are_no_part_of_it() -> None:
+    found = numbers([" 12", "12\u00a0", "\u20091.5\t"])
+    assert found is not None
+    assert found.tolist() == [12.0, 12.0, 1.5]
+    assert [parse_number(text) for text in (" 12", "12\u00a0", "\u20091.5\t")] == [12.0, 12.0, 1.5]
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_months_with_an_underscore_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    if long:
+        pytest.importorskip("pyarrow")
+        monkeypatch.setattr(reading, "LONG", 0)
+    path = write(tmp_path, month=[f"2021_{month:02d}" for month in range(1, 13)], n=["1", "2"], y=["u", "v"])
+    month, number, _ = infer_schema(path, "y", {}).columns
+    assert (month.kind, number.kind) == ("category", "number")
+    given = {"columns": {"month": {"kind": "number"}}}
+    with pytest.raises(BadInput, match="column 'month' of '.*' is said to be a number and holds text"):
+        infer_schema(path, "y", given)
 
 
 def test_a_schema_keeps_what_is_new() -> None:

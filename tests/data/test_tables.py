@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from hush.data import reading
 from hush.data.infer import infer_schema
+from hush.data.inspection import inspect_table
 from hush.data.schema import Column, Schema, public_columns, read_schema
+from hush.data.schema_file import write_toml
 from hush.data.tables import read_table
 from hush.errors import BadInput
 
@@ -92,6 +95,24 @@ def test_a_released_schema_is_taken_as_it_stands() -> None:
         public_columns({"age": {"low": 0, "high": 1, "waves": 1}})
     with pytest.raises(BadInput, match="has the waves of a number and is said to be a category"):
         public_columns({"age": {"kind": "category", "waves": True}})
+
+
+@pytest.mark.parametrize("waves", [False, True])
+@pytest.mark.parametrize("ending", [".json", ".toml"])
+def test_a_released_schema_given_again_encodes_the_same(tmp_path: Path, waves: bool, ending: str) -> None:
+    """Both ways to read it: beside the model, and as a schema for the next one."""
+    path = write(tmp_path, TEXT)
+    given = {"target": "label", "columns": {"age": {"low": 0, "high": 120, "waves": waves}}}
+    schema = infer_schema(path, None, given)
+    kept = tmp_path / f"schema{ending}"
+    if ending == ".json":
+        kept.write_text(json.dumps(schema.to_json()))
+    else:
+        kept.write_text(write_toml(inspect_table(path, given, target="label"), target="label"))
+    again = infer_schema(path, None, read_schema(kept))
+    assert again.features == schema.features
+    assert again.features[0].waves == waves
+    assert public_columns(schema.to_json()["columns"])["age"] == schema.features[0]
 
 
 def test_hashing_is_fixed_and_public() -> None:

@@ -27,6 +27,12 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING
 
 
+def is_written_plainly(text: str) -> bool:
+    """Whether a cell has none of the signs that Python alone takes for parts of a number: underscores between digits,
+    and the digits of other scripts. A cell with one of them is no number."""
+    return "_" not in text and text.strip().isascii()
+
+
 @lru_cache(maxsize=65536)
 def parse_number(text: str, decimal: str = POINT) -> float | None:
     """The finite number that a cell holds, or None."""
@@ -37,6 +43,8 @@ def parse_number(text: str, decimal: str = POINT) -> float | None:
     if found is not None:
         text = text.replace(found.group(1), "")
     elif decimal == COMMA and not _WITH_COMMA.fullmatch(text):
+        return None
+    if not is_written_plainly(text):
         return None
     try:
         value = float(text.replace(COMMA, POINT) if decimal == COMMA else text)

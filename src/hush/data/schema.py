@@ -57,7 +57,7 @@ class Schema:
         return "a number from {:g} to {:g}; those to train on are cut to that".format(*self.target_range)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that ``Schema.from_json`` reads again."""
+        """Plain data that `read_schema` reads again, to the same encoding of every column."""
         kind = {"classes": list(self.classes)} if self.target_range is None else {"target_range": [*self.target_range]}
         return {
             "target": self.target,
@@ -156,9 +156,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def describe_column(column: Column) -> dict[str, Any]:
-    """The entries of a column in a schema: its kind, and all that is not as usual."""
+    """The entries of a column in a schema: its kind, and all that is not as usual. Whether a number with a range has
+    waves is always said, for a schema that does not say it means that it has them (`choose_waves`)."""
     plain = Column(column.name, column.kind)
     facts = {k: v for k, v in asdict(column).items() if v != getattr(plain, k)}
+    if column.kind == "number" and column.low is not None:
+        facts["waves"] = column.waves
     if "form" in facts:
         facts["format"] = facts.pop("form")
     return {"kind": column.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in facts.items()}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hush.data.columns import GAP, LARGEST, Column
 from hush.data.mapped import Encoded
 from hush.data.numerals import LONGEST_NUMBER as LONGEST_NUMBER
 from hush.data.numerals import MISSING as MISSING
-from hush.data.numerals import POINT, parse_number
+from hush.data.numerals import POINT, is_missing, is_written_plainly, parse_number
 from hush.data.plain_dates import find_dates
 from hush.data.reading import Cells, Count, Piece, count_rows, pieces_by_part
 from hush.data.schema import Schema
@@ -36,12 +36,16 @@ def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
         return _long_numbers(cells)
     if max(map(len, cells), default=0) > LONGEST_NUMBER:  # numpy gives every cell the room of the longest
         return None
+    found = _convert(cells)
+    if found is None:
+        found = _convert(["nan" if is_missing(cell) else cell for cell in cells])
+    return found if found is not None and all(map(is_written_plainly, cells)) else None
+
+
+def _convert(cells: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """What numpy makes of the cells, which reads them as Python does."""
     try:
         return np.array(cells, dtype=np.str_).astype(np.float64)
-    except ValueError:
-        pass
-    try:
-        return np.array(["nan" if c.strip().lower() in MISSING else c for c in cells], dtype=np.str_).astype(np.float64)
     except ValueError:
         return None
 
