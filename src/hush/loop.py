@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hush import validate
 from hush.checkpoint import Checkpoints
 from hush.run import Run
 from hush.stepping import Record
@@ -14,6 +15,7 @@ EVERY = 50
 def train(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVERY) -> Iterator[Record]:
     """Take every step that remains, with a checkpoint every ``every`` steps and after the last; what is yielded is
     private."""
+    validate.whole(every=every)
     run.model.train()
     for batch in run.batches():
         record = run.step(batch)
