@@ -17,18 +17,18 @@ _trained: WeakSet[nn.Module] = WeakSet()
 
 def list_hooks(model: nn.Module) -> dict[int, Any]:
     """The hooks that are called when the model is, those of all modules included, but for torch's own (such as those of
-    weight_norm)."""
+    weight_norm) and hush's."""
     tables = [getattr(part, kind) for part in model.modules() for kind in _KINDS]
     tables += [getattr(everywhere, f"_global{kind}") for kind in _KINDS]
     tables += [getattr(parameter, kind, None) for parameter in model.parameters() for kind in _PARAMETERS]
     found = [hook for table in tables if table for hook in table.values()]
-    return {id(hook): hook for hook in found if not _is_torchs(hook)}
+    return {id(hook): hook for hook in found if not _is_known(hook)}
 
 
-def _is_torchs(hook: Any) -> bool:
+def _is_known(hook: Any) -> bool:
     own = getattr(hook, "__self__", hook)  # whose method it is
     where = getattr(own, "__module__", None) or type(own).__module__
-    return str(where).split(".")[0] == "torch"
+    return str(where).split(".")[0] in ("torch", "hush")
 
 
 def refuse_new_hooks(model: nn.Module, known: dict[int, Any]) -> None:

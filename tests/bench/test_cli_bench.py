@@ -119,6 +119,26 @@ def test_a_factory_in_a_spec_runs(capsys, write_spec, tmp_path, monkeypatch) -> 
     assert json.loads(out)["done"] == 2
 
 
+def test_a_problem_of_ones_own_keeps_its_units_and_its_class_weights(capsys, write_spec, tmp_path, monkeypatch) -> None:
+    (tmp_path / "own_units.py").write_text(
+        "from dataclasses import replace\nimport numpy as np\nfrom hush.data.splits import Owners\n"
+        "from hush.problems import load\n"
+        "def problem(seed, validation):\n"
+        "    found = load('breast-cancer-logistic', seed=seed, validation=validation)\n"
+        "    whose = [np.arange(len(part[0])) // 2 for part in (found.train, found.test)]\n"
+        "    return replace(found, owners=Owners('patient', *whose)).with_class_weights([1.0, 2.0])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    grid = 'problem = "own_units:problem"\nmethod = "dp-sgd"\nnoise_multiplier = 1.0\n'
+    spec = write_spec(f"secret_seed = 1\n[[grid]]\n{grid}batch_size = 64\nepochs = 1\nlr = 0.1\n")
+    code, _, err = call(capsys, "bench", spec, "--store", tmp_path / "s", "--executor", "inline", "--json")
+    assert code == 0, err
+    (record,) = (json.loads(path.read_text()) for path in (tmp_path / "s" / "runs").rglob("record.json"))
+    assert "per patient" in record["guarantee"]
+    assert record["examples"] == 206  # of 411 rows
+    assert any("class" in text for text in record["assumptions"])
+
+
 def test_a_dry_run_downloads_nothing(capsys, write_spec, tmp_path, monkeypatch) -> None:
     from hush.data import shelf
 

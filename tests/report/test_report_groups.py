@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event
 
+from hush.bench.choosing import price_runs
+from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
 from hush.privacy.guarantee import Finding
 from hush.report import summary
@@ -161,3 +163,23 @@ def test_a_claimed_epsilon_wins_no_comparison() -> None:
     runs += [with_figures(n, 0.5 + n / 10, 0.6, method=name) for n, name in enumerate(("dp-sgd", "dp-adam"), 1)]
     reading = read(*runs)
     assert "dp-adam is best of 2 methods" in tell_findings(reading, make_groups(reading))[0]
+
+
+def test_the_report_and_the_sweep_name_the_same_price() -> None:
+    """An event that no numbers of a record would rebuild: that of its record counts, also where there is no card."""
+    event = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(8.0), dp_event.GaussianDpEvent(9.0)])
+    own = epsilon(event, 1e-5, adjacency="zero-out", accountant="gdp")
+    told = {"accountant": "gdp", "epsilon": own, "lost_delta": 1e-7, "event": event_json.to_json(event)}
+    made = [make_record(n, lr=10.0**-n, **told) for n in range(10)]
+    (group,) = make_groups(read(*made))
+    swept = price_runs([record for record, _ in made], 1e-5)
+    assert group.price.epsilon == pytest.approx(swept, rel=1e-9)
+    assert group.price.delta == 1e-5
+    assert group.price.epsilon < 10 * own / 2
+
+
+def test_runs_under_different_neighbours_have_no_price_together() -> None:
+    made = [make_record(n, lr=10.0**-n, adjacency=kind) for n, kind in enumerate(("zero-out", "replace"))]
+    (group,) = make_groups(read(*made))
+    assert group.price.epsilon is None
+    assert "same neighbours" in group.price.reason

@@ -100,7 +100,9 @@ def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Resu
 def make_trial_plan(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
     """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
     epsilon = trial.settings.get("epsilon")
-    setting = Setting(len(problem.train), counted=True, assumptions=problem.assumptions, **trial.settings)
+    setting = Setting(
+        problem.examples, counted=True, unit=problem.unit, assumptions=problem.assumptions, **trial.settings
+    )
     plan = make_plan(trial.method, setting, calibrate=False, **trial.options)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
 
@@ -122,7 +124,7 @@ class _Trial:
         self.accounts = Accounts(store.root / "accounting")
         self.plan = make_trial_plan(trial, self.problem, self.accounts)
         self.ends = epoch_ends(self.plan, trial)
-        self.losses = WatchedLosses(self.problem.losses, self.problem.classes)
+        self.losses = WatchedLosses(self.problem.training_losses, self.problem.classes)
         with seeded(trial.seed):
             self.model = self.problem.model().to(conditions.device)
         self.losses.watch(self.model)
@@ -150,7 +152,7 @@ class _Trial:
     def _start(self) -> Run:
         seed = self.trial.secret_seed
         secret = None if seed is None else Secret.from_seed(seed, "bench", self.trial.key, self.plan.fingerprint())
-        return self.plan.start(self.model, self.losses, self.problem.train, secret=secret)
+        return self.plan.start(self.model, self.losses, self.problem.train, secret=secret, unit=self.problem.whose)
 
     def _train(self) -> None:
         clock = time.perf_counter()

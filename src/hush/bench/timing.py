@@ -132,7 +132,7 @@ class _Times:
 
 def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
     """(steps, evaluations) of a trial, without making its plan."""
-    per_epoch = -(-len(problem.train) // int(trial.settings["batch_size"]))
+    per_epoch = -(-problem.examples // int(trial.settings["batch_size"]))
     steps = trial.settings.get("steps") or max(1, round(trial.settings.get("epochs", 30) * per_epoch))
     return int(steps), -(-int(steps) // max(1, round(trial.evaluate_every * per_epoch)))
 
@@ -141,7 +141,8 @@ def _timed(trial: Trial, problem: Problem) -> Timing:
     """The cost of a short plan with some noise, its first steps taken."""
     settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
-    plan = make_plan(trial.method, examples=len(problem.train), calibrate=False, **settings, **trial.options)
+    settings |= {"examples": problem.examples, "unit": problem.unit, "calibrate": False}
+    plan = make_plan(trial.method, **settings, **trial.options)
     return time_steps(plan, problem, seed=trial.seed)
 
 
@@ -149,9 +150,7 @@ def time_steps(plan: Plan, problem: Problem, *, seed: int = 0) -> Timing:
     """Seconds of the processor that the first few steps of a plan take on a problem; nothing of them is kept."""
     with seeded(seed):
         model = problem.model()
-    run = plan.start(
-        model, problem.losses, problem.train, unit=None if problem.owners is None else problem.owners.train
-    )
+    run = plan.start(model, problem.training_losses, problem.train, unit=problem.whose)
     model.train()
     batches = run.batches()
     taken = [_clock(lambda: run.step(next(batches))) for _ in range(min(WARM + STEPS, plan.steps))]

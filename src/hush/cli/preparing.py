@@ -35,7 +35,7 @@ def plan_before(plan: Plan, task: Problem, given: TaskOptions, total: float | No
         plan.guarantee().epsilon if total is None else total,
         range_share=given.private_ranges,
         weight_share=read_weight_share(given.class_weights),
-        units=None if task.owners is None else task.owners.train,
+        units=task.whose,
     )
     both = replace(plan, beside=(*plan.beside, *(part.beside for part in parts)))
     return both if total is None else both.calibrated(total), parts

@@ -174,13 +174,12 @@ def train(given: Training) -> None:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model().to(find_device(given.device))
-        whose = None if task.owners is None else task.owners.train
         run = plan.start(
             network,
             losses,
             task.train,
             secret=given.secret_seed,
-            unit=whose,
+            unit=task.whose,
             rows_per_unit=given.rows_per_unit,
             microbatch=given.microbatch,
             ranks=ranks,

@@ -231,7 +231,7 @@ def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: 
         copy.deepcopy(network),  # a factory may give one object again, and trials must not go on from each other
         losses,
         task.train,
-        unit=None if task.owners is None else task.owners.train,
+        unit=task.whose,
         rows_per_unit=given.rows_per_unit,
         microbatch=given.microbatch,
     )

@@ -75,6 +75,11 @@ class Problem:
         return "example" if self.owners is None else self.owners.unit
 
     @property
+    def whose(self) -> Any:
+        """Whose each row of the training part is; None where an example is a row."""
+        return None if self.owners is None else self.owners.train
+
+    @property
     def examples(self) -> int:
         """How many examples there are to train on: units where rows have owners."""
         return len(as_source(self.train)) if self.owners is None else self.owners.count

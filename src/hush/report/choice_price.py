@@ -1,8 +1,9 @@
 """The price of having chosen: the ε of all the runs among which the best was found, beside that of the best alone.
 
 What was chosen from is a fixed grid, whose price is the composition of its runs (`hush.privacy.selection`). The event
-of a run is that of its privacy card. Where there is no card it is rebuilt from the record, and believed only if its ε
-is the recorded one. A run whose event is not known is added by its (ε, δ), which basic composition allows.
+of a run is that of its record, or of its privacy card. Where neither has one it is rebuilt from the record's numbers,
+and believed only if its ε is the recorded one. A run whose event is not known is added by its (ε, δ), which
+basic composition allows.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Pricing:
         adjacency, delta = str(first.record.get("adjacency", "add-remove")), first.number("delta")
         if delta is None or adjacency not in ADJACENCIES:
             return ChoicePrice(len(rows), None, None, "the records do not say what δ and which neighbours are meant")
+        if any(row.record.get("adjacency", adjacency) != adjacency for row in rows):
+            return ChoicePrice(len(rows), None, None, "the runs do not speak of the same neighbours")
         events: Counter[Identity] = Counter()
         more, lost = [0.0, 0.0], 0.0
         for row in rows:
@@ -74,13 +77,13 @@ class Pricing:
 
     def _identify(self, row: Row, adjacency: str) -> Identity | None:
         """What tells the event of this run from others; None where its event is not known."""
-        if row.record.get("adjacency", adjacency) != adjacency:
-            return None
         options = {name: value for name, value in row.options.items() if name not in AFTERWARDS}
         told = json.dumps(options, sort_keys=True)
-        identity = (row.method, row.record.get("accountant"), adjacency, told, *(row.number(name) for name in NUMBERS))
+        known = json.dumps(row.record.get("event"), sort_keys=True)
+        names = row.method, row.record.get("accountant"), adjacency, told, known
+        identity = (*names, *(row.number(name) for name in NUMBERS))
         if identity not in self.events:
-            self.events[identity] = _read_card(row) or _rebuild(row, adjacency)
+            self.events[identity] = _read_event(row) or _read_card(row) or _rebuild(row, adjacency)
         return identity if self.events[identity] is not None else None
 
     def _find_lost(self, row: Row, identity: Identity, adjacency: Any) -> float:
@@ -114,6 +117,14 @@ def _account(event: Any, delta: float, adjacency: Any) -> float:
         return epsilon(event, delta, adjacency=named, accountant=default_accountant(event, named))
     except HushError:
         return float("inf")
+
+
+def _read_event(row: Row) -> Any:
+    """The event in the run's record; None where there is none that can be rebuilt."""
+    try:
+        return event_json.from_json(row.record["event"])
+    except (ValueError, KeyError, TypeError, RecursionError, HushError):
+        return None
 
 
 def _read_card(row: Row) -> Any:
