@@ -25,6 +25,7 @@ from hush.named import Named
 
 _PRECISE = (torch.float32, torch.float64)
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
+LEAST_CHANNELS = 4  # in a group of `to_group_norm`
 
 
 def check_model(model: nn.Module) -> None:
@@ -63,7 +64,9 @@ def check_model(model: nn.Module) -> None:
 def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of the model with GroupNorm in place of every BatchNorm (and InstanceNorm with running statistics).
 
-    The number of groups is the largest divisor of the channels up to ``groups``; scale and shift are kept.
+    BatchNorm1d becomes one group, as a row may be all that an example has. Elsewhere the number of groups is the
+    largest divisor of the channels up to ``groups`` that leaves at least 4 channels in each: a group of one number is
+    normalised to 0, one of two to ±1, and maps may be of 1 × 1 after pooling. Scale and shift are kept.
     """
     return _convert(copy.deepcopy(model), groups)
 
@@ -80,7 +83,8 @@ def _convert(module: nn.Module, groups: int) -> nn.Module:
 
 def _make_group_norm(old: nn.modules.batchnorm._NormBase, groups: int) -> nn.GroupNorm:
     channels = old.num_features
-    count = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
+    most = 1 if isinstance(old, nn.BatchNorm1d) else max(1, min(groups, channels // LEAST_CHANNELS))
+    count = max(g for g in range(1, most + 1) if channels % g == 0)
     if isinstance(old, nn.modules.instancenorm._InstanceNorm):
         count = channels
     new = nn.GroupNorm(count, channels, eps=old.eps, affine=old.affine).train(old.training)
