@@ -145,8 +145,8 @@ def test_whole_numbers_that_pass_by_the_layer(monkeypatch) -> None:
         start("sanitize-hybrid", Tokens(), rows=(tokens, data()[1]))
     monkeypatch.setattr(Tokens, "around", False)
     run = start("sanitize-hybrid", Tokens(), rows=(tokens, data()[1]))
-    assert "side.weight" in run._query.before  # what the rows do not reach gets noise
-    assert "head.weight" not in run._query.before
+    assert "side.weight" not in run._query.apart.behind  # what the rows do not reach gets noise
+    assert "head.weight" in run._query.apart.behind
 
 
 def with_inputs(model, content):

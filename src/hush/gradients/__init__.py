@@ -19,7 +19,7 @@ from hush.errors import Refused
 from hush.gradients.automatic import record_automatic
 from hush.gradients.book_keeping import record_book_keeping
 from hush.gradients.comparison import Case
-from hush.gradients.functional import record_functional
+from hush.gradients.functional import record_functional, record_one_by_one
 from hush.gradients.model_checks import Untouched, check_model, to_group_norm
 from hush.gradients.points import Augmented, Point, average_rows, read_batch_size
 from hush.gradients.rounding import exact_products
@@ -52,7 +52,12 @@ def _record_strictly(model: nn.Module, losses: Losses, content: Any, n: int, poi
         raise Refused(f"book-keeping cannot follow this model by itself: {stop.why}; use engine='auto'") from stop
 
 
-_ENGINES = {"auto": record_automatic, "book-keeping": _record_strictly, "functional": record_functional}
+_ENGINES = {
+    "auto": record_automatic,
+    "book-keeping": _record_strictly,
+    "functional": record_functional,
+    "one by one": record_one_by_one,
+}
 
 
 def record(

@@ -15,6 +15,7 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
+from hush.sanitize.accounted import Accounted
 from hush.sanitize.layer import find_layer
 from hush.sanitize.published import Published
 from hush.sanitize.threshold import AdaptiveThreshold
@@ -50,7 +51,8 @@ class Adapting:
         """The layer gets its noise, and its first C from the weights as they are before training."""
         _, taken = self.inner.prepare(model, losses, source, secret, noise_std)
         self.threshold.adapt(model)
-        return replace(self, model=model), taken
+        layer = Accounted.of(find_layer(model)[1], free=("clip",))
+        return replace(self, inner=replace(self.inner, layer=layer), model=model), taken
 
     def make_ready(self) -> None:
         """Nothing is computed before the first step."""

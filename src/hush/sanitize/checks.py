@@ -1,13 +1,21 @@
-"""What the proofs of released rows take of a model and its losses, checked on made-up inputs before a run starts."""
+"""What would not be trained as it was meant, found on made-up inputs before a run starts.
+
+Made-up inputs show only what they happen to meet, and no proof rests on what they show but one: that nothing which is
+trained moves the rows of `sanitize-once` and `sanitize-frozen` (`check_frozen`), and there the rows are computed before
+the first step and kept. That a record is alone, and that it reaches the head by its row, is so by construction
+(`hush.sanitize.rows`, `hush.sanitize.apart`).
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from collections.abc import Mapping
 
-from hush.errors import Refused
-from hush.named import Losses, Named, trainable
+import torch
+from torch import Tensor
+
+from hush.errors import BadInput, Refused
+from hush.gradients.swaps import recording
+from hush.named import Losses, trainable
 from hush.randomness import seeded
 from hush.sanitize.cut import PROBES, Cut, check_uses, evaluating, first_of, handing_on, make_up, reach_layer
 
@@ -26,21 +34,23 @@ def check_frozen(cut: Cut) -> None:
 
 
 def check_alone(cut: Cut, *, training: bool) -> None:
-    """Refuse a front by which an example reaches the rows of others: with other examples beside it, in the same place
-    of a batch of the same size, its row must be the same bits."""
+    """Refuse a front that is not made for single records: by itself each would give another row than in company."""
     device = next(cut.model.parameters()).device
     with seeded(0):
         one, others = (first_of(make_up(cut.like, device)) for _ in range(2))
         others[0] = one[0]
-    found = []
-    for inputs in (one, others):
-        with seeded(0), evaluating(cut.model, training), torch.no_grad():
-            found.append(reach_layer(cut.model, cut.layer, inputs)[0])
-    if not _are_same(*found):
+    if not _are_same(*(_reach(cut, inputs, {}, training)[0] for inputs in (one, others))):
         raise Refused(
             f"what reaches the sanitisation layer at '{cut.name}' for one example changes with the other examples of a "
             "batch, so that a record would be in the rows of others too, which the noise on its own does not cover: "
             "compute every example by itself (statistics of a batch are what mixes them most often)"
+        )
+    alone = _reach(cut, one[:1], {}, training)
+    if alone.shape != (1, *cut.shape):
+        raise BadInput(
+            f"every record is computed in a batch of its own, and one example reaches the sanitisation layer at "
+            f"'{cut.name}' as {tuple(alone.shape)}, not as {(1, *cut.shape)}: keep the first dimension (squeeze() "
+            "without a dimension takes it away)"
         )
 
 
@@ -65,51 +75,59 @@ def check_used_once(cut: Cut, losses: Losses) -> None:
 
 def check_nothing_passes(cut: Cut, losses: Losses) -> None:
     """Refuse a model or a loss that sees the inputs by another way than the layer: with the layer's rows held fixed,
-    other inputs must not change a single loss, in training or in evaluation."""
+    other inputs must not change a single loss, in training or in evaluation. In a run it would see zeros."""
     device = next(cut.model.parameters()).device
     with seeded(0):
         content = make_up(cut.like, device)
-        other = (make_up(cut.like, device)[0], *content[1:])
         rows = torch.randn(PROBES, *cut.shape, device=device)
+        others = [make_up(cut.like, device)[0], *_list_unusual(content[0])]
     for training in (True, False):
-        found = []
-        for tried in (content, other):
+
+        def compute(inputs: Tensor, training: bool = training) -> Tensor:
             with seeded(0), evaluating(cut.model, training), torch.no_grad(), handing_on(cut.layer, rows):
-                found.append(losses(cut.model, tried))
-        if _are_same(*found):
-            continue
-        raise Refused(
-            f"the model or its loss sees the inputs by another way than the sanitisation layer at '{cut.name}' (a "
-            "shortcut around it, or a loss that compares with the inputs), and what passes by the layer has no noise: "
-            "put the layer where everything passes"
-        )
+                return losses(cut.model, (inputs, *content[1:]))
+
+        usual = compute(content[0])
+        for place, inputs in enumerate(others):
+            try:
+                found = compute(inputs)
+            except Exception:  # a model may say no to numbers of which nobody knows that they occur
+                if not place:
+                    raise
+                continue
+            if not _are_same(usual, found):
+                raise Refused(
+                    f"the model or its loss sees the inputs by another way than the sanitisation layer at '{cut.name}' "
+                    "(a shortcut around it, a mask, or a loss that compares with the inputs), and what passes by the "
+                    "layer has no noise: put the layer where everything passes"
+                )
+
+
+def _list_unusual(like: Tensor) -> list[Tensor]:
+    """Inputs that masks and thresholds look for: zeros, numbers far away on either side, and none at all."""
+    if not like.is_floating_point():
+        return [torch.zeros_like(like)]
+    return [torch.zeros_like(like), 1e4 * like, -1e4 * like, like.new_full(like.shape, torch.nan)]
 
 
 def _find_movers(cut: Cut) -> frozenset[str]:
     """Trained parameters that change what reaches the layer although no gradient says so."""
-    device = next(cut.model.parameters()).device
-    with seeded(0), evaluating(cut.model), torch.no_grad():
-        inputs = first_of(make_up(cut.like, device))
-        fixed = reach_layer(cut.model, cut.layer, inputs)
-        moved = {}
-        for name, value in trainable(cut.model).items():
-            other = {name: torch.randn_like(value)}
-            moved[name] = reach_layer(_With(cut.model, other), cut.layer, inputs)
-    return frozenset(name for name, found in moved.items() if not _are_same(found, fixed))
+    with seeded(0):
+        inputs = first_of(make_up(cut.like, next(cut.model.parameters()).device))
+        others = {name: (value, torch.randn_like(value)) for name, value in trainable(cut.model).items()}
+    fixed = _reach(cut, inputs, {})
+    return frozenset(
+        name for name, (old, new) in others.items() if not _are_same(_reach(cut, inputs, {id(old): new}), fixed)
+    )
+
+
+def _reach(cut: Cut, inputs: Tensor, others: Mapping[int, Tensor], training: bool = False) -> Tensor:
+    """What reaches the layer with other parameters in their places (by id), the same coins each time, and a model that
+    remembers no other try."""
+    with seeded(0), evaluating(cut.model, training), torch.no_grad(), recording(cut.model, others):
+        return reach_layer(cut.model, cut.layer, inputs)
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
     """The same bits; what is not a number is the same as another such."""
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
-
-
-class _With(nn.Module):
-    """A model with other numbers in some of its parameters."""
-
-    def __init__(self, model: nn.Module, params: Named) -> None:
-        super().__init__()
-        self.model, self.other = model, params
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = functional_call(self.model, self.other, (inputs,))
-        return found

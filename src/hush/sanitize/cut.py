@@ -2,9 +2,9 @@
 
 The cut is made by running the model on made-up inputs, so that the layer may stand at any place of any model. *Before*
 it is every parameter that its input depends on. *After* it is a function of the rows that it hands on, and of nothing
-else of the data: that is checked, by fixing those rows and changing the inputs (`hush.sanitize.checks`), and where all
-that holds the layer is `nn.Sequential` it is so by construction. What the proofs take of a front is checked too: one
-row of the layer for each example, made of that example alone, once in a forward pass.
+else of the data, by construction: it is run on inputs of zeros. Made-up inputs show only what they happen to meet, so
+that the proofs take nothing from them: each record reaches the layer in a batch of its own (`hush.sanitize.rows`,
+`hush.sanitize.apart`). What is tried beforehand (`hush.sanitize.checks`) says early what would not train as meant.
 """
 
 from __future__ import annotations
@@ -39,12 +39,6 @@ class Cut:
     before: frozenset[str]  # the trained parameters that the layer's input depends on
     after: tuple[nn.Module, ...] | None  # the modules behind the layer, where that is all there is
 
-    def find_rows(self, inputs: Tensor) -> Tensor:
-        """What reaches the layer, within its range: without noise, so private."""
-        with torch.no_grad(), evaluating(self.model):
-            reached: Tensor = self.layer.bound(reach_layer(self.model, self.layer, inputs))
-        return reached
-
     def run_head(self, rows: Tensor) -> Tensor:
         """What the model gives where its layer hands on these rows. All else that it sees are inputs of zeros."""
         rows = nn.functional.dropout(rows, self.layer.dropout, self.layer.training and self.layer.place == "after")
@@ -74,6 +68,13 @@ def first_of(content: Any) -> Tensor:
     if not isinstance(content, tuple | list) or not isinstance(content[0], Tensor) or len(content) < 2:
         raise BadInput("sanitising needs data that are pairs: a tensor of features first, then labels")
     return content[0]
+
+
+def hide_inputs(content: Any) -> Any:
+    """The content with zeros for its inputs: all that is left of it is public."""
+    made = [torch.zeros_like(first_of(content)), *content[1:]]
+    named = getattr(type(content), "_make", tuple)
+    return named(made)
 
 
 def check_pairs(content: Any, otherwise: str) -> None:
@@ -155,15 +156,15 @@ class _Reached(Exception):
         self.value = value
 
 
-def reach_layer(model: nn.Module, layer: Sanitize, inputs: Tensor) -> Tensor:
-    """The layer's input; what comes after is not computed."""
+def reach_layer(run: Callable[[Any], Any], layer: Sanitize, inputs: Any) -> Tensor:
+    """The layer's input where a model, or its losses, run on these inputs; what comes after is not computed."""
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _Reached(given[0])
 
     handle = layer.register_forward_pre_hook(stop)
     try:
-        model(inputs)
+        run(inputs)
     except _Reached as reached:
         return reached.value
     finally:

@@ -18,17 +18,20 @@ Proof. Let i be the record, and fix all B_t. Write a step as two releases, Y = (
 of both, the labels and what was released before.
 
 1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both
-   neighbours, as φ_θ is one function applied to each record alone. yᵢ is a Gaussian with standard deviation
+   neighbours, as φ_θ is one function applied to each record in a batch of its own: mapped by torch.func, which has no
+   way from one to another, or else one after the other (`find_engine`). C, s_a and n are those that the run started
+   with (`hush.sanitize.accounted`). yᵢ is a Gaussian with standard deviation
    C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations if i is in B_t, and 0
    otherwise.
-2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and public coins (dropout): the head sees xⱼ in no other way, which is
-   checked before the run starts (`hush.sanitize.checks.check_nothing_passes`), as is that φ_θ maps each record alone
-   and that a record passes the layer once in a step. So h is post-processing of Y.
+2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and coins (dropout): the losses run on inputs of zeros with the layer
+   handing on yⱼ, and in the run that made yⱼ the weights ω were constants (`hush.sanitize.apart`). However often that
+   run passes the layer, yⱼ is all that it hands on. So h is post-processing of Y, by construction.
 3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and ∂aⱼ/∂θ is
    a function of xⱼ and θ. It is clipped to norm c for each record alone. Fixing Y and what was before, the sums of the
    neighbours differ in the one addend of i, by at most 2c; the noise is independent of Y's: 2/s_g standard deviations
    if i is in B_t, and 0 otherwise. A parameter that the layer's input depends on belongs to θ with all of its gradient,
-   wherever else it is used, and so does every other one that the rows alone do not reach (`find_behind`).
+   wherever else it is used, and so does every other one that the rows alone do not reach (`find_behind`); which they
+   are is decided on made-up inputs, and the theorem holds for every choice.
 4. Releases that are each a Gaussian mechanism of μ_m given all earlier ones, with all μ_m fixed beforehand, compose to
    μ² = Σ μ_m² (Dong, Roth, Su 2022, corollary 3.3, adaptively). Fixing the batches fixes who takes part when; k
    participations give k·(4/s_a² + 4/s_g²). ∎
@@ -62,6 +65,7 @@ from torch import Tensor, nn
 
 from hush.errors import Refused
 from hush.gradients import record
+from hush.gradients.spot_checks import Inspected
 from hush.named import Losses, Named, State, Sums, trainable
 from hush.queries.clipped import Clipping, clip_factors, diagnostics, total_norms
 from hush.queries.error_feedback import gaussian_deltas
@@ -69,9 +73,10 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, WithoutReplacement
+from hush.sanitize.accounted import Accounted
+from hush.sanitize.apart import Apart, find_engine
 from hush.sanitize.checks import check_alone, check_nothing_passes, check_used_once, find_behind
 from hush.sanitize.cut import Cut, count_numbers, find_cut
-from hush.sanitize.layer import Sanitize, check_training
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_noise
 from hush.source import Source
 
@@ -88,8 +93,8 @@ class Hybrid:
 
     clipping: Clipping
     nonnegative: bool = False
-    before: frozenset[str] | None = None  # the parameters before the layer, once a run has a model
-    layer: Noisy | None = None
+    apart: Apart | None = None  # the losses, once a run has a model
+    engine: str = "functional"
 
     def __post_init__(self) -> None:
         if self.clipping.per_layer:
@@ -113,8 +118,8 @@ class Hybrid:
         check_range(cut.layer, self.nonnegative)
         _check_cut(cut, losses)
         set_noise(cut.layer, noise_std["rows"])
-        before = frozenset(trainable(model)) - find_behind(cut, losses)
-        return replace(self, before=before, layer=Noisy(cut.layer, cut.layer.noise_multiplier)), source
+        apart = Apart(losses, Accounted.of(cut.layer), find_behind(cut, losses))
+        return replace(self, apart=apart, engine=find_engine(cut, apart)), source
 
     def make_ready(self) -> None:
         """Nothing is computed before the first step."""
@@ -139,29 +144,35 @@ class Hybrid:
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """Σ clip(∂ℓᵢ/∂θ) and Σ ∂ℓᵢ/∂ω; an example is left out of either where that gradient is not finite."""
-        if self.before is None:
+        if self.apart is None:
             raise Refused("a run tells what stands before the layer: start the plan")
-        if self.layer is not None:
-            self.layer.check()
-        tape = record(model, losses, content)
+        self.apart.layer.check_step()
+        tape = record(model, self._cut_losses(losses), content, engine=self.engine)
         squared = tape.squared_norms()
         weights, norms = self._weigh({name: squared[name] for name in trainable(model)})
-        sums = tape.sum(weights)
+        sums, behind = tape.sum(weights), self.apart.behind
+        self.apart.layer.check_step()
         clipped = (norms > self.clipping.clip) & torch.isfinite(norms)
         return {
-            "gradient": {name: value for name, value in sums.items() if name in self.before},
-            "head": {name: value for name, value in sums.items() if name not in self.before},
+            "gradient": {name: value for name, value in sums.items() if name not in behind},
+            "head": {name: value for name, value in sums.items() if name in behind},
             "diagnostics": diagnostics(tape.losses, clipped),
         }
+
+    def _cut_losses(self, losses: Losses) -> Losses:
+        """The losses in two parts. Every example is computed by itself, so there is nothing to inspect."""
+        assert self.apart is not None
+        own = losses.losses if isinstance(losses, Inspected) else losses
+        return self.apart if own is self.apart.losses else replace(self.apart, losses=own)
 
     def _weigh(self, squared: Named) -> tuple[Named, Tensor]:
         """Weights by parameter, and the norms before the layer. Whether the head counts an example is decided by the
         head's gradient alone: a function of released rows."""
-        assert self.before is not None
-        norms = total_norms({name: value for name, value in squared.items() if name in self.before})
+        assert self.apart is not None
+        behind = {name: value for name, value in squared.items() if name in self.apart.behind}
+        norms = total_norms({name: value for name, value in squared.items() if name not in behind})
         factors = clip_factors(norms, self.clipping.clip, self.clipping.mode)
-        weights = {name: factors for name in squared if name in self.before}
-        behind = {name: value for name, value in squared.items() if name not in self.before}
+        weights = {name: factors for name in squared if name not in behind}
         if behind:
             finite = torch.isfinite(total_norms(behind)).to(factors.dtype)
             weights |= dict.fromkeys(behind, finite)
@@ -183,29 +194,13 @@ class Hybrid:
         return (Claim(event, "replace", "proven", PROVEN, "features"),)
 
 
-@dataclass(frozen=True, eq=False)
-class Noisy:
-    """A layer, and the σ that was accounted for it."""
-
-    layer: Sanitize
-    noise_multiplier: float
-
-    def check(self) -> None:
-        """Refuse to take a step in which the layer would add other noise, or none."""
-        check_training(self.layer)
-        if self.layer.noise_multiplier != self.noise_multiplier or self.layer.draw is not None:
-            raise Refused("the layer's noise was changed after the run had begun: make a new plan and run")
-
-
 def _check_cut(cut: Cut, losses: Losses) -> None:
-    """Refuse what the proof does not cover."""
+    """Refuse what would not be trained as it was meant, as far as made-up inputs show it."""
     if not cut.before:
         raise Refused(
             f"nothing that is trained stands before the sanitisation layer at '{cut.name}': use method "
             "sanitize-once, which costs less"
         )
-    if cut.layer.draw is not None:
-        raise Refused("the layer draws its noise from a function of its own: leave draw out")
     check_nothing_passes(cut, losses)
     check_used_once(cut, losses)
     check_alone(cut, training=True)

@@ -8,7 +8,7 @@ the first of them is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
+from hush.sanitize.accounted import Accounted
 from hush.sanitize.cut import count_numbers, find_cut
 from hush.sanitize.layer import check_training, find_layer
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range
@@ -43,6 +44,7 @@ class Published:
 
     rate: float
     nonnegative: bool = False
+    layer: Accounted | None = None  # once a run has a model
 
     def __post_init__(self) -> None:
         validate.rate(sample_rate=self.rate)
@@ -64,7 +66,7 @@ class Published:
         layer = find_cut(model, source).layer
         check_range(layer, self.nonnegative)
         layer.noise_multiplier = noise_std["rows"]
-        return self, source
+        return replace(self, layer=Accounted.of(layer)), source
 
     def make_ready(self) -> None:
         """Nothing is computed before the first step."""
@@ -88,6 +90,8 @@ class Published:
         """The gradient of the piece's summed loss; beside it the spread of the noisy outputs, which a stop looks at."""
         layer = find_layer(model)[1]
         check_training(layer)
+        if self.layer is not None:
+            self.layer.check()
         spreads: list[Tensor] = []
         hook = layer.register_forward_hook(lambda module, given, out: spreads.append(sum_spreads(out)))
         try:

@@ -2,8 +2,15 @@
 
 Release r of record i is yᵢ = [clamp(φ(xᵢ)) + Cσ√n·zᵢᵣ], where φ is what stands before the layer and [·] rounds to the
 public grid of the noise (`hush.release`). The noise is that of (secret, "rows", r): the same whenever it is asked for,
-so a resumed run releases the same rows again and spends nothing. Nothing is computed before the first step asks for
+so a resumed run releases the same rows again and spends nothing. Nothing is released before the first step asks for
 rows, when a ledger has been charged.
+
+φ(xᵢ) is a function of record i and of public things, by construction and not because it was tried. Record i is read and
+passes φ in a batch of one, which has the same shape for every record, so neither a branch that looks at a batch nor a
+kernel's rounding meets another record. Whatever φ draws comes from the same public seed for each record. What a forward
+leaves in the model's attributes is taken away after each record, and a model whose buffers or weights a forward changes
+is refused before anything is released (`hush.gradients.swaps`, `hush.gradients.model_checks`). The clamp is that of the
+layer as it was accounted for (`hush.sanitize.accounted`).
 """
 
 from __future__ import annotations
@@ -19,12 +26,16 @@ import torch
 from torch import Tensor
 
 from hush.errors import BadInput, Refused
-from hush.randomness import BLOCK, Secret, normal
+from hush.gradients import Untouched
+from hush.gradients.points import make_rewinder
+from hush.gradients.swaps import recording
+from hush.named import trainable
+from hush.randomness import BLOCK, Secret, normal, seeded
 from hush.release import add_noise, grid
-from hush.sanitize.cut import Cut, first_of
+from hush.sanitize.accounted import Accounted
+from hush.sanitize.cut import Cut, evaluating, first_of, reach_layer
 from hush.source import Source
 
-CHUNK = 500  # records through the front at a time
 PIECE = 32 * BLOCK  # numbers of noise at a time
 PATIENCE = 2.0  # seconds before anything is said
 DIGEST = 4  # numbers of 64 bits that stand for a release
@@ -40,10 +51,14 @@ class ReleasedRows:
     std: float
     releases: int
     turn: int
+    layer: Accounted = field(init=False, repr=False)
     _bounded: Tensor | None = field(default=None, repr=False)
     _released: tuple[int, bytes, Tensor] | None = field(default=None, repr=False)
     _digest: Tensor = field(default_factory=lambda: torch.zeros(DIGEST, dtype=torch.int64), repr=False)
     _number: int = 0
+
+    def __post_init__(self) -> None:
+        self.layer = Accounted.of(self.cut.layer)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -84,6 +99,7 @@ class ReleasedRows:
     def check(self, digests: Tensor) -> None:
         """Refuse rows that are not those that this run released before: the noise would be the same, and the difference
         free of it."""
+        self.layer.check()
         before = digests[self._number].cpu()
         self.release()
         if bool(before.any()) and not torch.equal(before, self._digest):
@@ -106,21 +122,31 @@ class ReleasedRows:
             yield normal(secret, "rows", self._number, like, start)
 
     def _compute(self) -> Tensor:
-        """Every record's row within the range, some records at a time."""
-        if self.cut.layer.noise_std != self.std:
-            raise Refused("the layer's clip or noise was changed after the run had begun: make a new plan and run")
-        device = next(self.cut.model.parameters()).device
-        said, parts = time.monotonic(), []
-        for start in range(0, len(self), CHUNK):
-            if time.monotonic() - said > PATIENCE:
-                said = time.monotonic()
-                sys.stderr.write(f"releasing rows: {start} of {len(self)} records\n")
-            chosen = torch.arange(start, min(start + CHUNK, len(self)))
-            found = self.cut.find_rows(first_of(self.source.take(chosen)).to(device)).cpu()
-            if found.shape[1:] != self.cut.shape or len(found) != len(chosen):
-                raise BadInput("records of different shapes cannot be released as rows of one width: pad them")
-            parts.append(found)
+        """Every record's row within the range, each in a batch of its own."""
+        self.layer.check()
+        model, parts = self.cut.model, []
+        said = time.monotonic()
+        untouched = Untouched(model, trainable(model)).during_forward(complete=True)
+        with seeded(0), torch.no_grad(), evaluating(model), untouched:
+            rewind = make_rewinder(next(model.parameters()).device)
+            for number in range(len(self)):
+                if time.monotonic() - said > PATIENCE:
+                    said = time.monotonic()
+                    sys.stderr.write(f"releasing rows: {number} of {len(self)} records\n")
+                rewind()
+                parts.append(self._compute_alone(number))
         return torch.cat(parts)
+
+    def _compute_alone(self, number: int) -> Tensor:
+        """The row of one record, whom nothing of the others reaches."""
+        model = self.cut.model
+        content = self.source.take(torch.tensor([number]))
+        inputs = first_of(content).to(next(model.parameters()).device)
+        with recording(model, {}):
+            found = self.layer.bound(reach_layer(model, self.cut.layer, inputs)).cpu()
+        if found.shape != (1, *self.cut.shape):
+            raise BadInput("records of different shapes cannot be released as rows of one width: pad them")
+        return found
 
 
 def digest_rows(rows: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Losses cut in two at the layer, so that what is behind it sees rows and nothing else of a record.
+
+The losses run twice. First on the record itself, as far as the layer: what reaches it is clamped and gets its noise.
+Then on inputs of zeros, with the layer handing on those rows: whatever passes by the layer (a mask of missing values, a
+weight by age, a target made of the inputs) sees zeros. The gradient goes back through the rows.
+
+In the first run the parameters behind the layer are constants. So their gradient is that of the second run alone, a
+function of rows, labels and coins, whichever way a record takes through the model. What the first run leaves in the
+model's attributes is taken away before the second (`hush.gradients.swaps`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.gradients import GradientWarning, record
+from hush.gradients.swaps import recording
+from hush.named import Losses
+from hush.randomness import seeded
+from hush.sanitize.accounted import Accounted
+from hush.sanitize.cut import Cut, evaluating, handing_on, hide_inputs, make_up, reach_layer
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Losses whose examples reach the head by the rows of ``layer`` alone; ``behind`` it learn these parameters."""
+
+    losses: Losses
+    layer: Accounted
+    behind: frozenset[str]
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """One loss per example."""
+        rows = self.layer.release(self._reach(model, content))
+        with handing_on(self.layer.layer, rows):
+            return self.losses(model, hide_inputs(content))
+
+    def _reach(self, model: nn.Module, content: Any) -> Tensor:
+        """What reaches the layer; it depends on parameters before it, and as far as gradients go on no others."""
+        fixed = {id(p): p.detach() for name, p in model.named_parameters() if name in self.behind}
+        with recording(model, fixed):
+            return reach_layer(partial(self.losses, model), self.layer.layer, content)
+
+
+def find_engine(cut: Cut, losses: Apart) -> str:
+    """How each example is computed in a batch of its own: mapped by torch.func, or one after the other where that
+    cannot map the model. Made-up inputs decide, so no record does."""
+    device = next(cut.model.parameters()).device
+    try:
+        with seeded(0), evaluating(cut.model, True), torch.enable_grad():
+            record(cut.model, losses, make_up(cut.like, device), engine="functional")
+    except Exception as stop:  # whatever it is: if it is not the map, it comes again
+        why = type(stop).__name__
+        warnings.warn(
+            f"one backward pass an example computes this model, which is slow: torch.func cannot map it ({why})",
+            GradientWarning,
+            stacklevel=2,
+        )
+        return "one by one"
+    return "functional"
