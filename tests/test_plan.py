@@ -400,3 +400,9 @@ def test_a_delta_that_the_noise_cannot_deliver_is_refused_where_the_model_is_kno
     with pytest.raises(Refused, match=r"cannot deliver any δ"):
         plan(noise_multiplier=0.1).start(model, lambda m, b: m(b), data)
     assert 0 < plan().with_tails(10**8).tails < 1e-8
+
+
+def test_parts_of_ones_own_are_taken_at_their_word_and_the_guarantee_says_so() -> None:
+    assert not any("of one's own" in said for said in plan().guarantee().assumptions)
+    own = replace(plan(), query=Sums(SUM, (proven(),))).guarantee()
+    assert "a query of one's own (Sums) keeps what it declares" in own.assumptions

@@ -32,7 +32,7 @@ from hush.matrices import Structure, drop_first
 from hush.mechanism import Mechanism
 from hush.privacy import accounting, calibration, event_json
 from hush.privacy.accounting import Accountant
-from hush.privacy.assumptions import BLINDLY, FIXED
+from hush.privacy.assumptions import BLINDLY, FIXED, KEPT
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.selection import INDEPENDENT, Trials
 from hush.queries import ByTable, Claim, Query
@@ -271,10 +271,17 @@ def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
 
 
 def _list_assumptions(mechanism: Mechanism) -> tuple[str, ...]:
-    """What the guarantee rests on, each once: the plan's own, those of the releases beside it, and of a choice."""
+    """What the guarantee rests on, each once: the plan's own, those of the releases beside it, of a choice, and that
+    parts that are not hush's keep their word."""
     theirs = [text for release in mechanism.beside for text in release.assumptions]
+    parts = {"sampler": mechanism.sampler, "query": mechanism.query, "noise": mechanism.noise}
+    theirs += [KEPT.format(kind, type(part).__qualname__) for kind, part in parts.items() if not _is_own(part)]
     theirs += [] if mechanism.trials is None else [INDEPENDENT]
     return tuple(dict.fromkeys((*mechanism.assumptions, *theirs))) if theirs else mechanism.assumptions
+
+
+def _is_own(part: Any) -> bool:
+    return type(part).__module__.partition(".")[0] == "hush"
 
 
 def _promise_nothing(mechanism: Mechanism) -> Guarantee:

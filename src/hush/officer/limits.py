@@ -34,6 +34,13 @@ EXPLAINED = {
         "The model came with code of its own that sees the data while it is trained. Whoever wrote it has to confirm "
         "that it keeps nothing"
     ),
+    **{
+        assumptions.KEPT.format(kind, "").partition("(")[0]: (
+            "A part of the procedure was written for this training. What it does to a single person's share was "
+            "declared by whoever wrote it, and is not checked here"
+        )
+        for kind in ("sampler", "query", "noise")
+    },
     assumptions.TRAINED: (
         "The model had been trained before. If that was on the same people's data, it has to be counted too, and this "
         "statement alone says too little"
