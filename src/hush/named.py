@@ -107,16 +107,9 @@ def copy_into(own: Named, saved: Named) -> None:
         value.copy_(saved[name])
 
 
-def check_per_example(values: Tensor, examples: int | None = None) -> Tensor:
-    """The losses as given, after checking that there is one for each example."""
-    if values.dim() == 0:
-        raise BadInput(
-            "the loss is a single number, and privacy needs one per example: "
-            "use reduction='none' so that losses(model, content) has shape (n,)"
-        )
-    if values.dim() != 1 or (examples is not None and len(values) != examples):
-        wanted = "(n,)" if examples is None else f"({examples},)"
-        raise BadInput(
-            f"losses(model, content) must have one value per example, shape {wanted}; got {tuple(values.shape)}"
-        )
-    return values
+def check_losses(losses: Any, n: int) -> None:
+    """One loss per example, or a sentence that says so; how many examples a batch has is private."""
+    if not isinstance(losses, Tensor) or losses.shape != (n,):
+        got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else repr(type(losses).__name__)
+        got = "another number of them" if isinstance(losses, Tensor) and losses.dim() == 1 else got
+        raise BadInput(f"losses must return one loss per example, shape (n,), got {got}: use reduction='none'")

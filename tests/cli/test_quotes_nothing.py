@@ -18,9 +18,12 @@ from hush.bench.spec import read_spec
 from hush.bench.store import open_store
 from hush.bench.sweeps import sweep
 from hush.cli import main
-from hush.errors import HushError
-from hush.gradients.points import check_losses, read_batch_size
+from hush.errors import BadInput, HushError
+from hush.gradients.points import read_batch_size
 from hush.methods import make_plan
+from hush.named import check_losses
+from hush.queries import PlainSum
+from hush.units import UnitLosses, UnitRows
 
 MARK = "HIVpositive"
 ROWS = [f"{i % 5},{'ab'[i % 2]},{'yes' if i % 2 else 'no'}" for i in range(60)]
@@ -155,6 +158,22 @@ def test_what_the_gradients_say() -> None:
     for wrong in (torch.zeros(238), torch.zeros(239, 1), torch.zeros(())):
         with pytest.raises(HushError) as caught:
             check_losses(wrong, 239)
+        assert "23" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v[:, None], lambda v: v.mean()])
+def test_what_plain_sums_and_units_say(change) -> None:
+    def losses(model, content):
+        return change(model(content[0]).sum(1))
+
+    model, content = nn.Linear(2, 3), (torch.zeros(239, 2), torch.zeros(239))
+    units = UnitRows((torch.zeros(239, 1, 2), torch.zeros(239, 1)), torch.ones(239, 1))
+    for compute in (
+        lambda: PlainSum().piece(model, losses, content, {}),
+        lambda: UnitLosses(losses, 1)(model, units),
+    ):
+        with pytest.raises(BadInput, match="one loss per example") as caught:
+            compute()
         assert "23" not in str(caught.value)
 
 

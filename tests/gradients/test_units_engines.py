@@ -266,7 +266,7 @@ def test_views_are_made_of_each_row() -> None:
 
 def test_a_term_of_one_row_a_unit_stays_as_it_is() -> None:
     term = HeldRows(torch.randn(4, 3))
-    assert gather_rows(term, 1, torch.zeros(3)) is term
-    two = gather_rows(term, 2, torch.zeros(3))
+    assert gather_rows(term, 4, 1, torch.zeros(3)) is term
+    two = gather_rows(term, 2, 2, torch.zeros(3))
     weights = Weights.of(torch.tensor([1.0, 0.0]), torch.float32)
     assert torch.equal(two.sum(weights), term.values[0] + term.values[1])

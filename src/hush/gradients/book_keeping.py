@@ -24,14 +24,14 @@ import hush.gradients.lookup
 import hush.gradients.normalisation  # noqa: F401  (these register their rules)
 from hush.draws import Unplaced, drawing
 from hush.gradients.gathering import gather_rows
-from hush.gradients.points import Point, check_losses, make_rewinder
+from hush.gradients.points import Point, make_rewinder
 from hush.gradients.rounding import exact_products
 from hush.gradients.substitutes import replacing_forwards
 from hush.gradients.swaps import compute_gradients, recording, refuse_unseen
 from hush.gradients.tape import Suspects, Tape, Weights, weights_of
 from hush.gradients.terms import HeldRows, Term, bound_in_chunks, merge_terms
 from hush.gradients.watched import Entry, Session, Unhandled, Watched
-from hush.named import Losses, Named, trainable
+from hush.named import Losses, Named, check_losses, trainable
 from hush.units import count_rows
 
 
@@ -104,7 +104,7 @@ def record_book_keeping(
         values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
         first = values if first is None else first
         for entry in entries:
-            terms[entry.name] += [gather_rows(term, count_rows(losses), entry.value) for term in entry.terms]
+            terms[entry.name] += [gather_rows(term, n, count_rows(losses), entry.value) for term in entry.terms]
     assert first is not None
     return BookTape(
         first, {name: p.detach() for name, p in params.items()}, {name: merge_terms(t) for name, t in terms.items()}

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from hush.draws import computing_again, drawing, drawing_only, is_by_place
-from hush.gradients.points import Point, check_losses, make_rewinder
+from hush.gradients.points import Point, make_rewinder
 from hush.gradients.swaps import compute_gradients, recording, refuse_unseen
 from hush.gradients.tape import HeldTape
-from hush.named import Losses, Named, trainable
+from hush.named import Losses, Named, check_losses, trainable
 from hush.source import tensors_of, to_each
 
 

@@ -15,8 +15,8 @@ from hush.gradients.tape import Weights
 from hush.gradients.terms import HeldRows, Outer, Reach, Term, bound_in_chunks
 
 
-def gather_rows(term: Term, m: int, like: Tensor) -> Term:
-    """The term of units of m rows each, of a parameter ``like`` this."""
+def gather_rows(term: Term, n: int, m: int, like: Tensor) -> Term:
+    """The term of n units of m rows each, of a parameter ``like`` this."""
     if m == 1:
         return term
     if isinstance(term, HeldRows):
@@ -26,7 +26,7 @@ def gather_rows(term: Term, m: int, like: Tensor) -> Term:
     if isinstance(term, Lookup):
         tokens = term.tokens.reshape(-1, m * term.tokens.shape[1])
         return Lookup.of(tokens, _side_by_side(term.sums, m), term.table)
-    return Gathered(term, m, like)
+    return Gathered(term, n, m, like)
 
 
 def _add_up(rows: Tensor, m: int) -> Tensor:
@@ -45,6 +45,7 @@ class Gathered:
     it is not held."""
 
     term: Term
+    n: int
     m: int
     like: Tensor
 
@@ -59,8 +60,7 @@ class Gathered:
 
     def bound_squares(self, certain: bool = True) -> Tensor:
         """Through the gradients of a few units at a time."""
-        n = len(self.term.reach().s) // self.m
-        return bound_in_chunks([self], n, self.m * self.like.numel(), certain)
+        return bound_in_chunks([self], self.n, self.m * self.like.numel(), certain)
 
     def sum(self, weights: Weights) -> Tensor:
         """Rows can cancel: their sum is made in double precision and rounded once."""

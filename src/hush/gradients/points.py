@@ -93,11 +93,3 @@ def read_batch_size(content: Any) -> int:
     if len(sizes) != 1 or any(t.dim() == 0 for t in tensors):
         raise BadInput("every tensor of a batch must have the examples in its first dimension")
     return sizes[0]
-
-
-def check_losses(losses: Any, n: int) -> None:
-    """One loss per example, or a sentence that says so; how many examples a batch has is private."""
-    if not isinstance(losses, Tensor) or losses.shape != (n,):
-        got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else repr(type(losses).__name__)
-        got = "another number of them" if isinstance(losses, Tensor) and losses.dim() == 1 else got
-        raise BadInput(f"losses must return one loss per example, shape (n,), got {got}: use reduction='none'")

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from hush.draws import computing_again, drawing
-from hush.named import Losses, Named, State, Sums, check_per_example, trainable
+from hush.gradients.points import read_batch_size
+from hush.named import Losses, Named, State, Sums, check_losses, trainable
 from hush.queries.clipped import diagnostics
 from hush.queries.query import ByTable, Channel, Claim
 from hush.release import Release
@@ -33,14 +34,7 @@ class PlainSum:
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the piece's summed loss."""
-        params = trainable(model)
-        with drawing(proven=False, again=True):
-            values = check_per_example(losses(model, content))
-        with computing_again(proven=False):
-            grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
-        named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}
-        detached = values.detach()
-        return {"gradient": named, "diagnostics": diagnostics(detached, torch.zeros_like(detached))}
+        return sum_gradients(model, trainable(model), losses, content)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         """The sum as it is."""
@@ -55,3 +49,15 @@ class PlainSum:
     ) -> tuple[Claim, ...] | ByTable:
         """None: nothing is bounded."""
         return ()
+
+
+def sum_gradients(module: nn.Module, params: Named, losses: Losses, content: Any) -> Sums:
+    """The gradient of the module's summed loss in these parameters, and what a person training wants to see."""
+    with drawing(proven=False, again=True):
+        values = losses(module, content)
+        check_losses(values, read_batch_size(content))
+    with computing_again(proven=False):
+        grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
+    named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}
+    detached = values.detach()
+    return {"gradient": named, "diagnostics": diagnostics(detached, torch.zeros_like(detached))}

@@ -33,10 +33,9 @@ from dp_accounting import dp_event
 from torch import nn
 
 from hush import validate
-from hush.draws import computing_again, drawing
 from hush.errors import BadInput, Refused
-from hush.named import Losses, Named, State, Sums, check_per_example, trainable
-from hush.queries.clipped import diagnostics
+from hush.named import Losses, Named, State, Sums, trainable
+from hush.queries.plain import sum_gradients
 from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
@@ -119,14 +118,7 @@ class Released:
         if self.cut is None or self.rows is None:
             raise Refused("rows are released by a run: start the plan")
         self.rows.check(public["releases"])
-        params, head = trainable(model), Head(self.cut)
-        with drawing(proven=False, again=True):
-            values = check_per_example(losses(head, content))
-        with computing_again(proven=False):
-            grads = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
-        named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads, strict=True)}
-        seen = values.detach()
-        return {"gradient": named, "diagnostics": diagnostics(seen, torch.zeros_like(seen))}
+        return sum_gradients(Head(self.cut), trainable(model), losses, content)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         """The sum as it is."""
