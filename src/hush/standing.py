@@ -9,7 +9,7 @@ float64 sum over all processes is the list of them, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from hush.source import Source
 from hush.stepping import Ranks
 
 STANDING = "standing"
-SPREAD = 1 << 15  # words that are weighted at a time
-EXACT = 1 << 52  # numbers below it are exact in float64
-WEIGHT, TURN = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
 
 
 def check_shareable(plan: Mechanism, ranks: Ranks) -> None:
@@ -78,20 +75,6 @@ def _digest_run(plan: Mechanism, model: nn.Module, source: Source, secret: Secre
     except NoIdentity:
         known = f"{plan.method} {plan.steps} {plan.sigma!r} {plan.divisor!r}"
     return {"plan": known, "weights": digest_weights(model, secret), "data": data}
-
-
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number below 2⁵² that two lists of tensors share only if they are the same in every bit, or by an accident of
-    about that size: all words summed, each with an odd weight of its own place."""
-    total = 0
-    for tensor in tensors:
-        octets = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        words = octets.new_zeros(-(-len(octets) // 8) * 8)
-        words[: len(octets)] = octets
-        for block in torch.split(words.view(torch.int64), SPREAD):
-            weights = torch.arange(1, len(block) + 1).mul_(WEIGHT).bitwise_or_(1)
-            total = (total * TURN + int((block * weights).sum())) % (1 << 64)
-    return (total >> 8) % EXACT
 
 
 def mark_step(secret: Secret, step: int, microbatch: int) -> Tensor:

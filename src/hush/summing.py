@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.arithmetic import Piece, Seats
+from hush.checksum import checksum
 from hush.company import check_neighbours, shift_of_one_row_more
 from hush.draws import model_randomness
 from hush.errors import Refused
@@ -24,7 +25,7 @@ from hush.queries import ADDED, Query
 from hush.randomness import Secret
 from hush.sanitize.rows import ReleasedRows
 from hush.source import Parts, Source, list_parts, refuse_other_parts, tensors_of, to_each
-from hush.standing import add_standing, checksum, mark_step, take_standing
+from hush.standing import add_standing, mark_step, take_standing
 from hush.stepping import Ranks
 from hush.units import Units
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hush.checksum import WIDTH, fold_words
 from hush.errors import Refused
 from hush.gradients.spot_checks import Mixing
 from hush.gradients.swaps import explain_jit
@@ -180,43 +181,32 @@ def _count_writes(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version
 
 
-SMALL = 1 << 12  # tensors of fewer numbers are compared as they are
+SMALL = 4 * WIDTH  # tensors of fewer numbers are compared as they are
 
 
 @dataclass(frozen=True)
 class _Bits:
-    """What parameters are at one moment: a copy of the small ones, and of each large one the sum of its bits as whole
-    numbers that wrap around, the fastest sum there is that sees every bit."""
+    """What parameters are at one moment: each of the small ones itself, and of a large one the fold of its words."""
 
-    small: Tensor
-    large: tuple[int, ...]
+    octets: Tensor
+    sizes: list[int]
 
     @staticmethod
     def of(params: Named) -> _Bits:
-        whole = [p.detach().view(_WHOLE[p.element_size()]) for p in params.values()]
-        small = [w.reshape(-1).view(torch.uint8) for w in whole if w.numel() < SMALL]
-        large = tuple(int(w.sum(dtype=w.dtype)) for w in whole if w.numel() >= SMALL)
-        return _Bits(torch.cat([torch.empty(0, dtype=torch.uint8, device=whole[0].device), *small]), large)
+        kept = [_view_octets(p if p.numel() < SMALL else fold_words(p)) for p in params.values()]
+        return _Bits(torch.cat(kept), list(map(len, kept)))
 
     def find_changed(self, params: Named) -> list[str]:
         """The parameters that are something else now."""
         now = _Bits.of(params)
-        if now.large == self.large and torch.equal(now.small, self.small):
+        if torch.equal(now.octets, self.octets):
             return []
-        before, large = iter(torch.split(self.small, _list_sizes(params))), iter(self.large)
-        after, large_now = iter(torch.split(now.small, _list_sizes(params))), iter(now.large)
-        return [
-            name
-            for name, p in params.items()
-            if (not torch.equal(next(before), next(after)) if p.numel() < SMALL else next(large) != next(large_now))
-        ]
+        parts = zip(params, *(torch.split(bits.octets, bits.sizes) for bits in (self, now)), strict=True)
+        return [name for name, before, after in parts if not torch.equal(before, after)]
 
 
-_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _list_sizes(params: Named) -> list[int]:
-    return [p.numel() * p.element_size() for p in params.values() if p.numel() < SMALL]
+def _view_octets(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _digest(tensor: Tensor) -> str:
