@@ -64,8 +64,8 @@ def test_the_search_can_see_a_bound_that_does_not_hold() -> None:
             own = super().clipping
 
             class Low(type(own)):
-                def weigh(self, squared, clip=None):
-                    return weigh({n: v * 0.98 for n, v in squared.items()}, clip)
+                def weigh(self, squared):
+                    return weigh({n: v * 0.98 for n, v in squared.items()})
 
             return Low(own.clip, own.mode, own.per_layer)
 

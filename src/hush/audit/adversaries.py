@@ -156,7 +156,7 @@ class Difference:
         return _releases_gradients(plan, "sum")
 
     def score(self, game: Game, secret: Secret, *, present: bool) -> float:
-        """The largest difference along the canary's direction between the two."""
+        """The difference along the canary's direction between the two, summed over all releases."""
         first = game.watch(secret, present=present)
         second = game.watch(secret.child("second"), present=False)
         return float((first.along(game.stage) - second.along(game.stage)).sum())

@@ -53,21 +53,20 @@ class Clipping:
         """The largest norm of what one example adds: ``clip``, or 1 where it is divided by the clip or by its norm."""
         return self.clip if self.mode == "plain" else 1.0
 
-    def weigh(self, squared: Named, clip: float | None = None) -> Weighed:
-        """The weights at this clip (its own by default), from the squared norms by parameter."""
-        at = self.clip if clip is None else clip
+    def weigh(self, squared: Named) -> Weighed:
+        """The weights at this clip, from the squared norms by parameter."""
         norms = total_norms(squared)
+        finite = torch.isfinite(norms)
         if not self.per_layer:
-            return Weighed(clip_factors(norms, at, self.mode), norms, (norms > at) & torch.isfinite(norms))
+            return Weighed(clip_factors(norms, self.clip, self.mode), norms, (norms > self.clip) & finite)
         layers = by_layer(squared)
         each = {layer: total_norms({n: squared[n] for n in names}) for layer, names in layers.items()}
         share = 1.0 / sqrt(len(layers))
-        finite = torch.isfinite(norms)
         weights: Named = {}
         for layer, names in layers.items():
-            factors = clip_factors(each[layer] / share, at, self.mode)
+            factors = clip_factors(each[layer] / share, self.clip, self.mode)
             weights |= dict.fromkeys(names, torch.where(finite, factors, torch.zeros_like(factors)))
-        return Weighed(weights, norms, (torch.stack(list(each.values())).amax(0) > at * share) & finite)
+        return Weighed(weights, norms, (torch.stack(list(each.values())).amax(0) > self.clip * share) & finite)
 
 
 @dataclass(frozen=True)
