@@ -197,6 +197,27 @@ def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch:
     assert all(torch.equal(a, b) for start in starts for a, b in zip(start, starts[0], strict=True))
 
 
+@pytest.mark.parametrize("entered", [False, True])
+def test_ctrl_c_says_what_is_left_of_a_search(monkeypatch: Any, tmp_path: Path, capsys: Any, entered: bool) -> None:
+    def interrupt(run: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def choose(trials: Trials, *given: Any) -> Any:
+        return select_best(Trials(20.0), *given, next(s for s in map(Secret.from_seed, range(99)) if count(s) > 2))
+
+    monkeypatch.setattr(tuned, "take_steps", interrupt)
+    monkeypatch.setattr(tuned, "select_best", choose)
+    ledger = tmp_path / "ledger"
+    given = ["--ledger", str(ledger)] if entered else []
+    assert main([*SMALL, "--epsilon", "3", "--public-test", "--out", str(tmp_path / "out"), *given]) == 130
+    left = "what was entered in the ledger stays spent" if entered else "nothing of it was released"
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()[-1] == f"stopped: a search cannot be resumed, and {left}"
+    assert not (tmp_path / "out").exists()
+    assert ledger.exists() == entered
+
+
 def with_batch_norm(features: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.BatchNorm1d(features), nn.Linear(features, classes))
 

@@ -35,7 +35,7 @@ def test_the_fields_that_scripts_rely_on(capsys, tmp_path, write_spec) -> None:
     command = ("bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline", "--json")
     code, out, err = call(capsys, *command)
     assert code == 0
-    assert err == ""
+    assert "3 of 3 runs done, 0 failed" in err  # progress is on stderr, and out of the way of the JSON
     first = json.loads(out)
     choices = first.pop("choices")
     assert first == {"runs": 3, "done": 3, "failed": 0, "skipped": 0, "diverged": 0}
@@ -199,6 +199,21 @@ def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, 
     assert code == 1
     assert out == ""
     assert "make room and run the same command again" in err
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_ctrl_c_says_how_to_go_on(capsys, tmp_path, write_spec, monkeypatch, more) -> None:
+    command = ("bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline", *more)
+
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Inline, "carry_out", interrupt)
+        code, out, err = call(capsys, *command)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "stopped: start the same command again to go on"
+    assert call(capsys, *command)[0] == 0
 
 
 def test_the_live_table(tmp_path, small) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -246,3 +247,25 @@ def test_every_recipe_names_options_that_exist() -> None:
 def test_what_is_set_beside_a_recipe_wins(capsys) -> None:
     found = answer(capsys, "train", "--recipe", "digits", "--steps", 2, "--set", "clip=2", "--set", "lr=0.5")
     assert found["steps"] == 2
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "tune"])
+def test_ctrl_c_ends_with_a_word(capsys, monkeypatch, command: str) -> None:
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hush.cli.task.load_task", interrupt)
+    more = ("--public-test",) if command == "tune" else ()
+    assert call(capsys, command, "--problem", "digits-logistic", *more) == (130, "", "interrupted\n")
+
+
+def test_a_run_that_is_stopped_says_where_and_nothing_else(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("hush.cli.taking.note_interrupts", lambda: nullcontext(lambda: True))
+    given = ("train", "--problem", "digits-logistic", "--steps", "4", "--out", tmp_path / "run")
+    code, out, err = call(capsys, *given)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == (
+        f"stopped at step 1 of 4: as asked; all is kept up to step 1, go on with: hush train --out {tmp_path / 'run'} "
+        "--resume"
+    )
+    assert "interrupted" not in err

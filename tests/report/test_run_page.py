@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hush.artefact.folder import read_json
 from hush.cli import main
 from hush.report.report_page import render_report
 from hush.report.run_page import make_private_page, make_released_page
@@ -94,6 +96,34 @@ def test_the_command_writes_two_files_and_the_private_one_is_closed(
     for word in ("Training loss", "Batch sizes", "Clipped share", "This page is private"):
         assert word in private
         assert word not in released
+
+
+@pytest.mark.parametrize("trouble", ["read", "written", "read in part"])
+def test_the_public_page_needs_no_private_part(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """As for somebody who does not own the data, and for a folder on a disk that is read only."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder / "private" / "steps.jsonl"))
+
+    if trouble == "read":
+        monkeypatch.setattr("hush.report.run_page.make_private_page", refuse)
+    elif trouble == "written":
+        (copied / "private" / "report.html").unlink(missing_ok=True)  # of another test
+        (copied / "private" / "report.html").mkdir()
+    else:
+        monkeypatch.setattr("hush.report.run_page._read_steps", lambda path: read_json(path.parent / "gone"))
+    before = sorted(copied.rglob("*"))
+    assert main(["report", str(copied), "--out", str(tmp_path / "elsewhere.html"), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["private"] is None
+    assert f"no private page was written, as '{copied}/private' cannot be read or written: " in told.err
+    assert len(told.err.splitlines()) == 1
+    assert (tmp_path / "elsewhere.html").read_text() == render_report(make_released_page(run))
+    assert sorted(copied.rglob("*")) == before
 
 
 def test_the_guarantee_the_plan_and_what_was_spent_are_on_both(run: Path) -> None:

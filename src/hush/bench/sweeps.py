@@ -132,12 +132,10 @@ def _forget_failed(store: Store, trials: Iterable[Trial]) -> None:
 
 
 @contextmanager
-def show_live(*, quiet: bool = False, console: Console | None = None) -> Iterator[Callable[[Tally], None]]:
+def show_live(*, console: Console | None = None) -> Iterator[Callable[[Tally], None]]:
     """Something to hand to ``sweep(watch=…)``: a table on a terminal, now and then a line elsewhere."""
     console = console or Console(stderr=True, highlight=False)
-    if quiet:
-        yield lambda tally: None
-    elif console.is_terminal:
+    if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as shown:
             yield lambda tally: shown.update(make_table(tally))
     else:

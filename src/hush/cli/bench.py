@@ -12,6 +12,7 @@ import typer
 
 from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.shell import AsJson
+from hush.cli.stopping import say_when_interrupted
 
 if TYPE_CHECKING:
     from hush.bench.spec import Spec
@@ -61,7 +62,7 @@ def bench(
         raise typer.BadParameter("name a directory for the results: --store DIR")
     opened = open_store(store)
     try:
-        with show_live(quiet=as_json) as watch:
+        with say_when_interrupted("stopped: start the same command again to go on"), show_live() as watch:
             tally = sweep(read, opened, chosen, retry_failed=retry_failed, watch=watch)
     except StoreTrouble as error:
         say(f"error: {error.strerror} in '{store}': what is written is whole; make room and run the same command again")

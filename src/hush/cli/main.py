@@ -27,6 +27,7 @@ from hush.cli import (
     verify,
 )
 from hush.cli.console import accept_any_encoding, say, show
+from hush.cli.stopping import Interruption
 from hush.cli.teaching import teach
 from hush.errors import HushError
 from hush.ranks import LostRank
@@ -34,6 +35,7 @@ from hush.stepping import Stopped
 from hush.version import read_own_version
 
 TRACEBACK = "HUSH_TRACEBACK"
+INTERRUPTED = 130
 app = typer.Typer(
     name="hush",
     add_completion=False,
@@ -82,7 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(args=given or ["--help"], standalone_mode=False, prog_name="hush")
+        if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            say("interrupted")
         return code if isinstance(code, int) else 0
+    except Interruption as error:
+        say(f"{error}")
+        return INTERRUPTED
     except HushError as error:
         say(f"error: {error}")
         return 1 if isinstance(error, (LostRank, Stopped)) else 2
@@ -92,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         say("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hush.cli.console import be_patient, show, show_json
+from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.shell import AsJson
 from hush.errors import BadInput
-from hush.files import PRIVATE, writable_directory, write_atomic
+from hush.files import PRIVATE, explain, writable_directory, write_atomic
 
 
 class Format(StrEnum):
@@ -112,7 +112,7 @@ def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
     """Two files; the one in `private/` is for the owner of the data alone, like all that is there."""
     from hush.artefact.folder import PRIVATE_PART
     from hush.report.report_page import render_report
-    from hush.report.run_page import make_private_page, make_released_page
+    from hush.report.run_page import make_released_page
 
     if kind is not Format.HTML:
         raise BadInput(
@@ -120,10 +120,29 @@ def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
         )
     inside = (source / PRIVATE_PART).is_dir()
     out = out or (source / NAMES[kind] if inside else Path(NAMES[kind]))
-    page, private = make_released_page(source), make_private_page(source)
+    page = make_released_page(source)
     writable_directory(out.parent)
     write_atomic(out, render_report(page).encode())
-    secret = source / PRIVATE_PART / NAMES[kind]
-    if private is not None:
-        write_atomic(secret, render_report(private).encode(), mode=PRIVATE)
-    return {"findings": list(page.findings), "out": str(out), "private": None if private is None else str(secret)}
+    secret = _report_privately(source) if inside else None
+    return {"findings": list(page.findings), "out": str(out), "private": None if secret is None else str(secret)}
+
+
+def _report_privately(source: Path) -> Path | None:
+    """The page in `private/`; None where that cannot be read or written, as for somebody who does not own the data."""
+    from hush.artefact.folder import PRIVATE_PART
+    from hush.report.report_page import render_report
+    from hush.report.run_page import make_private_page
+
+    secret = source / PRIVATE_PART / NAMES[Format.HTML]
+    try:
+        page = make_private_page(source)
+        if page is None:
+            return None
+        write_atomic(secret, render_report(page).encode(), mode=PRIVATE)
+    except (OSError, BadInput) as error:
+        why = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(why, OSError):
+            raise
+        say(f"no private page was written, as '{secret.parent}' cannot be read or written: {explain(why)}")
+        return None
+    return secret

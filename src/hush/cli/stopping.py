@@ -10,6 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Interruption(Exception):
+    """Somebody ended a command, which has a sentence of its own for it: what is kept, and how to go on."""
+
+
+@contextmanager
+def say_when_interrupted(sentence: str) -> Iterator[None]:
+    """Within it, Ctrl-C ends the command with this sentence."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interruption(sentence) from error
+
+
 @contextmanager
 def note_interrupts() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C or SIGTERM into a question to be asked between steps; a second one ends at once."""

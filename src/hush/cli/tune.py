@@ -21,6 +21,7 @@ from hush.cli.planning import check_delta, default_to_three, fit_batch, let_batc
 from hush.cli.preparing import asks_for_releases
 from hush.cli.sanitizing import sanitise_task
 from hush.cli.shell import Given, take
+from hush.cli.stopping import say_when_interrupted
 from hush.cli.table_numbers import fill_in, note_open
 from hush.cli.train import Training
 from hush.errors import BadInput, Refused
@@ -116,7 +117,9 @@ def tune(given: Tuning) -> None:
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
     assert plan.trials is not None
-    winner = select_best(plan.trials, space, lambda drawn: _run_trial(given, task, losses, network, plan, drawn))
+    left = "nothing of it was released" if given.ledger is None else "what was entered in the ledger stays spent"
+    with say_when_interrupted(f"stopped: a search cannot be resumed, and {left}"):
+        winner = select_best(plan.trials, space, lambda drawn: _run_trial(given, task, losses, network, plan, drawn))
     if winner is None:
         raise Refused("the search gave no model, which is one of its outcomes; what it cost is spent")
     _answer(given, task, plan, winner)
