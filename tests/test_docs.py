@@ -52,6 +52,26 @@ def test_extend(here: Path, capsys) -> None:
     assert other.guarantee().epsilon == plan.guarantee().epsilon
 
 
+def test_the_recipe_of_a_run_that_is_not_lost(here: Path) -> None:
+    (block,) = blocks("nothing-is-lost.md", "python")
+    rows = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+    plan = hush.make_plan("dp-sgd", examples=24, batch_size=6, steps=4, noise_multiplier=2.0)
+    given = {"plan": plan, "model": _linear(), "losses": _losses, "data": (rows, torch.arange(24) % 2)}
+    names = dict(given)
+    exec(block, names)
+    names["kept"].close()
+    assert names["run"].next == 4
+    assert (here / "run" / "release").is_dir()
+    assert not list((here / "run" / "private").glob("checkpoint-*"))  # and the secret with them
+    charged = (here / "patients.jsonl").read_bytes()
+    names = dict(given)
+    with pytest.raises(SystemExit, match="is there"):
+        exec(block, names)
+    names["kept"].close()
+    assert "run" not in names
+    assert (here / "patients.jsonl").read_bytes() == charged
+
+
 def test_extend_by_a_query_a_sampler_and_a_noise(here: Path) -> None:
     (here / "myparts.py").write_text("\n".join(blocks("extend.md", "python")))
     import myparts  # type: ignore[import-not-found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 
 import pytest
 import torch
@@ -95,3 +95,40 @@ def test_a_function_reaches_every_tensor_and_keeps_the_shape_of_the_content():
     assert torch.equal(found["a"].x, LABELS[:1])
     assert torch.equal(found["a"].y[0], FEATURES[:1])
     assert [t.shape for t in tensors_of(content)] == [LABELS.shape, FEATURES.shape]
+
+
+class Frame:
+    """A table or a column as pandas has them: its items are columns."""
+
+    shape = (N, 2)
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, name):
+        raise KeyError(name)
+
+    def to_numpy(self):
+        return FEATURES.numpy()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"x": FEATURES, "y": LABELS}, "the data is a dict of Tensor, .*: give a tuple of tensors, or a Dataset whose"),
+        (UserDict(x=FEATURES), "the data is a UserDict of Tensor"),
+        ((Frame(), Frame()), r"the data is \(Frame, Frame\), and each part must be .*: give such as frame.to_numpy"),
+        (Frame(), "the data is a Frame, and each part"),
+        ((FEATURES, LABELS.tolist()), r"the data is \(Tensor, list\), and each part"),
+        ([FEATURES, Frame(), 1, 2], r"the data is \(Tensor, Frame, int, …\), and each part"),
+    ],
+)
+def test_columns_are_not_taken_for_examples(data, said) -> None:
+    with pytest.raises(BadInput, match=said):
+        as_source(data)
+
+
+def test_examples_by_number_may_be_in_any_container() -> None:
+    items = [(FEATURES[i], int(LABELS[i])) for i in range(N)]
+    for data in (items, tuple(items), dict(enumerate(items))):
+        assert torch.equal(as_source(data).take(torch.tensor([3]))[1], LABELS[3:4])

@@ -111,6 +111,8 @@ def as_source(data: Any) -> Source:
     elif isinstance(data, Source):
         source = data
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        if not isinstance(data, Dataset):
+            _check_items(data)
         check_map_style(data)
         source = Collated(data)
     else:
@@ -121,6 +123,28 @@ def as_source(data: Any) -> Source:
     if _count(source) == 0:
         raise BadInput("the data holds no examples")
     return source
+
+
+def _check_items(data: Any) -> None:
+    """Refuse what has a length and items that are not its examples: columns by name, or side by side."""
+    if isinstance(data, Mapping) and 0 not in data:
+        inside = type(next(iter(data.values()), None)).__name__
+        raise BadInput(
+            f"the data is a {type(data).__name__} of {inside}, which has no examples by number: give a tuple of "
+            "tensors, or a Dataset whose items are dicts"
+        )
+    parts = data if isinstance(data, (tuple, list)) else (data,)
+    if any(isinstance(part, (Tensor, np.ndarray)) or _is_frame(part) for part in parts):
+        names = ", ".join(type(part).__name__ for part in parts[:3]) + (", …" if len(parts) > 3 else "")
+        raise BadInput(
+            f"the data is {f'({names})' if parts is data else f'a {names}'}, and each part must be a tensor or a numpy "
+            "array: give such as frame.to_numpy('float32'), torch.tensor(numbers)"
+        )
+
+
+def _is_frame(part: Any) -> bool:
+    """Whether this is a table or a column of pandas, or of another library with the same words."""
+    return hasattr(part, "to_numpy") and hasattr(part, "shape")
 
 
 def _of_loader(loader: DataLoader[Any]) -> Collated:
