@@ -1,7 +1,7 @@
 """A problem's releases before training (`hush.before`): the ranges of its columns and the weights of its classes.
 
     problem = from_files("my.csv", target="y", private_ranges=True).awaiting_weights()
-    setting = {"examples": problem.examples, "batch_size": 64, "epochs": 20, "epsilon": 3}
+    setting = {"examples": problem.examples, "counted": True, "batch_size": 64, "epochs": 20, "epsilon": 3}
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
     plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
