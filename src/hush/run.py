@@ -35,7 +35,7 @@ from hush.source import Collated, Source
 from hush.standing import check_same_run, check_shareable, find_shards
 from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard, ask_first
 from hush.summing import Summing
-from hush.units import Units
+from hush.units import as_units
 
 
 class Run:
@@ -89,7 +89,7 @@ class Run:
         self._summing = Summing(
             plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
         )
-        rows = taken.rows if isinstance(taken, Units) else taken
+        rows = as_units(taken).rows
         if isinstance(rows, Collated):
             rows.follow(self._ahead)
         check_same_run(self.ranks, plan, model, source, self._secret, microbatch=microbatch, noise_shards=noise_shards)

@@ -18,8 +18,9 @@ from hush.company import check_neighbours, shift_of_one_row_more
 from hush.draws import model_randomness
 from hush.errors import Refused
 from hush.gradients import GradientWarning, Untouched, Watch, check_model, placing
-from hush.mechanism import ROUNDING, Mechanism
+from hush.mechanism import Mechanism
 from hush.named import Losses, Named, State, Sums, add_sums, list_tensors, widen_sums
+from hush.privacy.assumptions import ROUNDING
 from hush.privacy.guarantee import rounded_up
 from hush.queries import ADDED, Query
 from hush.randomness import Secret
@@ -27,7 +28,7 @@ from hush.sanitize.rows import ReleasedRows
 from hush.source import Parts, Source, list_parts, refuse_other_parts, tensors_of, to_each
 from hush.standing import add_standing, mark_step, take_standing
 from hush.stepping import Ranks
-from hush.units import Units
+from hush.units import as_units
 
 COMPANY = ROUNDING + " ({}; rigorous arithmetic rules it out)"
 
@@ -49,7 +50,7 @@ class Summing:
     ) -> None:
         self.losses, self.microbatch, self.company = losses, microbatch, ""
         self._mechanism, self._query, self._model, self._params = mechanism, query, model, params
-        self._source, self._ranks = source, ranks
+        self._source, self._units, self._ranks = source, as_units(source), ranks
         self._device = next(iter(params.values())).device
         self._threads = torch.get_num_threads()
         self._untouched = self._watch_model()
@@ -129,10 +130,8 @@ class Summing:
 
     def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
         """The rows of the data in each piece of a step that this process takes."""
-        pieces = [indices[chosen] for chosen in self.list_chosen(secret, step, indices)]
-        if not isinstance(self._source, Units):
-            return pieces
-        return [self._source.at(secret, step).list_rows(units) for units in pieces]
+        units = self._units.at(secret, step)
+        return [units.list_rows(indices[chosen]) for chosen in self.list_chosen(secret, step, indices)]
 
     def list_chosen(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
         """Which examples of a batch are in each piece that this process takes."""
@@ -143,10 +142,10 @@ class Summing:
 
     def _sum_pieces(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         total: Sums | None = None
-        pieces = list(self._seat(secret, step, indices))
+        units, pieces = self._units.at(secret, step), list(self._seat(secret, step, indices))
         for number, piece in enumerate(pieces):
             losses = self._watch_losses(secret, step, number, len(pieces))
-            rows = self._look_at(secret, step).take(indices[piece.chosen])
+            rows = units.take(indices[piece.chosen])
             self._check_parts(rows)
             sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
@@ -164,10 +163,6 @@ class Summing:
         """This process's pieces of a step, with the examples on their places."""
         seats = self.seats()
         return seats.cut(seats.assign(secret, step, len(indices)), self._ranks.rank, self._ranks.world)
-
-    def _look_at(self, secret: Secret, step: int) -> Source:
-        """The data as a step sees them: of a unit, the rows that the secret chooses for it."""
-        return self._source.at(secret, step) if isinstance(self._source, Units) else self._source
 
     def _fill(self, piece: Piece, rows: Any) -> Any:
         """A piece's rows; empty places are rows of zeros."""
@@ -195,8 +190,7 @@ class Summing:
 
     def _sum_piece(self, secret: Secret, step: int, piece: Piece, losses: Losses, content: Any, public: State) -> Sums:
         query = self._query
-        m = self._source.most if isinstance(self._source, Units) else 1
-        randomness = model_randomness(secret, step, piece.places, self._device, m)
+        randomness = model_randomness(secret, step, piece.places, self._device, self._units.most)
         with randomness, torch.enable_grad(), placing(piece) as seen:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:

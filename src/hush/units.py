@@ -109,6 +109,31 @@ class Units:
 
 
 @dataclass(frozen=True, eq=False)
+class Singles:
+    """Rows that are examples themselves, as a step looks at units: each has one row, which is always chosen."""
+
+    rows: Source
+    most: int = 1
+
+    def take(self, indices: Tensor) -> Any:
+        """The rows' own content."""
+        return self.rows.take(indices)
+
+    def at(self, secret: Secret, step: int) -> Singles:
+        """The same at every step."""
+        return self
+
+    def list_rows(self, indices: Tensor) -> Tensor:
+        """An example's number is its row's."""
+        return indices
+
+
+def as_units(source: Source) -> Units | Singles:
+    """Data as every step looks at them, whatever an example is."""
+    return source if isinstance(source, Units) else Singles(source)
+
+
+@dataclass(frozen=True, eq=False)
 class ChosenRows:
     """The units with the rows that the secret chooses for one step: a source of its own.
 

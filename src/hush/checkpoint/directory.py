@@ -40,7 +40,7 @@ from hush.randomness import Secret
 from hush.run import Run
 from hush.source import Tensors
 from hush.stepping import Record
-from hush.units import Units
+from hush.units import as_units
 from hush.version import read_versions
 
 KEEP = 2
@@ -232,8 +232,7 @@ def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell)
 
 def _is_unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
     """Whether the data would not even be the same in two readings now; then a digest says nothing about them."""
-    rows = run.source.rows if isinstance(run.source, Units) else run.source
-    if isinstance(rows, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
+    if isinstance(as_units(run.source).rows, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
         return False
     return digest_data(run.source, secret, tell) != now
 
