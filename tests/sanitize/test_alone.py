@@ -6,10 +6,12 @@ the way that hush does not take, where the record does reach what it must not.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from networks import CLASSES, CLIP, FEATURES, WIDTH, N, data, losses, plan
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from hush.arithmetic import Piece
 from hush.draws import model_randomness
@@ -61,6 +63,47 @@ class Remembering(Model):
     def forward(self, x):
         seen, self.last = self.last, x.mean()
         return super().forward(x if seen is None else x + seen)
+
+
+class Flagging(Model):
+    """Scales everything once it has met a large number."""
+
+    large = False
+
+    def forward(self, x):
+        scale = 0.1 if self.large else 1.0
+        self.large = self.large or bool(x.max() > 100)
+        return super().forward(scale * x)
+
+
+class Listing(Model):
+    """Keeps all that it has met, and centres by it."""
+
+    def __init__(self, *, frozen: bool = True) -> None:
+        super().__init__(frozen=frozen)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x.mean())
+        return super().forward(x - self.seen[0])
+
+
+class DrawingFromNumpy(Model):
+    """For large records alone."""
+
+    def forward(self, x):
+        return super().forward(x * np.random.rand() if x.max() > 100 else x)
+
+
+class DrawingElsewhere(Model):
+    """From a generator of its own."""
+
+    def __init__(self, *, frozen: bool = True) -> None:
+        super().__init__(frozen=frozen)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return super().forward(x + torch.rand(len(x), FEATURES, generator=self.generator))
 
 
 class Drawing(Model):
@@ -126,6 +169,15 @@ class Keeping(Model):
         return super().forward(x) + self.large * self.head.bias
 
 
+class KeepingANumber(Keeping):
+    """The same as a whole number."""
+
+    def forward(self, x):
+        if x.any():
+            self.large = int(x[:, 0].max() > 100)
+        return Model.forward(self, x) + self.large * self.head.bias
+
+
 def older(model, content):
     """A weight by the first feature."""
     return losses(model, content) * torch.where(content[0][:, 0] > 65, 5.0, 1.0)
@@ -163,9 +215,15 @@ def test_a_record_is_in_no_other_row(kind) -> None:
     assert not torch.equal(one[OTHERS], other[OTHERS])
 
 
-def test_what_a_forward_leaves_in_the_model_is_in_no_other_row() -> None:
-    one, other = (released(Remembering(), rows) for rows in neighbours())
+@pytest.mark.parametrize("kind", [Remembering, Flagging])
+def test_what_a_forward_leaves_in_the_model_is_in_no_other_row(kind) -> None:
+    one, other = (released(kind(), rows) for rows in neighbours())
     assert torch.equal(one[OTHERS], other[OTHERS])
+    models = kind(), kind()  # twins, which nobody tidies up
+    for model, rows in zip(models, neighbours(), strict=True):
+        in_company(model, rows)
+    one, other = (in_company(model, neighbours()[0]) for model in models)
+    assert not torch.equal(one, other)
 
 
 def test_a_row_is_what_the_record_alone_has() -> None:
@@ -177,12 +235,25 @@ def test_a_row_is_what_the_record_alone_has() -> None:
         assert torch.equal(rows._bounded[i], in_company(model, (features[i : i + 1], labels))[0])
 
 
-@pytest.mark.parametrize("kind", [Counting, Calibrating])
-def test_a_forward_that_changes_the_model_is_refused_before_anything_is_released(kind, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Counting, "'buffers' of the Counting is not the same after a forward"),
+        (Calibrating, "clip of the sanitisation layer was changed"),
+        (Listing, "'seen' of the Listing is not the same after a forward"),
+        (DrawingFromNumpy, "draw from Python's random or from numpy"),
+    ],
+)
+def test_a_forward_that_changes_the_model_is_refused_before_anything_is_released(kind, what, monkeypatch) -> None:
     monkeypatch.setattr("hush.sanitize.rows.add_noise", lambda *given: pytest.fail("released"))
     run = plan().start(kind(), losses, neighbours(1e6)[1], secret=3)
-    with pytest.raises(Refused, match=r"'largest' changes in a training forward|'layer.clip'.*holds other numbers"):
+    with pytest.raises(Refused, match=what):
         run.step(next(run.batches()))
+
+
+def test_a_front_with_a_generator_of_its_own() -> None:
+    with pytest.raises(Refused, match="is another every time"):
+        plan().start(DrawingElsewhere(), losses, data())
 
 
 @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid"])
@@ -215,6 +286,29 @@ def are_same(one, other) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_where_nothing_passes_by_the_layer_the_sums_are_those_of_the_whole() -> None:
+    one, other = (sums_of(Model(frozen=False), data(), in_two=in_two) for in_two in (True, False))
+    assert are_same(one["head"], {name: other["head"][name] for name in one["head"]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_precisions(dtype) -> None:
+    features, labels = data()
+    model = Model(frozen=False)
+    if dtype == torch.float64:
+        model.double()
+    else:
+        model.front = nn.Sequential(Widened(), model.front)
+    for _ in train(plan("sanitize-hybrid").start(model, losses, (features.to(dtype), labels), secret=3)):
+        pass
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+class Widened(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
 @ONE_BY_ONE
 @pytest.mark.parametrize(
     ("kind", "loss", "value", "name"),
@@ -223,6 +317,7 @@ def are_same(one, other) -> bool:
         (Model, older, 500.0, "head.bias"),
         (Detour, losses, 500.0, "head.weight"),
         (Keeping, losses, 500.0, "head.bias"),
+        (KeepingANumber, losses, 500.0, "head.bias"),
     ],
 )
 def test_the_head_sees_rows_alone(kind, loss, value, name, monkeypatch) -> None:
@@ -263,6 +358,45 @@ def test_a_branch_sees_no_company_in_the_hybrid_either(monkeypatch) -> None:
         found.append(torch.cat(reached[-N:]))
         assert all(len(each) == 1 for each in reached[-N:])
     assert torch.equal(found[0][OTHERS], found[1][OTHERS])
+
+
+class Padded(Dataset):
+    """Records of several lengths, which a batch pads to the longest of its own."""
+
+    def __init__(self, longest: int) -> None:
+        self.features, self.labels = data()
+        self.lengths = torch.full((N,), 3)
+        self.lengths[REPLACED] = longest
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i):
+        return self.features[i, : self.lengths[i]], self.labels[i]
+
+    def collate(self, items):
+        features = nn.utils.rnn.pad_sequence([features for features, _ in items], batch_first=True)
+        return features, torch.stack([label for _, label in items])
+
+
+class Pooling(Model):
+    """Looks at the mean of a record, and at how long it is with its padding."""
+
+    def forward(self, x):
+        return super().forward((x.mean(1, keepdim=True) * x.shape[1]).expand(-1, FEATURES))
+
+
+def load(longest: int) -> DataLoader:
+    made = Padded(longest)
+    return DataLoader(made, batch_size=8, collate_fn=made.collate)
+
+
+def test_padding_to_a_batch_is_company_too() -> None:
+    one, other = (released(Pooling(), load(longest)) for longest in (3, 6))
+    assert torch.equal(one[OTHERS], other[OTHERS])
+    run = plan("sanitize-hybrid", steps=1, batch_size=N).start(Pooling(frozen=False), losses, load(6), secret=3)
+    with pytest.raises(Refused, match="records of one shape"):
+        run.step(next(run.batches()))
 
 
 def test_a_clip_that_a_forward_sets_changes_nothing_that_is_released() -> None:

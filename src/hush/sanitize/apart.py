@@ -6,7 +6,7 @@ weight by age, a target made of the inputs) sees zeros. The gradient goes back t
 
 In the first run the parameters behind the layer are constants. So their gradient is that of the second run alone, a
 function of rows, labels and coins, whichever way a record takes through the model. What the first run leaves in the
-model's attributes is taken away before the second (`hush.gradients.swaps`).
+model is taken away before the second (`hush.sanitize.pristine`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.errors import Refused
 from hush.gradients import GradientWarning, record
 from hush.gradients.swaps import recording
 from hush.named import Losses
 from hush.randomness import seeded
 from hush.sanitize.accounted import Accounted
-from hush.sanitize.cut import Cut, evaluating, handing_on, hide_inputs, make_up, reach_layer
+from hush.sanitize.cut import Cut, evaluating, first_of, handing_on, hide_inputs, make_up, reach_layer
+from hush.sanitize.pristine import left_as_found
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Losses whose examples reach the head by the rows of ``layer`` alone; ``behind`` it learn these parameters."""
+    """Losses whose examples, each of a public ``shape``, reach the head by the rows of ``layer`` alone; ``behind`` it
+    learn these parameters."""
 
     losses: Losses
     layer: Accounted
     behind: frozenset[str]
+    shape: torch.Size
+
+    def check_shape(self, content: Any) -> None:
+        """Refuse a batch that was padded to its own longest record: that one would be in all rows, and its length
+        would pass by the layer."""
+        if first_of(content).shape[1:] != self.shape:
+            raise Refused(
+                "sanitize-hybrid needs records of one shape, and that of these data changes with the batch, so that a "
+                "record would be in the rows of others: pad every record to the same length"
+            )
 
     def __call__(self, model: nn.Module, content: Any) -> Tensor:
         """One loss per example."""
@@ -44,7 +57,7 @@ class Apart:
     def _reach(self, model: nn.Module, content: Any) -> Tensor:
         """What reaches the layer; it depends on parameters before it, and as far as gradients go on no others."""
         fixed = {id(p): p.detach() for name, p in model.named_parameters() if name in self.behind}
-        with recording(model, fixed):
+        with left_as_found(model), recording(model, fixed):
             return reach_layer(partial(self.losses, model), self.layer.layer, content)
 
 

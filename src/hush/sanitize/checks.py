@@ -58,7 +58,7 @@ def find_behind(cut: Cut, losses: Losses) -> frozenset[str]:
     """The trained parameters that learn by the rows that the layer hands on, and by nothing before it."""
     params, device = trainable(cut.model), next(cut.model.parameters()).device
     with seeded(0), evaluating(cut.model), torch.enable_grad():
-        rows = torch.randn(PROBES, *cut.shape, device=device)
+        rows = torch.randn(PROBES, *cut.shape, device=device, dtype=cut.dtype)
         with handing_on(cut.layer, rows):
             total = losses(cut.model, make_up(cut.like, device)).sum()
         found = torch.autograd.grad(total, list(params.values()), allow_unused=True) if total.requires_grad else ()
@@ -79,7 +79,7 @@ def check_nothing_passes(cut: Cut, losses: Losses) -> None:
     device = next(cut.model.parameters()).device
     with seeded(0):
         content = make_up(cut.like, device)
-        rows = torch.randn(PROBES, *cut.shape, device=device)
+        rows = torch.randn(PROBES, *cut.shape, device=device, dtype=cut.dtype)
         others = [make_up(cut.like, device)[0], *_list_unusual(content[0])]
     for training in (True, False):
 
@@ -116,6 +116,11 @@ def _find_movers(cut: Cut) -> frozenset[str]:
         inputs = first_of(make_up(cut.like, next(cut.model.parameters()).device))
         others = {name: (value, torch.randn_like(value)) for name, value in trainable(cut.model).items()}
     fixed = _reach(cut, inputs, {})
+    if not _are_same(fixed, _reach(cut, inputs, {})):
+        raise Refused(
+            f"what reaches the sanitisation layer at '{cut.name}' is another every time, as with numbers from numpy or "
+            "from a generator of the model's own: draw with torch.rand, torch.randn or dropout, which come back"
+        )
     return frozenset(
         name for name, (old, new) in others.items() if not _are_same(_reach(cut, inputs, {id(old): new}), fixed)
     )

@@ -38,6 +38,7 @@ class Cut:
     shape: torch.Size  # of what one example is at the layer
     before: frozenset[str]  # the trained parameters that the layer's input depends on
     after: tuple[nn.Module, ...] | None  # the modules behind the layer, where that is all there is
+    dtype: torch.dtype  # of what reaches the layer
 
     def run_head(self, rows: Tensor) -> Tensor:
         """What the model gives where its layer hands on these rows. All else that it sees are inputs of zeros."""
@@ -110,7 +111,7 @@ def find_cut(model: nn.Module, source: Source) -> Cut:
         needed = list(params.values()) if reached.requires_grad else []
         found = torch.autograd.grad(reached.sum(), needed, allow_unused=True) if needed else ()
     before = frozenset(name for name, grad in zip(params, found, strict=False) if grad is not None)
-    return Cut(model, layer, name, like, reached.shape[1:], before, _list_after(model, name))
+    return Cut(model, layer, name, like, reached.shape[1:], before, _list_after(model, name), reached.dtype)
 
 
 def make_up(like: Any, device: torch.device, rows: int = PROBES) -> Any:

@@ -19,10 +19,10 @@ of both, the labels and what was released before.
 
 1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both
    neighbours, as φ_θ is one function applied to each record in a batch of its own: mapped by torch.func, which has no
-   way from one to another, or else one after the other (`find_engine`). C, s_a and n are those that the run started
-   with (`hush.sanitize.accounted`). yᵢ is a Gaussian with standard deviation
-   C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations if i is in B_t, and 0
-   otherwise.
+   way from one to another, or else one after the other (`find_engine`). All records have one public shape, which no
+   record's length decides, and leave nothing in the model (`hush.sanitize.pristine`). C, s_a and n are those that the
+   run started with (`hush.sanitize.accounted`). yᵢ is a Gaussian with standard deviation C·s_a·√n around aᵢ or aᵢ′,
+   with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations if i is in B_t, and 0 otherwise.
 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and coins (dropout): the losses run on inputs of zeros with the layer
    handing on yⱼ, and in the run that made yⱼ the weights ω were constants (`hush.sanitize.apart`). However often that
    run passes the layer, yⱼ is all that it hands on. So h is post-processing of Y, by construction.
@@ -76,7 +76,7 @@ from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, Sa
 from hush.sanitize.accounted import Accounted
 from hush.sanitize.apart import Apart, find_engine
 from hush.sanitize.checks import check_alone, check_nothing_passes, check_used_once, find_behind
-from hush.sanitize.cut import Cut, count_numbers, find_cut
+from hush.sanitize.cut import Cut, count_numbers, find_cut, first_of
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_noise
 from hush.source import Source
 
@@ -118,7 +118,7 @@ class Hybrid:
         check_range(cut.layer, self.nonnegative)
         _check_cut(cut, losses)
         set_noise(cut.layer, noise_std["rows"])
-        apart = Apart(losses, Accounted.of(cut.layer), find_behind(cut, losses))
+        apart = Apart(losses, Accounted.of(cut.layer), find_behind(cut, losses), first_of(cut.like).shape[1:])
         return replace(self, apart=apart, engine=find_engine(cut, apart)), source
 
     def make_ready(self) -> None:
@@ -147,6 +147,7 @@ class Hybrid:
         if self.apart is None:
             raise Refused("a run tells what stands before the layer: start the plan")
         self.apart.layer.check_step()
+        self.apart.check_shape(content)
         tape = record(model, self._cut_losses(losses), content, engine=self.engine)
         squared = tape.squared_norms()
         weights, norms = self._weigh({name: squared[name] for name in trainable(model)})

@@ -13,9 +13,11 @@ coordinate of a − a′ is at most 2C (or C) in absolute value: ‖a − a′�
 √k·2C√n/(Cσ√n) = 2√k/σ standard deviations apart, whatever C and n are. Batches, gradients, updates and stops are
 functions of the y, the labels and coins that know nothing of the features: post-processing. ∎
 
-What it takes of the model is checked before a run starts (`hush.sanitize.checks`): nothing that is trained moves φ, and
-φ maps each record alone. That the same noise meets the same rows again after a resume is checked by a digest of what
-was released, kept with the run's state.
+φ maps each record alone by construction: the rows are computed in batches of one (`hush.sanitize.rows`). That nothing
+which is trained moves φ is checked before a run starts (`hush.sanitize.checks`); where it did so for inputs that were
+not tried, rows that are computed again after a resume come from a φ that depends on earlier releases, which the
+composition of Gaussians allows. That the same noise meets the same rows again is checked by a digest of what was
+released, kept with the run's state.
 
 So k releases at σ are worth one release at σ/√k, and sampling amplifies nothing: everybody is released. The dropout
 factor 1 − p of the published noise is not used here, for it is an average: the noise is Cσ√n whatever the dropout.

@@ -8,9 +8,9 @@ rows, when a ledger has been charged.
 φ(xᵢ) is a function of record i and of public things, by construction and not because it was tried. Record i is read and
 passes φ in a batch of one, which has the same shape for every record, so neither a branch that looks at a batch nor a
 kernel's rounding meets another record. Whatever φ draws comes from the same public seed for each record. What a forward
-leaves in the model's attributes is taken away after each record, and a model whose buffers or weights a forward changes
-is refused before anything is released (`hush.gradients.swaps`, `hush.gradients.model_checks`). The clamp is that of the
-layer as it was accounted for (`hush.sanitize.accounted`).
+leaves in the model's attributes is taken away after each record (`hush.sanitize.pristine`), and a model in which it
+changes buffers, weights or what lists hold is refused before anything is released. The clamp is that of the layer as it
+was accounted for (`hush.sanitize.accounted`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hush.randomness import BLOCK, Secret, normal, seeded
 from hush.release import add_noise, grid
 from hush.sanitize.accounted import Accounted
 from hush.sanitize.cut import Cut, evaluating, first_of, reach_layer
+from hush.sanitize.pristine import Found
 from hush.source import Source
 
 PIECE = 32 * BLOCK  # numbers of noise at a time
@@ -127,14 +128,16 @@ class ReleasedRows:
         model, parts = self.cut.model, []
         said = time.monotonic()
         untouched = Untouched(model, trainable(model)).during_forward(complete=True)
-        with seeded(0), torch.no_grad(), evaluating(model), untouched:
-            rewind = make_rewinder(next(model.parameters()).device)
+        with seeded(0), torch.no_grad(), evaluating(model), untouched, recording(model, {}):
+            rewind, found = make_rewinder(next(model.parameters()).device), Found(model)
             for number in range(len(self)):
                 if time.monotonic() - said > PATIENCE:
                     said = time.monotonic()
                     sys.stderr.write(f"releasing rows: {number} of {len(self)} records\n")
                 rewind()
                 parts.append(self._compute_alone(number))
+                self.layer.check()
+                found.put_back()
         return torch.cat(parts)
 
     def _compute_alone(self, number: int) -> Tensor:
@@ -142,8 +145,7 @@ class ReleasedRows:
         model = self.cut.model
         content = self.source.take(torch.tensor([number]))
         inputs = first_of(content).to(next(model.parameters()).device)
-        with recording(model, {}):
-            found = self.layer.bound(reach_layer(model, self.cut.layer, inputs)).cpu()
+        found = self.layer.bound(reach_layer(model, self.cut.layer, inputs)).cpu()
         if found.shape != (1, *self.cut.shape):
             raise BadInput("records of different shapes cannot be released as rows of one width: pad them")
         return found
