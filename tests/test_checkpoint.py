@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from hush.charging import charge
 from hush.checkpoint import Checkpoints, Unreadable
+from hush.checkpoint.directory import tell_difference
 from hush.checkpoint.file import read_checkpoint, to_bytes
 from hush.errors import BadInput, HushError, Refused
 from hush.ledger.account import Ledger
@@ -348,6 +349,15 @@ class TestRefusals:
         stopped(plan(), tmp_path, 3)
         self.refuse(tmp_path, plan(noise_multiplier=0.8), r"another plan \(sigma was 0.7 and is 0.8\)")
         self.refuse(tmp_path, plan("dp-adam"), "another plan")
+
+    def test_of_lists_only_what_differs_is_told(self):
+        told = tell_difference("assumptions", ["a", "b", "c"], ["a", "d", "c"])
+        assert told == "assumptions no longer has 'b' and now has 'd'"
+        assert tell_difference("--set", ["lr=1"], []) == "--set no longer has 'lr=1'"
+        assert tell_difference("--set", ["a", "b"], ["b", "a"]) == "--set is in another order"
+        assert tell_difference("shape", [2, 3], [2, 4]) == "shape was [2, 3] and is [2, 4]"
+        assert tell_difference("--epsilon", 1.0, 2.5) == "--epsilon was 1 and is 2.5"
+        assert tell_difference("--data", {"path": "/a"}, {"path": "/b"}) == "--data was '/a' and is '/b'"
 
     def test_other_data(self, tmp_path):
         stopped(plan(), tmp_path, 3)

@@ -97,6 +97,20 @@ class TestWholeOrAbsent:
 
 
 class TestLocks:
+    def test_a_lock_on_a_file_that_was_removed_meanwhile_is_taken_anew(self, tmp_path, monkeypatch):
+        path, real = tmp_path / "lock", files._lock
+
+        def remove_first(descriptor, at, *, wait):
+            monkeypatch.setattr(files, "_lock", real)
+            path.unlink()
+            return real(descriptor, at, wait=wait)
+
+        monkeypatch.setattr(files, "_lock", remove_first)
+        held = try_lock(path)
+        assert path.exists()
+        assert try_lock(path) is None
+        give_back(held)
+
     def test_one_holder(self, tmp_path):
         path = tmp_path / "lock"
         held = try_lock(path, mode=files.PRIVATE)

@@ -223,16 +223,27 @@ def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bo
 
 def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
     """The descriptor of a lock on ``path``, to be given back by `give_back`; None where another process has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
-    try:
-        if _lock(descriptor, path, wait=False):
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            locked = _lock(descriptor, path, wait=False)
+        except NoLocks:
+            os.close(descriptor)
+            raise
+        if locked and _is_at(descriptor, path):
             _kept.add(descriptor)
             return descriptor
-    except NoLocks:
         os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+        if not locked:
+            return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has its name: a lock on one that was removed in between is nobody's."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_in_place(descriptor: int, content: bytes) -> None:

@@ -77,7 +77,13 @@ def test_an_unfinished_run_is_not_overwritten_and_goes_on(capsys, unfinished, le
 def test_resuming_with_another_plan_is_refused(capsys, unfinished, ledger) -> None:
     code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--noise-multiplier", 3)
     assert code == 2
-    assert "another plan (sigma was 2.0 and is 3.0)" in err
+    assert "was begun with other options (--noise-multiplier was 2 and is 3), and going on" in err
+    assert "leave them out, or train anew with another --out" in err
+    more = ("--set", "momentum=0.5", "--steps", 70)
+    code, _, err = call(capsys, "train", "--out", unfinished, "--resume", *more)
+    assert code == 2
+    assert "--steps was 60 and is 70" in err
+    assert "sigma" not in err
     code, _, err = call(capsys, "train", "--out", unfinished, "--resume", "--dataset", "else", "--new-dataset")
     assert code == 2
     assert "is entered for dataset 'default'" in err
@@ -151,6 +157,45 @@ def test_damaged_checkpoints(capsys, unfinished) -> None:
         assert code == 2
         assert "no checkpoint in" in err
         assert "start anew with another --out" in err
+
+
+@pytest.mark.parametrize("left", [("sums-*", "steps.jsonl"), ("sums-*",), ("steps.jsonl",)])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(capsys, unfinished, left) -> None:
+    private = unfinished / "private"
+    for path in private.glob("checkpoint-*"):
+        path.unlink()
+    for path in [p for p in (*private.glob("sums-*"), private / "steps.jsonl") if not any(map(p.match, left))]:
+        path.unlink()
+    code, out, err = call(capsys, "train", "--out", unfinished, "--resume")
+    assert (code, out) == (2, "")
+    assert "no checkpoint in" in err
+    assert "says that steps were taken), so its run cannot go on and what its ledger reserved stays spent" in err
+    assert "start anew with another --out" in err
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_refusal_leaves_no_private_part(capsys, tmp_path, there) -> None:
+    out = tmp_path / "messy"
+    if there:
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    code, _, err = call(capsys, *TRAIN, "--out", out, "--delta", 0.5)
+    assert code == 2
+    assert list(tmp_path.rglob("*")) == ([out, out / "notes.txt"] if there else [])
+
+
+def test_a_folder_in_which_nothing_was_begun(capsys, tmp_path) -> None:
+    out = tmp_path / "messy"
+    (out / "private").mkdir(parents=True)
+    (out / "private" / "lock").touch()
+    code, _, err = call(capsys, "train", "--out", out, "--resume")
+    assert (code, err) == (2, f"error: nothing was begun in '{out}': give the options again\n")
+    code, _, err = call(capsys, "predict", out, out / "rows.csv", "--out", out / "answers.csv")
+    assert code == 2
+    assert f"'{out}' holds no release, as nothing was begun in it: train with --out {out} first" in err
+    code, _, err = call(capsys, *TRAIN, "--steps", 2, "--out", out, "--resume")
+    assert code == 0
+    assert "nothing to resume in" in err
 
 
 def test_a_refused_first_step_leaves_no_unfinished_run(capsys, tmp_path, monkeypatch) -> None:
@@ -344,11 +389,11 @@ def test_resuming_where_the_private_part_is_gone_is_refused(capsys, tmp_path, le
     if left == "nothing":
         shutil.rmtree(out / "release")
     before = list_files(out)
-    flags = (("train",), TRAIN) if left == "released" else (("train",),)
-    for call_again in flags:
+    why = "cannot go on" if left == "released" else "nothing was begun in"
+    for call_again in (("train",), TRAIN) if left == "released" else (("train",),):
         code, said, err = call(capsys, *call_again, "--out", out, "--resume")
         assert (code, said) == (2, "")
-        assert "cannot go on" in err
+        assert why in err
         assert len(err.strip().splitlines()) == 1
         assert list_files(out) == before
 

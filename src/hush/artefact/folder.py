@@ -94,8 +94,21 @@ def find_release(directory: str | Path) -> Path:
             return folder
     if not given.exists():
         raise BadInput(f"there is no folder '{given}'")
-    unfinished = (given / PRIVATE_PART).is_dir()
-    raise BadInput(f"'{given}' holds no release" + (": its run is not finished, go on with --resume" * unfinished))
+    if not (given / PRIVATE_PART).is_dir():
+        raise BadInput(f"'{given}' holds no release")
+    if not was_begun(given):
+        raise BadInput(f"'{given}' holds no release, as nothing was begun in it: train with --out {given} first")
+    raise BadInput(f"'{given}' holds no release: its run is not finished, go on with --resume")
+
+
+def was_begun(run: Path) -> bool:
+    """Whether a run was ever begun in this folder: its private part has more than a lock and solved matrices."""
+    try:
+        return any(path.name not in ("lock", "matrices") for path in (run / PRIVATE_PART).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # somebody else's, who may have
+        return True
 
 
 def read_description(folder: Path) -> Description:

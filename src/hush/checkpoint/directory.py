@@ -51,6 +51,10 @@ class InUse(BadInput):
     """A private directory that another process has locked."""
 
 
+class OtherPlan(Refused):
+    """A checkpoint of another plan than the one that is to go on."""
+
+
 @dataclass(frozen=True)
 class Found:
     """The newest whole checkpoint, and the newer ones that are damaged, each with what is wrong with it."""
@@ -270,7 +274,7 @@ def _check_plan(run: Run, facts: dict[str, Any]) -> None:
             f"solved matrices is gone): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
         )
     more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
-    raise Refused(
+    raise OtherPlan(
         f"the checkpoint belongs to another plan ({'; '.join(differs[:3])}{more}): give the plan that it was made with"
     )
 
@@ -279,7 +283,23 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         return [d for key in keys for d in _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if before == now else [f"{path} was {before} and is {now}"]
+    return [] if before == now else [tell_difference(path, before, now)]
+
+
+def tell_difference(name: str, before: Any, now: Any) -> str:
+    """How something differs from what it was; of two lists of words, only what is not in both."""
+    if not (isinstance(before, list) and isinstance(now, list) and any(isinstance(x, str) for x in (*before, *now))):
+        return f"{name} was {_spell(before)} and is {_spell(now)}"
+    gone, new = ([_spell(x) for x in one if x not in other] for one, other in ((before, now), (now, before)))
+    changes = (("no longer has", gone), ("now has", new))
+    parts = [f"{verb} {', '.join(map(repr, words))}" for verb, words in changes if words]
+    return f"{name} {' and '.join(parts) or 'is in another order'}"
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, dict) and value.keys() == {"path"}:
+        return f"'{value['path']}'"
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _lock_directory(directory: Path) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -12,20 +13,21 @@ from typing import Any
 
 import torch
 
-from hush.artefact.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json
+from hush.artefact.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json, was_begun
 from hush.before import find_releases
 from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
+from hush.checkpoint.directory import LOG, OtherPlan, tell_difference
 from hush.cli.console import say
 from hush.cli.shell import KEEPING, write_settings
-from hush.errors import BadInput, HushError
+from hush.errors import BadInput, HushError, Refused
 from hush.files import PRIVATE, clear_beside, remove_parts, writable_directory, write_atomic
 from hush.ledger.account import DATASET, Ledger
 from hush.loop import EVERY
 from hush.matrices.cache import kept_in
 from hush.printable import as_json_data, dump_json
 from hush.run import Run
-from hush.settings import option
+from hush.settings import list_settings, option
 
 OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in the private part of a run
 BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
@@ -132,7 +134,7 @@ class Keeper:
     def attach(self, run: Run, given: KeepingOptions) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
-            with _as_hush_wrote_it(self.found.saved.path):
+            with _as_hush_wrote_it(self.found.saved.path), self._name_options(given):
                 _use_same_machinery(self.found.saved.facts)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
@@ -148,6 +150,21 @@ class Keeper:
             self.checkpoints.begin(run)
             self.begun = True
         self._say_where(run)
+
+    @contextmanager
+    def _name_options(self, given: KeepingOptions) -> Iterator[None]:
+        """A plan that is another one because of options that are others is refused by their names."""
+        try:
+            yield
+        except OtherPlan as error:
+            assert self.checkpoints is not None
+            differs = _compare_options(self.checkpoints.directory / OPTIONS, given)
+            if not differs:
+                raise
+            raise Refused(
+                f"the run in '{self.out}' was begun with other options ({'; '.join(differs)}), and going on with these "
+                "would be another plan: leave them out, or train anew with another --out"
+            ) from error
 
     def _enter(self, run: Run, given: KeepingOptions) -> None:
         path = given.ledger
@@ -253,6 +270,7 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
     if resume:
         _check_not_lost(out)
     check_room(out / RELEASE, overwrite=True)  # what hush did not write is never replaced
+    there = out.exists()
     writable_directory(out)
     checkpoints = Checkpoints(out / PRIVATE_PART)
     checkpoints.tell = say
@@ -268,7 +286,19 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
             raise BadInput(f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out")
         yield Keeper(out, resume, checkpoints, found, overwrite=overwrite)
     finally:
+        if not was_begun(out):
+            _leave_no_trace(out, there)
         checkpoints.close()
+
+
+def _leave_no_trace(out: Path, there: bool) -> None:
+    """Remove what a refused command has made, while its lock is held: folders that hold something stay."""
+    with suppress(OSError):
+        if not (out / PRIVATE_PART / "matrices").exists():
+            (out / PRIVATE_PART / "lock").unlink()
+            (out / PRIVATE_PART).rmdir()
+        if not there:
+            out.rmdir()
 
 
 @contextmanager
@@ -311,10 +341,24 @@ def _check_not_lost(out: Path) -> None:
         )
 
 
+def _compare_options(path: Path, given: KeepingOptions) -> list[str]:
+    """The options that were others when the run was begun, as they are typed; none where nobody knows any more."""
+    try:
+        before, now = read_json(path), json.loads(write_settings(given))
+    except BadInput:
+        return []
+    known = {name: found.option.flag for name, found in list_settings(type(given)).items()}
+    return [
+        tell_difference(known[name] or f"--{name.replace('_', '-')}", before[name], now[name])
+        for name in known
+        if name in before and name in now and before[name] != now[name]
+    ]
+
+
 def _check(found: Found, out: Path, resume: bool) -> None:
-    if found.saved is None and found.damaged:
+    if found.saved is None and (damaged := found.damaged or (_find_steps(out / PRIVATE_PART) if resume else ())):
         raise BadInput(
-            f"no checkpoint in '{out}' is whole ({'; '.join(found.damaged)}), so its run cannot go on and what its "
+            f"no checkpoint in '{out}' is whole ({'; '.join(damaged)}), so its run cannot go on and what its "
             "ledger reserved stays spent: start anew with another --out"
         )
     if resume or found.saved is None:
@@ -322,6 +366,15 @@ def _check(found: Found, out: Path, resume: bool) -> None:
     step, steps = found.saved.step, int(found.saved.facts["steps"])
     if step < steps and not (out / PRIVATE_PART / ENDED).exists():
         raise BadInput(f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out")
+
+
+def _find_steps(private: Path) -> tuple[str, ...]:
+    """What says that steps were taken in a run that is not finished."""
+    if (private / FINISHED).exists():
+        return ()
+    logged = [path.name for path in private.glob(LOG) if path.read_bytes()]
+    logged += [path.name for path in private.glob("sums-*") if path.read_bytes().partition(b"\n")[2]]  # after its head
+    return (f"all are gone, and '{logged[0]}' says that steps were taken",) if logged else ()
 
 
 def _use_same_machinery(facts: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from hush import validate
+from hush.artefact.folder import RELEASE, was_begun
 from hush.before import Before
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json
@@ -140,6 +141,8 @@ def recall(given: Given) -> Given:
     if path.is_file():
         return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
     if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
+        if not was_begun(given["out"]) and not (given["out"] / RELEASE).exists():
+            raise BadInput(f"nothing was begun in '{given['out']}': give the options again")
         raise BadInput(
             f"the run in '{given['out']}' cannot go on, as its options are gone: say what to train with --problem or "
             "--data"
