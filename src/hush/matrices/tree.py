@@ -175,8 +175,13 @@ class Tree(Structure):
         """Root mean square of the noise in the prefix sums (or in another workload, from the map itself)."""
         if workload is not None and workload != Workload(self.steps):
             return float(np.linalg.norm(workload.accumulate(self.noise_map()))) / math.sqrt(self.steps)
+        return math.sqrt(float(self.prefix_variances().mean()))
+
+    def prefix_variances(self) -> Array:
+        """A prefix is the sum of the nodes on the stack, one for each bit of its length: for different steps, so that
+        their variances add."""
         position = np.arange(self.steps) % self.leaves + 1
-        variance = np.zeros(self.steps)
+        variance: Array = np.zeros(self.steps)
         for level, value in enumerate(self._variances):
             variance += ((position >> level) & 1) * value
         finished = 0.0
@@ -186,20 +191,7 @@ class Tree(Structure):
                 variance[last] = self._root_variance(tree)
             variance[start : last + 1] += finished
             finished = variance[last]
-        return math.sqrt(float(variance.mean()))
-
-    def prefix_variances(self) -> Array:
-        """Nodes on the stack stand for different steps, so their variances add."""
-        result, finished = np.zeros(self.steps), 0.0
-        stack: dict[int, float] = {}
-        for step in range(self.steps):
-            now = self.step(step)
-            fresh = sum(a**2 for _, a in now.rows) + sum(b**2 * stack[level] for level, b in now.merged)
-            stack = {level: v for level, v in stack.items() if level not in dict(now.merged)} | {now.level: fresh}
-            result[step] = finished + sum(stack.values())
-            if now.ends:
-                finished, stack = result[step], {}
-        return result
+        return variance
 
     def strategy(self) -> Array:
         """C: a row for every row of Z, 1 where the step lies under the node (rows that are not counted are zero)."""

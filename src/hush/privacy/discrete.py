@@ -152,12 +152,12 @@ def laplace(scale: float) -> Pair:
     return Pair(tails, -most, most)
 
 
-def randomized_response(keep: float, buckets: int, direction: Direction) -> Pair:
-    """k-ary randomised response that answers at random with probability ``keep``, else truly.
+def randomized_response(random: float, buckets: int, direction: Direction) -> Pair:
+    """k-ary randomised response that answers at random with probability ``random``, else truly.
 
     replace: another true answer; remove/add: the true answer against (from) a uniform one.
     """
-    true, false = 1 - keep + keep / buckets, keep / buckets
+    true, false = 1 - random + random / buckets, random / buckets
     if direction == "replace":
         p, q = [true, false, (buckets - 2) * false], [false, true, (buckets - 2) * false]
     else:

@@ -174,7 +174,7 @@ def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float
         product = _product(parts, step)
         tilt = _tilt(product, delta, epsilon, tilt)
         low, high = _window(product, tilt)
-        wanted = max(_step(product, tilt, delta, epsilon), floor)
+        wanted = max(_step(product, tilt, delta), floor)
         if (high - low) / step > 1.5 * cells:  # too fine for the memory allowed: coarser, and never finer again
             step = floor = max((high - low) / cells, 1.5 * step)
         elif step > wanted:
@@ -235,7 +235,7 @@ def _tilt(product: Product, delta: float | None, epsilon: float | None, before: 
     return math.exp(least(math.log(1e-3 / std), math.log(1e3 / std)))
 
 
-def _step(product: Product, tilt: float, delta: float | None, epsilon: float | None) -> float:
+def _step(product: Product, tilt: float, delta: float | None) -> float:
     """The step at which the grid raises ln M(λ), by at most Tλ(λ+1)h²/8, and one step's spread by little enough."""
     allowed = DELTA_ACCURACY
     if delta is not None:
