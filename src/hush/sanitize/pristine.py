@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hush.errors import Refused
 
-HOOKS = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers"}  # and what else is torch's own
+HOOKS = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 OPAQUE = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 DEEP = 6  # objects within objects that are looked into
@@ -87,9 +87,9 @@ def _mark(value: Any, depth: int) -> Any:
         return id(value)
     if isinstance(value, np.ndarray):
         return id(value), value.tobytes()
-    if isinstance(value, torch.Generator):
+    if isinstance(value, type(torch.default_generator)):
         return id(value), value.get_state().numpy().tobytes()
-    if isinstance(value, np.random.Generator):
+    if hasattr(value, "bit_generator"):  # of numpy
         return id(value), repr(value.bit_generator.state)
     if isinstance(value, Mapping):
         return id(value), [(_mark(key, depth - 1), _mark(each, depth - 1)) for key, each in value.items()]
