@@ -286,9 +286,36 @@ def are_same(one, other) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_where_nothing_passes_by_the_layer_the_sums_are_those_of_the_whole() -> None:
-    one, other = (sums_of(Model(frozen=False), data(), in_two=in_two) for in_two in (True, False))
-    assert are_same(one["head"], {name: other["head"][name] for name in one["head"]})
+def test_where_nothing_passes_by_the_layer_the_sums_are_those_of_the_whole(monkeypatch) -> None:
+    noise = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(hybrid, "draw_noise", lambda stream, shape, device: noise)
+    model = Model(frozen=False)
+    found = sums_of(model, data())["head"]
+    model.layer.draw = lambda like: noise
+    grads = torch.autograd.grad(losses(model, data()).sum(), list(model.head.parameters()))
+    for (name, _), grad in zip(model.head.named_parameters(), grads, strict=True):
+        assert torch.allclose(found[f"head.{name}"], grad, rtol=1e-4, atol=1e-5)
+
+
+class SharedThenNone(Model):
+    """One draw for all, which large records go without: the next number of theirs would be the layer's noise."""
+
+    def forward(self, x):
+        return super().forward(x if x.max() > 100 else x + torch.rand(1, WIDTH).sum())
+
+
+@ONE_BY_ONE
+def test_no_draw_of_a_model_moves_the_noise_or_meets_it(monkeypatch) -> None:
+    seen: list[torch.Tensor] = []
+    release = Accounted.release
+    monkeypatch.setattr(Accounted, "release", lambda self, given, z: (seen.append(z), release(self, given, z))[1])
+    rows = data()[0].clone(), data()[1]
+    rows[0][5:7, 0] = 500.0
+    sums_of(SharedThenNone(frozen=False), rows)
+    noise = torch.cat(seen[-N:])
+    assert len(noise.unique(dim=0)) == N
+    sums_of(SharedThenNone(frozen=False), data())
+    assert torch.equal(noise, torch.cat(seen[-N:]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -341,9 +368,9 @@ def watch_rows(monkeypatch) -> list[torch.Tensor]:
     reached: list[torch.Tensor] = []
     release = Accounted.release
 
-    def watch(self, given):
+    def watch(self, given, noise):
         reached.append(given.detach().clone())
-        return release(self, given)
+        return release(self, given, noise)
 
     monkeypatch.setattr(Accounted, "release", watch)
     return reached

@@ -7,15 +7,16 @@ import math
 import pytest
 import torch
 from networks import CLIP, WIDTH, N, data, losses, network, plan
+from scipy import stats
 
 from hush.arithmetic import Piece
-from hush.draws import model_randomness
+from hush.draws import draw_noise, model_randomness
 from hush.errors import Refused
 from hush.gradients import placing
 from hush.loop import train
 from hush.queries import Clipping
 from hush.randomness import Secret
-from hush.sanitize.hybrid import Hybrid
+from hush.sanitize.hybrid import STREAM, Hybrid
 from hush.source import as_source
 
 NAMES = frozenset({"0.weight", "0.bias"})
@@ -96,13 +97,16 @@ def test_both_noises_are_those_that_were_accounted() -> None:
     run = p.start(network("sanitize-hybrid"), losses, data(), secret=1)
     layer = run.model[1]
     assert layer.noise_std == pytest.approx(CLIP * stds["rows"] * math.sqrt(WIDTH), rel=1e-5)
-    rows = torch.zeros(4000, WIDTH)
     places = torch.arange(4000)
-    from hush.draws import drawing
-
-    with model_randomness(Secret.from_seed(0, "t"), 0, places, torch.device("cpu")), drawing(proven=False):
-        noise = layer.train()(rows)
-    assert float(noise.std()) == pytest.approx(layer.noise_std, rel=0.02)
+    noise = []
+    for step in (0, 1):
+        with model_randomness(Secret.from_seed(0, "t"), step, places, torch.device("cpu")):
+            drawn = draw_noise(STREAM, (WIDTH,), torch.device("cpu"))
+        released = run._query.apart.layer.release(torch.zeros(4000, WIDTH), drawn)
+        noise.append((released.double() / layer.noise_std).flatten())
+    assert stats.kstest(noise[0].numpy(), "norm").pvalue > 1e-3
+    assert stats.kstest(1.05 * noise[0].numpy(), "norm").pvalue < 1e-4  # the wrong scale
+    assert abs(float((noise[0] * noise[1]).mean())) < 0.03  # another step has other noise
 
 
 def test_the_release_has_noise_before_the_layer_and_none_behind_it() -> None:

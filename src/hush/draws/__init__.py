@@ -6,12 +6,21 @@ nobody else's. README.md beside this file says what that proves and what it assu
 
 from __future__ import annotations
 
-from hush.draws.current import computing_again, drawing, drawing_only, is_by_place, model_randomness, settling_draws
+from hush.draws.current import (
+    computing_again,
+    draw_noise,
+    drawing,
+    drawing_only,
+    is_by_place,
+    model_randomness,
+    settling_draws,
+)
 from hush.draws.kinds import Unplaced
 
 __all__ = [
     "Unplaced",
     "computing_again",
+    "draw_noise",
     "drawing",
     "drawing_only",
     "is_by_place",

@@ -140,6 +140,22 @@ def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
     return Operations(replace(draws, proven=proven, again=True))
 
 
+def draw_noise(stream: str, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Standard normal numbers of this shape for each example of the piece, in double precision, by its place and of a
+    stream of their own: no draw of the model's has them, however it numbers its draws."""
+    draws = _CURRENT.get()
+    assert draws is not None, "noise belongs to the places of a piece: model_randomness()"
+    key, places = draws.secret.derive(stream, draws.step, size=32), draws.places
+    width = int(np.prod(shape, dtype=np.int64))
+    numbers = Numbers(
+        width,
+        device,
+        lambda width, dtype: draw_rows(key, places, width, dtype),
+        lambda rows: rows.reshape(len(places), *shape),
+    )
+    return numbers.draw_normal(torch.float64)
+
+
 def saved_tensors_are_hooked() -> bool:
     """Whether what autograd saves is handed to other code, as activation checkpointing does."""
     try:

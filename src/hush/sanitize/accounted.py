@@ -62,7 +62,12 @@ class Accounted:
         """What reaches the layer, within the range that was accounted for."""
         return self.copy.bound(reached)
 
-    def release(self, reached: Tensor) -> Tensor:
-        """The same with the noise that was accounted for, and with the layer's dropout where that is in training."""
-        made: Tensor = self.copy.train(self.layer.training)(reached)
+    def release(self, reached: Tensor, noise: Tensor) -> Tensor:
+        """The same with this standard normal noise at the scale that was accounted for, and with the layer's dropout
+        where that is in training."""
+        self.copy.train(self.layer.training).draw = lambda _: noise
+        try:
+            made: Tensor = self.copy(reached)
+        finally:
+            self.copy.draw = None
         return made

@@ -4,6 +4,10 @@ The losses run twice. First on the record itself, as far as the layer: what reac
 Then on inputs of zeros, with the layer handing on those rows: whatever passes by the layer (a mask of missing values, a
 weight by age, a target made of the inputs) sees zeros. The gradient goes back through the rows.
 
+The noise is made before either run, by place and of a stream of its own: a model that draws for some records and not
+for others, or sets torch's generator, does not change it and cannot meet it again (a mask that was made of the same
+numbers would show it).
+
 In the first run the parameters behind the layer are constants. So their gradient is that of the second run alone, a
 function of rows, labels and coins, whichever way a record takes through the model. What the first run leaves in the
 model is taken away before the second (`hush.sanitize.pristine`).
@@ -21,23 +25,25 @@ from torch import Tensor, nn
 
 from hush.errors import Refused
 from hush.gradients import GradientWarning, record
+from hush.gradients.substitutes import replacing_forwards
 from hush.gradients.swaps import recording
 from hush.named import Losses
 from hush.randomness import seeded
 from hush.sanitize.accounted import Accounted
-from hush.sanitize.cut import Cut, evaluating, first_of, handing_on, hide_inputs, make_up, reach_layer
+from hush.sanitize.cut import PROBES, Cut, evaluating, first_of, hide_inputs, make_up, reach_layer
 from hush.sanitize.pristine import left_as_found
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Losses whose examples, each of a public ``shape``, reach the head by the rows of ``layer`` alone; ``behind`` it
-    learn these parameters."""
+    """Losses whose examples, all of one public ``shape``, reach the head by the rows of ``layer`` alone, which are of
+    shape ``width``; ``behind`` it learn these parameters."""
 
     losses: Losses
     layer: Accounted
     behind: frozenset[str]
     shape: torch.Size
+    width: torch.Size
 
     def check_shape(self, content: Any) -> None:
         """Refuse a batch that was padded to its own longest record: that one would be in all rows, and its length
@@ -49,10 +55,11 @@ class Apart:
             )
 
     def __call__(self, model: nn.Module, content: Any) -> Tensor:
-        """One loss per example."""
-        rows = self.layer.release(self._reach(model, content))
-        with handing_on(self.layer.layer, rows):
-            return self.losses(model, hide_inputs(content))
+        """One loss per example; the content comes with the noise of each one's row."""
+        own, noise = content
+        rows = self.layer.release(self._reach(model, own), noise)
+        with replacing_forwards({self.layer.layer: lambda _: rows}):
+            return self.losses(model, hide_inputs(own))
 
     def _reach(self, model: nn.Module, content: Any) -> Tensor:
         """What reaches the layer; it depends on parameters before it, and as far as gradients go on no others."""
@@ -67,7 +74,8 @@ def find_engine(cut: Cut, losses: Apart) -> str:
     device = next(cut.model.parameters()).device
     try:
         with seeded(0), evaluating(cut.model, True), torch.enable_grad():
-            record(cut.model, losses, make_up(cut.like, device), engine="functional")
+            noise = torch.randn(PROBES, *cut.shape, dtype=torch.float64, device=device)
+            record(cut.model, losses, (make_up(cut.like, device), noise), engine="functional")
     except Exception as stop:  # whatever it is: if it is not the map, it comes again
         why = type(stop).__name__
         warnings.warn(

@@ -21,8 +21,9 @@ of both, the labels and what was released before.
    neighbours, as φ_θ is one function applied to each record in a batch of its own: mapped by torch.func, which has no
    way from one to another, or else one after the other (`find_engine`). All records have one public shape, which no
    record's length decides, and leave nothing in the model (`hush.sanitize.pristine`). C, s_a and n are those that the
-   run started with (`hush.sanitize.accounted`). yᵢ is a Gaussian with standard deviation C·s_a·√n around aᵢ or aᵢ′,
-   with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations if i is in B_t, and 0 otherwise.
+   run started with (`hush.sanitize.accounted`), and zᵢ is of a stream that nothing else draws from. yᵢ is a Gaussian
+   with standard deviation C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations
+   if i is in B_t, and 0 otherwise.
 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and coins (dropout): the losses run on inputs of zeros with the layer
    handing on yⱼ, and in the run that made yⱼ the weights ω were constants (`hush.sanitize.apart`). However often that
    run passes the layer, yⱼ is all that it hands on. So h is post-processing of Y, by construction.
@@ -63,6 +64,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
+from hush.draws import draw_noise
 from hush.errors import Refused
 from hush.gradients import record
 from hush.gradients.spot_checks import Inspected
@@ -80,6 +82,7 @@ from hush.sanitize.cut import Cut, count_numbers, find_cut, first_of
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_noise
 from hush.source import Source
 
+STREAM = "hybrid/rows"  # of the noise
 LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
 PROVEN = (
     "activations are released with noise of their own, and the layers before them learn from clipped gradients with "
@@ -118,7 +121,9 @@ class Hybrid:
         check_range(cut.layer, self.nonnegative)
         _check_cut(cut, losses)
         set_noise(cut.layer, noise_std["rows"])
-        apart = Apart(losses, Accounted.of(cut.layer), find_behind(cut, losses), first_of(cut.like).shape[1:])
+        apart = Apart(
+            losses, Accounted.of(cut.layer), find_behind(cut, losses), first_of(cut.like).shape[1:], cut.shape
+        )
         return replace(self, apart=apart, engine=find_engine(cut, apart)), source
 
     def make_ready(self) -> None:
@@ -148,7 +153,8 @@ class Hybrid:
             raise Refused("a run tells what stands before the layer: start the plan")
         self.apart.layer.check_step()
         self.apart.check_shape(content)
-        tape = record(model, self._cut_losses(losses), content, engine=self.engine)
+        noise = draw_noise(STREAM, self.apart.width, first_of(content).device)
+        tape = record(model, self._cut_losses(losses), (content, noise), engine=self.engine)
         squared = tape.squared_norms()
         weights, norms = self._weigh({name: squared[name] for name in trainable(model)})
         sums, behind = tape.sum(weights), self.apart.behind
