@@ -161,6 +161,10 @@ def test_the_command_gives_parameters_a_model_and_a_price_paid_ahead(tmp_path: P
     assert Ledger(ledger).total("digits").epsilon == pytest.approx(3.0, rel=0.01)
     assert len(Ledger(ledger).spends("digits")) == 1
     assert main(["verify", str(tmp_path / "out")]) == 0
+    assert main([*SMALL, *given, "--ledger", str(ledger), "--dataset", "digits"]) == 2
+    said = capsys.readouterr().err
+    assert "holds a release already, which a search never replaces: name another folder with --out" in said
+    assert len(Ledger(ledger).spends("digits")) == 1
 
 
 def test_private_rows_score_by_counts_with_noise_inside_the_event(tmp_path: Path, capsys: Any) -> None:

@@ -245,7 +245,8 @@ def _say_again(taken: Sequence[Attempt]) -> str:
     if len(taken) < 2:
         return ""
     parts = " and ".join(f"{a.start + 1} to {a.taken}" for a in taken[1:])
-    return f"steps {parts} were taken again with fresh noise, as their sums had changed, and every taking is counted"
+    why = "as their sums had changed or could not be compared"
+    return f"steps {parts} were taken again with fresh noise, {why}, and every taking is counted"
 
 
 def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:

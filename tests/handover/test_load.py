@@ -107,7 +107,8 @@ def test_rows_in_memory_are_encoded_as_a_file_is(table_run) -> None:
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([{"age": 41}], "no column 'town'"),
+        ([{"age": 41}], "^the rows have no column 'town': none of their 1 columns has that name$"),
+        ([{"age": 41, "tow": "x"}], "^the rows have no column 'town': did you mean 'tow'"),
         ([{"age": "old", "town": "Ulm"}], "said to be a number and holds text"),
         ([], "no rows"),
         (7, "rows are a file, a list of dicts"),

@@ -101,7 +101,7 @@ def tune(given: Tuning) -> None:
     """
     _check_options(given)
     if given.out is not None:
-        check_room(given.out / RELEASE, overwrite=False)
+        _check_free(given.out)
     task = t.load_task(given)
     losses = t.with_views(task, given.augment, given.views)
     given = fit_batch(fill_in(given, task), task.examples)
@@ -149,6 +149,15 @@ def _check_options(given: Tuning) -> None:
     if given.method in ("auto", "sgd"):
         raise BadInput(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
     _check_searched(given)
+
+
+def _check_free(out: Path) -> None:
+    """Refuse a folder with a release in it: a search never replaces one."""
+    check_room(out / RELEASE, overwrite=True)  # what hush did not write
+    if (out / RELEASE).is_dir() and any((out / RELEASE).iterdir()):
+        raise BadInput(
+            f"'{out}' holds a release already, which a search never replaces: name another folder with --out"
+        )
 
 
 def _check_searched(given: Tuning) -> None:

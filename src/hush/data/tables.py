@@ -241,7 +241,12 @@ def _targets(cells: Cells, name: str, done: int, path: Path) -> np.ndarray[Any, 
 
 
 def no_column(name: str, there: Collection[str], path: Path | str) -> BadInput:
-    """The error of a missing column; of the names that are there it offers one that is nearly the same."""
+    """The error of a missing column; of the names that are there it offers one that is nearly the same, and no other:
+    where a file begins without names, they are cells of its first row. A ``path`` that is none is what rows given in
+    Python are called."""
     close = difflib.get_close_matches(name, there, n=1, cutoff=0.7)
+    if not isinstance(path, Path):
+        hint = f"did you mean '{close[0]}'?" if close else f"none of their {len(there)} columns has that name"
+        return BadInput(f"{path} have no column '{name}': {hint}")
     hint = f"did you mean '{close[0]}'?" if close else f"its first line must name its {len(there)} columns"
     return BadInput(f"'{path}' has no column '{name}': {hint}")

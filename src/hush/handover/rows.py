@@ -53,9 +53,9 @@ def encode_rows(rows: Any, inputs: Inputs | None, *, target: str | None = None) 
 def iterate_encoded(rows: Any, inputs: Inputs, *, target: str | None = None) -> Iterator[Tensor]:
     """The same, some thousands of rows of a file at a time."""
     if inputs.schema is not None and not _is_npz(rows):
-        done = 0
+        done, where = 0, Path(rows) if isinstance(rows, str | Path) else ROWS
         for piece in _list_pieces(rows):
-            encoded = encode_piece(piece, inputs.schema, done, rows if isinstance(rows, str | Path) else ROWS)
+            encoded = encode_piece(piece, inputs.schema, done, where)
             done += len(encoded)
             yield torch.from_numpy(encoded)
         return
