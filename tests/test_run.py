@@ -260,6 +260,13 @@ class TestRefusals:
         with pytest.raises(BadInput, match="one loss per example|one per example"):
             run.step(run.batch(0))
 
+    @pytest.mark.parametrize(("width", "advice"), [(1, ", or .squeeze(1)"), (2, "")])
+    def test_losses_of_two_dimensions(self, width, advice):
+        run = plan(sample_rate=1.0).start(mlp(), lambda m, c: m(c[0])[:, :width] ** 2, data())
+        with pytest.raises(BadInput) as caught:
+            run.step(run.batch(0))
+        assert str(caught.value).endswith(f"got 2 dimensions: take the mean over the other dimensions{advice}")
+
     def test_batch_norm(self):
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
         with pytest.raises(Refused, match="to_group_norm"):

@@ -112,4 +112,10 @@ def check_losses(losses: Any, n: int) -> None:
     if not isinstance(losses, Tensor) or losses.shape != (n,):
         got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else repr(type(losses).__name__)
         got = "another number of them" if isinstance(losses, Tensor) and losses.dim() == 1 else got
-        raise BadInput(f"losses must return one loss per example, shape (n,), got {got}: use reduction='none'")
+        raise BadInput(f"losses must return one loss per example, shape (n,), got {got}: {_advise(losses)}")
+
+
+def _advise(losses: Any) -> str:
+    if not isinstance(losses, Tensor) or losses.dim() < 2:
+        return "use reduction='none'"
+    return "take the mean over the other dimensions" + (", or .squeeze(1)" if losses.shape[1:] == (1,) else "")

@@ -27,6 +27,7 @@ from hush.privacy import accounting
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
 from hush.randomness import Secret
+from hush.rules.torch_optim import check_schedule
 from hush.run import Run, count_coordinates
 from hush.source import Source, as_source, check_parts, check_rows, is_drawn_again
 from hush.stepping import MICROBATCH, Ranks
@@ -136,7 +137,7 @@ class Plan(Mechanism):
             with_tails = with_tails.assuming(DRAWN)
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
-        return Run(
+        run = Run(
             with_tails,
             model,
             losses,
@@ -146,6 +147,8 @@ class Plan(Mechanism):
             ranks=ranks,
             noise_shards=noise_shards,
         )
+        check_schedule(run.state()["rule"], trainable(model), plan.steps)
+        return run
 
     def with_tails(self, coordinates: int) -> Plan:
         """The plan with what noise that ends takes of δ for so many coordinates (`hush.privacy.scale`) in each of the

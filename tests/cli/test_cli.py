@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -269,3 +271,24 @@ def test_a_run_that_is_stopped_says_where_and_nothing_else(capsys, monkeypatch, 
         "--resume"
     )
     assert "interrupted" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "writer"),
+    [
+        (("predict", "run", "rows.csv", "--out", "answers.csv"), "hush.predicting.predict_file"),
+        (("export", "run", "--out", "model.pt2"), "hush.exchange.export_release"),
+        (("report", "run", "--out", "page.html"), "hush.cli.report.write_atomic"),
+        (("evaluate", "run", "rows.csv"), "hush.predicting.judge_file"),
+    ],
+    ids=["predict", "export", "report", "evaluate"],
+)
+def test_a_full_disk_is_one_sentence(capsys, monkeypatch, tmp_path, command, writer: str) -> None:
+    def fill(*given: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(writer, fill)
+    assert call(capsys, "train", "--problem", "digits-logistic", "--steps", "1", "--out", "run")[0] == 0
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    assert call(capsys, *command) == (1, "", "error: no space is left on the disk (free some first)\n")

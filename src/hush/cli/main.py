@@ -27,7 +27,7 @@ from hush.cli import (
     verify,
 )
 from hush.cli.console import accept_any_encoding, say, show
-from hush.cli.stopping import Interruption
+from hush.cli.stopping import Interruption, explain_os_error
 from hush.cli.teaching import teach
 from hush.errors import HushError
 from hush.ranks import LostRank
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except OSError as error:
-        say(f"error: {error}")
+        say(f"error: {explain_os_error(error)}")
         return 1
     except Exception as error:
         if os.environ.get(TRACEBACK):

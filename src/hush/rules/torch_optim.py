@@ -6,8 +6,10 @@ closure that would compute gradients on the raw data again, are refused.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from hush.identity import NoIdentity, Scope, declared
 from hush.named import Named, State
 from hush.release import Release
 
+MOST_CHECKED = 100_000  # steps that a scheduler is tried for before the run, some 20 µs each
 SCHEDULED = ("step", "_opt_called", "_step_count")  # what a scheduler leaves in its optimizer
 
 
@@ -80,6 +83,34 @@ class TorchOptim:
         for parameter in params.values():
             parameter.grad = None
         return {name: p.detach() - before[name] for name, p in params.items()}
+
+
+def check_schedule(state: Any, params: Named, steps: int) -> None:
+    """Refuse a scheduler that ends before the plan does, whatever rule its ``state`` is a part of: in the middle of a
+    run its error would lose what was spent. A copy is stepped, which shares no more than the parameters."""
+    if not isinstance(state, dict) or steps > MOST_CHECKED:
+        return
+    for part in state.values():
+        check_schedule(part, params, steps)
+    if isinstance(scheduler := state.get("scheduler"), torch.optim.lr_scheduler.LRScheduler):
+        try:
+            copied = copy.deepcopy(scheduler, {id(p): p for p in params.values()})
+        except Exception:  # somebody else's code: it is tried when its time has come
+            return
+        _step_through(copied, steps)
+
+
+def _step_through(scheduler: Any, steps: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is stepped without its optimizer
+        for step in range(steps):
+            try:
+                scheduler.step()
+            except Exception as error:
+                raise BadInput(
+                    f"{type(scheduler).__name__} fails after {step} of the plan's {steps} steps ({error}): make it for "
+                    f"{steps} steps"
+                ) from error
 
 
 def _settings(optimizer: torch.optim.Optimizer, params: Named) -> list[dict[str, Any]]:
