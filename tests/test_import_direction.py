@@ -32,6 +32,7 @@ ORDER = [
     "arithmetic",
     "loading",
     "source",
+    "number_types",
     "units",
     "gradients",
     "release",

@@ -23,6 +23,7 @@ from hush.identity import NoIdentity
 from hush.loading import collates_by_itself, describe_replaced
 from hush.mechanism import Mechanism
 from hush.named import Losses, trainable
+from hush.number_types import check_number_types
 from hush.privacy import accounting
 from hush.privacy.guarantee import Guarantee, rounded_up
 from hush.privacy.scale import SHARE, check_tails, tail_delta
@@ -126,6 +127,7 @@ class Plan(Mechanism):
             check_rows(rows)
         if self.private:
             check_parts(rows)
+        check_number_types(model, losses, rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
         if secret is not None and not isinstance(secret, Secret):
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model))
