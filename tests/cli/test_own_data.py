@@ -134,3 +134,31 @@ def test_bad_requests_are_one_sentence(own: Path, capsys, monkeypatch, flags, se
     assert (code, out) == (2, ""), err
     assert sentence in err
     assert err.count("error:") == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "noted"),
+    [
+        (1 + np.arange(60) % 3, (), True),
+        (np.arange(60) % 3, (), False),
+        (1 + np.arange(60) % 3, ("--schema", "named.json"), False),
+        (1.5 + np.arange(60) % 3, ("--task", "regression", "--target-range", 0, 9), False),
+    ],
+    ids=["from 1", "from 0", "named", "numbers"],
+)
+@pytest.mark.parametrize("shape", [(60, 3), (60, 1, 8, 8)], ids=["features", "images"])
+def test_labels_that_are_counted_from_1_are_told_to_their_owner_alone(
+    tmp_path, capsys, monkeypatch, shape, labels, more, noted
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("rows.npz", x=np.random.default_rng(0).random(shape, np.float32), y=labels)
+    (tmp_path / "named.json").write_text(json.dumps({"classes": ["none", "a", "b", "c"]}))
+    flags = ("--batch-size", 8, "--steps", 1, "--model", "logistic", "--out", "run", "--json")
+    code = main([str(a) for a in ("train", "--data", "rows.npz", *flags, *more)])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    said = "no row has label 0: are the labels counted from 1?"
+    assert (said in told.err) == noted
+    assert said not in told.out
+    released = "".join(path.read_text(errors="replace") for path in (tmp_path / "run" / "release").iterdir())
+    assert "counted from 1" not in released

@@ -53,6 +53,10 @@ COUNT = "the number of rows and the order in which they are split are public"
 COUNT_UNITS = (
     "the number of units ({unit}) is public, and whom a model is tested on is decided by each one's identity alone"
 )
+FROM_ONE = (
+    "no row has label 0: are the labels counted from 1? The model has a class 0 in any case: subtract 1 from the "
+    "labels, or name the classes in a schema"
+)
 HELD = "rows held out for testing are not covered: figures measured on them are exact, and say something about them"
 
 
@@ -253,13 +257,15 @@ def _read_npz_rows(
         if len(names) < classes:
             raise BadInput(f"'{path}' holds a label that is none of the schema's {len(names)} classes")
     rows, test = found["train"], found.get("test")
+    counted = regression or "classes" in given or any(bool((y == 0).any()) for _, y in found.values())
+    notes = None if counted else Notes((FROM_ONE,))
     if rows[0].dim() > 2:
         images = {part: (_centre(x, given), y) for part, (x, y) in found.items()}
         inputs = _describe_images(rows[0], given)
-        return _Own(images["train"], images.get("test"), None, names, said, inputs, label, limits)
+        return _Own(images["train"], images.get("test"), None, names, said, inputs, label, limits, notes=notes)
     columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
     schema = Schema((*columns, Column(label, "category")), label, names, said, limits)
-    return _Own(rows, test, schema, names, said, target=label, target_range=limits)
+    return _Own(rows, test, schema, names, said, target=label, target_range=limits, notes=notes)
 
 
 def _centre(images: Tensor, given: Mapping[str, Any]) -> Tensor:
