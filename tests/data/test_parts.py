@@ -132,7 +132,7 @@ SPELLINGS = [
 @pytest.mark.parametrize("cells", [SPELLINGS, SPELLINGS[:5], [*SPELLINGS[:5], ""], ["x", "1"], ["1_0"]])
 def test_numbers_of_a_long_column_are_pythons_bits(cells: list[str]) -> None:
     by_python, by_arrow = numbers(cells), numbers(Words(pa.array(cells)))
-    assert (by_python is None) == (by_arrow is None) == (cells[0] == "x")
+    assert (by_python is None) == (by_arrow is None) == (cells[0] in ("x", "1_0"))
     if by_python is not None and by_arrow is not None:
         assert by_python.tobytes() == by_arrow.tobytes()
 
