@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -372,8 +374,21 @@ def test_a_run_is_not_set_back_by_hand():
 def test_what_a_record_says_was_taken_is_never_less_than_the_run_knows():
     run = plan_for(24).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
     run.step(run.batch(0))
-    run.recall(History())
-    assert run.history.attempts == (Attempt(0, 1),)
+    for other in (History(), History((Attempt(0, 0), Attempt(5, 5)), 1), History((Attempt(1, 1),))):
+        run.recall(other)
+        assert run.history.attempts[0] == Attempt(0, 1)
+        assert run.history.current == 0
+    assert History((Attempt(0, 3),)).joined([Attempt(2, 4)]).attempts == (Attempt(0, 4),)
+
+
+def test_a_run_is_not_copied_and_keeps_its_data():
+    run = plan_for(24).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
+    for ask in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(Refused, match="a run cannot be copied"):
+            ask(run)
+    for name in ("source", "ranks"):
+        with pytest.raises(AttributeError):
+            setattr(run, name, None)
 
 
 TWICE = {
@@ -439,8 +454,9 @@ def test_an_optimizer_that_looks_at_activations_is_refused(everywhere):
 def test_hooks_that_the_model_brings_are_listed_and_torchs_own_are_not():
     model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     assert HOOKED not in plan_for(24).start(model, cross_entropy, (X, Y), secret=1).guarantee.assumptions
+    run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
     model.register_forward_hook(lambda module, given, found: None)
-    assert HOOKED in plan_for(24).start(model, cross_entropy, (X, Y), secret=1).guarantee.assumptions
+    assert HOOKED in run.guarantee.assumptions  # also of hooks that come later
 
 
 @pytest.mark.parametrize("first", ["sgd", "dp-sgd"])
@@ -451,8 +467,9 @@ def test_a_second_run_of_a_model_says_that_there_was_a_first(first):
     run = plan.start(model, cross_entropy, (X, Y), secret=1)
     assert TRAINED not in plan_for(24).start(model, cross_entropy, (X, Y), secret=2).guarantee.assumptions
     run.step(run.batch(0))
-    again = plan_for(24).start(model, cross_entropy, (X, Y), secret=3)
-    assert TRAINED in again.guarantee.assumptions
+    for same in (model, nn.Sequential(model)):
+        again = plan_for(24).start(same, cross_entropy, (X, Y), secret=3)
+        assert TRAINED in again.guarantee.assumptions
     assert TRAINED not in run.guarantee.assumptions
 
 

@@ -268,7 +268,7 @@ def test_tails_that_one_run_can_afford_are_counted_whole_where_several_are_compo
 def test_a_run_with_steps_taken_again_counts_its_tails_whole() -> None:
     p, adds_up = with_short_tails()
     run = start(p)
-    run.recall(History((Attempt(0, 4), Attempt(3, 6)), 1))
+    run._history = History((Attempt(0, 4), Attempt(3, 6)), 1)
     event, left = run.guarantee.event, p.delta - 2 * adds_up
     assert run.guarantee.epsilon >= epsilon(event, left, adjacency=p.neighbours) * (1 - 1e-9)
 
@@ -282,7 +282,7 @@ def test_every_attempt_of_a_run_that_is_one_gaussian_has_tails_of_its_own() -> N
     history = History((Attempt(0, 2), Attempt(1, 3), Attempt(2, 2)), 2)
     found = find_accounted_delta(p, history, run.coordinates)
     assert p.delta - found >= 3 * tail_delta(*p.tail_terms(run.coordinates)[:3], shared=True) * (1 - 1e-9)
-    run.recall(history)
+    run._history = history
     exact = epsilon(run.guarantee.event, found, adjacency=p.neighbours)
     assert run.guarantee.epsilon == pytest.approx(exact, rel=1e-9)
 

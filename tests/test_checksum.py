@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.checksum import WIDTH, _mix_places, _multiply, _weigh_rows, checksum, fold_words
+from hush.checksum import EVERY, WIDTH, _mix_places, _weigh_rows, checksum, fold_words, multiply_by_sums
 
 CPU = torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(1)
@@ -20,8 +20,13 @@ def by_hand(tensor: Tensor, which: int) -> list[int]:
     words = np.frombuffer(octets + bytes(-len(octets) % 4), np.uint32)
     rows = -(-len(words) // WIDTH)
     places = np.pad(words, (0, rows * WIDTH - len(words))).reshape(rows, WIDTH)
-    weights = _weigh_rows(rows, which, CPU).numpy().astype(np.uint32)
-    return (places * weights[:, None]).sum(0, dtype=np.uint32).astype(np.int32).tolist()
+    weights = _weigh_rows(rows + 1, which, CPU).numpy().astype(np.uint32)
+    fold = (places * weights[:rows, None]).sum(0, dtype=np.uint32)
+    some = places[: len(words) // WIDTH][::EVERY].astype(np.int32)
+    mixed = (some ^ (some >> 15)).astype(np.uint32)
+    return (
+        np.concatenate([fold, (mixed * weights[: len(mixed), None]).sum(0, dtype=np.uint32)]).astype(np.int32).tolist()
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, WIDTH - 1, WIDTH, WIDTH + 1, 5 * WIDTH + 7])
@@ -76,9 +81,20 @@ def test_one_bit_of_one_word_is_in_both_folds(bit: int) -> None:
         other = LARGE.flatten().clone()
         other.view(torch.int32)[place] ^= -(2**31) if bit == 31 else 1 << bit
         for which in (0, 1):
-            changed = fold_words(other, which) != before[which]
+            changed = (fold_words(other, which) != before[which])[:WIDTH]
             assert changed.nonzero().flatten().tolist() == [place % WIDTH]
         assert checksum([LARGE]) != checksum([other])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_signs_of_all_weights_are_seen(dtype: torch.dtype) -> None:
+    """2³¹ times an odd number is 2³¹: of an even number of rows the first half of the fold sees nothing."""
+    weights = LARGE.to(dtype)
+    for which in (0, 1):
+        before, after = fold_words(weights, which), fold_words(-weights, which)
+        assert torch.equal(before[:WIDTH], after[:WIDTH])
+        assert not torch.equal(before, after)
+    assert checksum([weights]) != checksum([-weights])
 
 
 def test_orders_of_round_numbers_are_seen() -> None:
@@ -98,4 +114,4 @@ def test_a_list_is_more_than_its_parts() -> None:
 
 def test_the_product_that_a_graphics_card_makes_is_the_same() -> None:
     words, weights = LARGE.view(torch.int32), _weigh_rows(WIDTH, 0, CPU)
-    assert torch.equal(_multiply(weights, words), weights @ words)
+    assert torch.equal(multiply_by_sums(weights, words), weights @ words)

@@ -52,7 +52,8 @@ class History:
 
     def joined(self, others: Sequence[Attempt]) -> History:
         """With what another record knows of the same attempts: whatever was taken by either was taken."""
-        both = [max((a, b), key=lambda x: x.taken) for a, b in zip(self.attempts, others, strict=False)]
+        pairs = zip(self.attempts, others, strict=False)
+        both = [Attempt(min(a.start, b.start), max(a.taken, b.taken)) for a, b in pairs]
         longer = max(self.attempts, others, key=len)
         return replace(self, attempts=(*both, *longer[len(both) :]))
 

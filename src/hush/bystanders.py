@@ -41,10 +41,10 @@ def refuse_new_hooks(model: nn.Module, known: dict[int, Any]) -> None:
 
 
 def note_training(model: nn.Module) -> None:
-    """This model is trained by a run of this process."""
-    _trained.add(model)
+    """The parts of this model that learn are trained by a run of this process."""
+    _trained.update(part for part in model.modules() if any(p.requires_grad for p in part.parameters(recurse=False)))
 
 
 def was_trained(model: nn.Module) -> bool:
-    """Whether a run of this process has taken a step with it."""
-    return model in _trained
+    """Whether a run of this process has taken a step with it, or with a part of it."""
+    return any(part in _trained for part in model.modules())

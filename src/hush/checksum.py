@@ -6,8 +6,13 @@ The words of 32 bits lie in rows of `WIDTH`, one below the other. With an odd we
 
 It is another one wherever one word alone is, or the words of one row are in another order: an odd weight makes no
 difference vanish. Where several rows change, a place of it stays the same by an accident of about 2⁻³¹ (more often for
-words that all end in zeros), and of two folds with different weights by one of 2⁻⁶². The weights are public: this sees
-what happens, not who looks for a collision. It is one product with a matrix, hardly slower than a plain sum.
+words that all end in zeros), and of two folds with different weights by one of 2⁻⁶². It is one product with a matrix,
+hardly slower than a plain sum.
+
+Of the signs alone such a fold knows no more than whether an even number of them changed: 2³¹ times an odd number is
+2³¹. So every `EVERY`-th row is folded once more with its upper bits mixed into the lower ones, w ⊕ ⌊w / 2¹⁵⌋. Weights
+that are all negated are seen by that; an even number of signs in other rows is not. The weights are public: this sees
+what happens, not who looks for a collision.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import torch
 from torch import Tensor
 
 WIDTH = 1 << 10
+EVERY = 61
 _MIX, _TURN, _ALL = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D, (1 << 64) - 1
 
 
@@ -29,24 +35,31 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     for tensor in tensors:
         for which in (0, 1):
             fold = fold_words(tensor, which).cpu()
-            total = (total * _TURN + int((fold * _mix_places(WIDTH, which)).sum())) & _ALL
+            total = (total * _TURN + int((fold * _mix_places(len(fold), which)).sum())) & _ALL
     return ((total * _TURN) & _ALL) >> 12
 
 
 def fold_words(tensor: Tensor, which: int = 0) -> Tensor:
-    """The fold of a tensor with the first or the second list of weights, shape (`WIDTH`,)."""
+    """The fold of a tensor with the first or the second list of weights, and that of some of its rows with mixed bits:
+    shape (2·`WIDTH`,)."""
     words = _list_words(tensor)
     rows, left = divmod(len(words), WIDTH)
     weights = _weigh_rows(rows + 1, which, words.device)
     whole = words[: rows * WIDTH].view(rows, WIDTH)
-    fold = weights[:rows] @ whole if words.is_cpu else _multiply(weights[:rows], whole)
+    fold = _multiply(weights[:rows], whole)
     if left:
         fold[:left] += weights[rows] * words[rows * WIDTH :]
-    return fold
+    some = whole[::EVERY]
+    return torch.cat([fold, _multiply(weights[: len(some)], some ^ (some >> 15))])
 
 
 def _multiply(weights: Tensor, rows: Tensor) -> Tensor:
-    """The product with a matrix of whole numbers, which a graphics card does not have."""
+    """The product with a matrix of whole numbers; a graphics card has none, and gets it by sums."""
+    return weights @ rows if rows.is_cpu else multiply_by_sums(weights, rows)
+
+
+def multiply_by_sums(weights: Tensor, rows: Tensor) -> Tensor:
+    """The same without a product of matrices."""
     return (rows * weights[:, None]).sum(0, dtype=rows.dtype)
 
 

@@ -54,10 +54,10 @@ class Run:
         noise_shards: bool = False,
     ) -> None:
         self._plan, self._model = plan, model
-        self.ranks = ranks or Alone()
+        self._ranks = ranks or Alone()
         check_shareable(plan, self.ranks)
         self._next = 0
-        self.source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
+        self._source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
             raise BadInput("the model has no parameter to train: every requires_grad is False")
@@ -79,7 +79,7 @@ class Run:
         self._rule = plan.rule.init(self._params)
         if plan.private:
             refuse_new_hooks(model, hooks)
-        self._assumed = (HOOKED if hooks else "", TRAINED if was_trained(model) else "")
+        self._trained_before, self._noted = was_trained(model), False
         self._whole = True
         self._cover: Callable[[int], None] | None = None
         self._witness: SumsGuard | None = None
@@ -105,6 +105,16 @@ class Run:
         return self._model
 
     @property
+    def source(self) -> Source:
+        """The data, as examples."""
+        return self._source
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the run."""
+        return self._ranks
+
+    @property
     def next(self) -> int:
         """The step that comes next, from 0: so many steps are taken."""
         return self._next
@@ -116,7 +126,7 @@ class Run:
 
     def recall(self, history: History) -> None:
         """Have it known what a record says was taken, which is more than the run knows where it was set back."""
-        self._history = history.joined(self._history.attempts)
+        self._history = self._history.joined(history.attempts)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
@@ -152,7 +162,9 @@ class Run:
         while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
         self._whole, self._private = False, private
-        note_training(self._model)
+        if not self._noted:
+            note_training(self._model)
+            self._noted = True
         release = self._noising.release(channels, self._secret, self.next)
         update = self.plan.rule.step(self._params, release, self._rule)
         self._summing.settle()
@@ -292,8 +304,8 @@ class Run:
         if self.plan.private and self._witness is None and not compared:
             raise Refused(
                 "a private run goes on from a checkpoint alone, for a state that was kept by hand does not know what "
-                "its noise has met since: use hush.train(run, checkpoints=Checkpoints(folder)), or start "
-                "a new run with a secret of its own, which is charged in full"
+                "its noise has met since: keep checkpoints, and go on by their restore (see "
+                "docs/nothing-is-lost.md), or start a new run with a secret of its own, which is charged in full"
             )
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             copy_into(own, state[kind])
@@ -319,9 +331,15 @@ class Run:
     def _stated(self) -> Mechanism:
         """The plan with what this run adds to its assumptions."""
         stated = self.plan.with_secret(self._secret)
-        for text in (self._summing.company, *self._assumed):
-            stated = stated.assuming(text)
-        return stated
+        hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
+        return stated.assuming(self._summing.company).assuming(hooked).assuming(trained)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """No copy is made, by whatever means: it would have the same noise for other sums."""
+        raise Refused(
+            "a run cannot be copied, for two of them would add the same noise to different sums: start another run, or "
+            "keep checkpoints (hush.checkpoint.Checkpoints)"
+        )
 
     def _sum(self, batch: Batch) -> tuple[Sums, Sums, State]:
         """The sums of a batch, the channels that are made of them, and the query's next private state."""

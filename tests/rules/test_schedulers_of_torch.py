@@ -77,3 +77,21 @@ def test_an_optimizer_that_was_made_before_is_left_as_it_is() -> None:
 def test_a_plan_of_very_many_steps_is_not_tried() -> None:
     params = {"w": nn.Parameter(torch.ones(2))}
     check_schedule(SHORT.init(params), params, MOST_CHECKED + 1)
+
+
+def test_functions_with_a_memory_are_not_tried_before_the_run() -> None:
+    """No copy has their memory for itself: a trial would use it up."""
+    calls = [0]
+
+    def halve(_: int) -> float:
+        calls[0] += 1
+        return 0.5 ** calls[0]
+
+    params = {"weight": nn.Parameter(torch.zeros(2))}
+    optimizer = torch.optim.SGD(params.values(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, halve)
+    before = calls[0]
+    check_schedule({"optimizer": optimizer, "scheduler": scheduler}, params, 5)
+    together = torch.optim.lr_scheduler.ChainedScheduler([scheduler])
+    check_schedule({"optimizer": optimizer, "scheduler": together}, params, 5)
+    assert calls[0] == before

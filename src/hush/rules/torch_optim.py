@@ -92,12 +92,18 @@ def check_schedule(state: Any, params: Named, steps: int) -> None:
         return
     for part in state.values():
         check_schedule(part, params, steps)
-    if isinstance(scheduler := state.get("scheduler"), torch.optim.lr_scheduler.LRScheduler):
-        try:
-            copied = copy.deepcopy(scheduler, {id(p): p for p in params.values()})
-        except Exception:  # somebody else's code: it is tried when its time has come
-            return
-        _step_through(copied, steps)
+    if _is_repeatable(scheduler := state.get("scheduler")):
+        _step_through(copy.deepcopy(scheduler, {id(p): p for p in params.values()}), steps)
+
+
+def _is_repeatable(scheduler: Any) -> bool:
+    """Whether it is torch's and holds no functions, which may have a memory that no copy has for itself."""
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        return False
+    held = vars(scheduler)
+    own = type(scheduler).__module__ == "torch.optim.lr_scheduler"
+    functions = held.get("lr_lambdas") or held.get("_scale_fn_custom")
+    return own and not functions and all(map(_is_repeatable, held.get("_schedulers", ())))
 
 
 def _step_through(scheduler: Any, steps: int) -> None:
