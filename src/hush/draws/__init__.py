@@ -13,6 +13,7 @@ from hush.draws.current import (
     drawing_only,
     is_by_place,
     model_randomness,
+    number_from,
     settling_draws,
 )
 from hush.draws.kinds import Unplaced
@@ -25,5 +26,6 @@ __all__ = [
     "drawing_only",
     "is_by_place",
     "model_randomness",
+    "number_from",
     "settling_draws",
 ]

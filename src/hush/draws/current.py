@@ -156,6 +156,13 @@ def draw_noise(stream: str, shape: Sequence[int], device: torch.device) -> Tenso
     return numbers.draw_normal(torch.float64)
 
 
+def number_from(number: int) -> None:
+    """Count the draws that follow from this number on: how many there were before decides nothing about them."""
+    draws = _CURRENT.get()
+    if draws is not None:
+        draws.counter.stand_at(number)
+
+
 def saved_tensors_are_hooked() -> bool:
     """Whether what autograd saves is handed to other code, as activation checkpointing does."""
     try:

@@ -34,7 +34,7 @@ class Counter:
         states = [each.get_state() for each in (torch.default_generator, *others)]
         counter = Counter(device, tuple(states[1:]), {})
         try:
-            counter._stand_at(0)
+            counter.stand_at(0)
             yield counter
         finally:
             for each, state in zip((torch.default_generator, *others), states, strict=True):
@@ -44,7 +44,7 @@ class Counter:
         """The number of this draw; the next one has the next."""
         self.check()
         number = self.number
-        self._stand_at(number + 1)
+        self.stand_at(number + 1)
         return number
 
     @property
@@ -56,7 +56,7 @@ class Counter:
         """Refuse where torch's generators were drawn from."""
         seed = torch.default_generator.initial_seed()
         state = torch.default_generator.get_state()
-        same = torch.equal(state, self.clean[seed] if seed in self.clean else self._stand_at(seed))
+        same = torch.equal(state, self.clean[seed] if seed in self.clean else self.stand_at(seed))
         if self.device.type == "cuda":
             now = torch.cuda.default_generators[self.device.index or 0].get_state()
             same = same and torch.equal(now, self.before[0])
@@ -76,8 +76,9 @@ class Counter:
 
         return rewind
 
-    def _stand_at(self, number: int) -> Tensor:
-        """Not torch.manual_seed: without CUDA it keeps a stack trace for every call."""
+    def stand_at(self, number: int) -> Tensor:
+        """The next draw has this number. Not by torch.manual_seed: without CUDA it keeps a stack trace for every
+        call."""
         torch.default_generator.manual_seed(number)
         if number not in self.clean:
             self.clean[number] = torch.default_generator.get_state()

@@ -9,8 +9,9 @@ for others, or sets torch's generator, does not change it and cannot meet it aga
 numbers would show it).
 
 In the first run the parameters behind the layer are constants. So their gradient is that of the second run alone, a
-function of rows, labels and coins, whichever way a record takes through the model. What the first run leaves in the
-model is taken away before the second (`hush.sanitize.pristine`).
+function of rows, labels and coins, whichever way a record takes through the model: the labels are copied before it,
+and the draws of the second are counted from a fixed number, however many the first had. What the first run leaves in
+the model is taken away before the second (`hush.sanitize.pristine`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.draws import number_from
 from hush.errors import Refused
 from hush.gradients import GradientWarning, record
 from hush.gradients.substitutes import replacing_forwards
@@ -32,6 +34,9 @@ from hush.randomness import seeded
 from hush.sanitize.accounted import Accounted
 from hush.sanitize.cut import PROBES, Cut, evaluating, first_of, hide_inputs, make_up, reach_layer
 from hush.sanitize.pristine import left_as_found
+from hush.source import to_each
+
+HEAD = 1 << 20  # the number of the first draw behind the layer
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,11 @@ class Apart:
     def __call__(self, model: nn.Module, content: Any) -> Tensor:
         """One loss per example; the content comes with the noise of each one's row."""
         own, noise = content
+        hidden = to_each(torch.clone, hide_inputs(own))  # a copy, before the first run can write into the labels
         rows = self.layer.release(self._reach(model, own), noise)
+        number_from(HEAD)
         with replacing_forwards({self.layer.layer: lambda _: rows}):
-            return self.losses(model, hide_inputs(own))
+            return self.losses(model, hidden)
 
     def _reach(self, model: nn.Module, content: Any) -> Tensor:
         """What reaches the layer; it depends on parameters before it, and as far as gradients go on no others."""
