@@ -238,7 +238,7 @@ def test_a_row_is_what_the_record_alone_has() -> None:
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        (Counting, "'buffers' of the Counting is not the same after a forward"),
+        (Counting, "'largest' of the Counting is not the same after a forward"),
         (Calibrating, "clip of the sanitisation layer was changed"),
         (Listing, "'seen' of the Listing is not the same after a forward"),
         (DrawingFromNumpy, "draw from Python's random or from numpy"),

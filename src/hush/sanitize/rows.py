@@ -5,12 +5,13 @@ public grid of the noise (`hush.release`). The noise is that of (secret, "rows",
 so a resumed run releases the same rows again and spends nothing. Nothing is released before the first step asks for
 rows, when a ledger has been charged.
 
-φ(xᵢ) is a function of record i and of public things, by construction and not because it was tried. Record i is read and
-passes φ in a batch of one, which has the same shape for every record, so neither a branch that looks at a batch nor a
-kernel's rounding meets another record. Whatever φ draws comes from the same public seed for each record. What a forward
-leaves in the model's attributes is taken away after each record (`hush.sanitize.pristine`), and a model in which it
-changes buffers, weights or what lists hold is refused before anything is released. The clamp is that of the layer as it
-was accounted for (`hush.sanitize.accounted`).
+φ(xᵢ) is a function of record i and of public things. By construction: record i is read and passes φ in a batch of one,
+which has the same shape for every record, so neither a branch that looks at a batch nor a kernel's rounding meets
+another record, and whatever φ draws comes from the same public seed for each record. By looking: what a forward leaves
+in the model's attributes is taken away after each record, and a model in which it changes buffers, weights, a class, or
+what lists, objects and generators hold is refused before anything is released (`hush.sanitize.pristine`). A memory that
+is kept in a global or a file is not seen. The clamp is that of the layer as it was accounted for
+(`hush.sanitize.accounted`).
 """
 
 from __future__ import annotations
