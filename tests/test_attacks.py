@@ -493,3 +493,26 @@ class Standardised:
 def test_a_source_in_which_examples_meet_is_refused():
     with pytest.raises(Refused, match="makes an example's row from other examples too"):
         plan_for(24).start(nn.Linear(4, 3), cross_entropy, Standardised(), secret=1)
+
+
+class Tables(nn.Module):
+    """Keeps a table for the longest input so far, and how long it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.longest, self.table = nn.Linear(4, 3), 0, None
+
+    def forward(self, x):
+        if x.shape[1] > self.longest:
+            self.longest = x.shape[1]
+            self.table = torch.cos(torch.arange(self.longest))
+        return self.fc(x * self.table[: x.shape[1]])
+
+
+def test_a_number_that_speaks_of_a_tensor_goes_with_it():
+    """The tensor is taken away after a forward, for it could be a memory; alone, the number would promise one."""
+    model = Tables()
+    run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
+    for batch in run.batches():
+        run.step(batch)
+    assert (model.longest, model.table) == (0, None)

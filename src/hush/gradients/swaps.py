@@ -91,7 +91,8 @@ class _Contents:
 
     def restore(self) -> None:
         """Exactly as it was, without the tensors and numbers that a forward left in attributes: they belong to this
-        batch, and in a later one they would be a memory of it."""
+        batch, and in a later one they would be a memory of it. Whole numbers and words go with a tensor, for they may
+        say that it is there, as how long a table is that was made for a longer input."""
         for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
             if before or now:
                 now.clear()
@@ -99,8 +100,12 @@ class _Contents:
         attributes, before = self.module.__dict__, self.attributes
         if "_flat_weights" in before:
             attributes["_flat_weights"] = before["_flat_weights"]
-        for key in _find_different(before, attributes):
-            if not (_holds_tensors(attributes.get(key)) or _holds_numbers(attributes.get(key))):
+        different = _find_different(before, attributes)
+        with_tensors = any(_holds_tensors(attributes.get(key)) for key in different)
+        for key in different:
+            value = attributes.get(key)
+            goes = with_tensors if isinstance(value, (int, str)) else _holds_tensors(value) or _holds_numbers(value)
+            if not goes:
                 continue
             if key in before:
                 attributes[key] = before[key]
