@@ -1,0 +1,81 @@
+"""The hybrid's head sees rows, labels and coins: what a loss writes into labels, and how often a front draws, is not in
+its sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from hush.arithmetic import Piece
+from hush.draws import model_randomness
+from hush.gradients import placing
+from hush.queries import Clipping
+from hush.randomness import Secret
+from hush.sanitize import Sanitize
+from hush.sanitize.hybrid import Hybrid
+from hush.source import as_source
+
+STDS = {"rows": 2.0, "gradient": 0.02, "head": 0.0}
+CODE, HUGE = -99.0, 1000.0
+X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
+pytestmark = pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+
+
+class Network(nn.Module):
+    """A front that does not look at the first feature, so that a row says nothing of it."""
+
+    def __init__(self, *, draws: bool = False) -> None:
+        super().__init__()
+        self.draws = draws
+        self.front, self.layer, self.head = nn.Linear(4, 5), Sanitize(1.0, 1.0), nn.Linear(5, 3)
+        with torch.no_grad():
+            self.front.weight[:, 0] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.draws and abs(float(x.detach().max()) - HUGE) < 1:  # nothing that is tried beforehand is so
+            x = x + 0 * torch.rand(())
+        row = self.layer(self.front(x))
+        return self.head(torch.tanh(row) if self.draws and torch.rand(()) < 0.5 else row)
+
+
+def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(content[0]), content[1], reduction="none", ignore_index=-100)
+
+
+def ignoring(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """Rows whose first feature is missing are not scored, by the usual way of writing it."""
+    features, labels = content
+    labels.masked_fill_(features[:, 0] == CODE, -100)
+    return cross_entropy(model, content)
+
+
+def sum_heads(model: nn.Module, losses, features: Tensor, step: int) -> dict[str, Tensor]:
+    data = (features, Y.clone())
+    query, _ = Hybrid(Clipping(0.01)).prepare(model, losses, as_source(data), lambda: Secret.from_seed(0, "t"), STDS)
+    places = torch.arange(len(features))
+    piece = Piece(places, places, ((0, len(features)),), None)
+    randomness = model_randomness(Secret.from_seed(1, "test"), step, places, torch.device("cpu"))
+    with randomness, torch.enable_grad(), placing(piece):
+        return query.piece(model, losses, data, {})["head"]
+
+
+@pytest.mark.parametrize(("draws", "losses", "value"), [(False, ignoring, CODE), (True, cross_entropy, HUGE)])
+def test_a_feature_that_no_row_shows_is_not_in_the_sums_of_the_head(draws: bool, losses, value: float) -> None:
+    model = Network(draws=draws).train()
+    other = X.clone()
+    other[3, 0] = value
+    seen = []
+    for step in range(6):
+        first, second = (sum_heads(model, losses, features, step) for features in (X, other))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        seen.append(first["head.bias"])
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_a_feature_that_rows_show_is() -> None:
+    model, other = Network().train(), X.clone()
+    other[3, 1] = HUGE
+    first, second = (sum_heads(model, cross_entropy, features, 0) for features in (X, other))
+    assert any(not torch.equal(first[name], second[name]) for name in first)
