@@ -12,12 +12,16 @@ import time
 import numpy as np
 import pytest
 import torch
-from networks import losses, plan
+from networks import N, losses, plan
 from test_alone import Model, neighbours
 from torch import nn
 
 from hush.errors import Refused
+from hush.gradients.points import Augmented
+from hush.sanitize.checks import check_nothing_passes
+from hush.sanitize.cut import find_cut
 from hush.sanitize.pristine import Found
+from hush.source import as_source
 
 
 def is_large(x) -> bool:
@@ -171,3 +175,118 @@ def test_what_a_record_costs() -> None:
         found.put_back()
         times.append(time.perf_counter() - start)
     assert min(times) < 5e-3  # 0.8 ms on one core; it was over 100
+
+
+class Running:
+    """A running mean of the inputs, which is taken from them."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def __call__(self, model, content):
+        self.mean = 0.9 * self.mean + 0.1 * float(content[0].mean())
+        return losses(model, (content[0] - self.mean, content[1]))
+
+    def compute(self, model, content):
+        return self(model, content)
+
+
+class RunningBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, model, content):
+        self.mean.mul_(0.9).add_(content[0].mean(), alpha=0.1)
+        return losses(model, (content[0] - self.mean, content[1]))
+
+
+def run_in_a_closure():
+    mean = 0.0
+
+    def compute(model, content):
+        nonlocal mean
+        mean = 0.9 * mean + 0.1 * float(content[0].mean())
+        return losses(model, (content[0] - mean, content[1]))
+
+    return compute
+
+
+def run_in_a_module():
+    criterion = RunningBuffer()
+    return lambda model, content: criterion(model, content)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Running,
+        RunningBuffer,
+        run_in_a_closure,
+        run_in_a_module,
+        lambda: Running().compute,
+        lambda: functools.partial(Running.compute, Running()),
+        lambda: Augmented(Running(), lambda content: content, 1),
+    ],
+)
+def test_losses_that_keep_a_running_number(make) -> None:
+    with pytest.raises(Refused, match=r"'[a-z.0]*mean' of the losses is not the same"):
+        plan("sanitize-hybrid").start(Model(frozen=False), make(), neighbours()[0], secret=3)
+
+
+class KeepingLarge(Running):
+    """Keeps that there was a large record, which made-up inputs do not show."""
+
+    def __call__(self, model, content):
+        if float(content[0].max()) > 100:
+            self.mean = 1.0
+        return losses(model, (content[0] - self.mean, content[1]))
+
+
+@pytest.mark.filterwarnings("ignore:one backward pass an example")
+def test_losses_that_keep_something_of_one_record() -> None:
+    run = plan("sanitize-hybrid", steps=8).start(Model(frozen=False), KeepingLarge(), neighbours()[0], secret=3)
+    run.step(next(run.batches()))
+    run = plan("sanitize-hybrid", steps=1, batch_size=N).start(
+        Model(frozen=False), KeepingLarge(), neighbours()[1], secret=3
+    )
+    with pytest.raises(Refused, match="'mean' of the losses is not the same"):
+        run.step(next(run.batches()))
+
+
+class Counting:
+    """Counts its calls and keeps its last result, which is let be."""
+
+    def __init__(self) -> None:
+        self.calls, self.last, self.value = 0, None, 0.0
+        self.criterion = RunningOfResults()
+
+    def __call__(self, model, content):
+        self.calls += 1
+        self.last = self.criterion(losses(model, content))
+        return self.last
+
+
+class RunningOfResults(nn.Module):
+    """Looks at what comes out of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, found):
+        if not torch.is_grad_enabled():
+            self.largest.copy_(found.detach().max())
+        return found
+
+
+def test_what_is_tried_leaves_nothing_in_losses() -> None:
+    loss = Counting()
+    model = Model(frozen=False)
+    check_nothing_passes(find_cut(model, as_source(neighbours()[0])), loss)
+    assert (loss.calls, loss.last, float(loss.criterion.largest)) == (0, None, 0.0)
+
+
+def test_losses_may_count() -> None:
+    run = plan("sanitize-hybrid").start(Model(frozen=False), Counting(), neighbours()[0], secret=3)
+    run.step(next(run.batches()))

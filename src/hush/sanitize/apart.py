@@ -11,7 +11,7 @@ numbers would show it).
 In the first run the parameters behind the layer are constants. So their gradient is that of the second run alone, a
 function of rows, labels and coins, whichever way a record takes through the model: the labels are copied before it,
 and the draws of the second are counted from a fixed number, however many the first had. What the first run leaves in
-the model is taken away before the second (`hush.sanitize.pristine`).
+the model or in the losses is taken away before the second, or refused (`hush.sanitize.pristine`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Apart:
     def _reach(self, model: nn.Module, content: Any) -> Tensor:
         """What reaches the layer; it depends on parameters before it, and as far as gradients go on no others."""
         fixed = {id(p): p.detach() for name, p in model.named_parameters() if name in self.behind}
-        with left_as_found(model), recording(model, fixed):
+        with left_as_found(model, self.losses), recording(model, fixed):
             return reach_layer(partial(self.losses, model), self.layer.layer, content)
 
 

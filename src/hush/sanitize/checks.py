@@ -9,6 +9,7 @@ the first step and kept. That a record is alone, and that it reaches the head by
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from hush.gradients.swaps import recording
 from hush.named import Losses, trainable
 from hush.randomness import seeded
 from hush.sanitize.cut import PROBES, Cut, check_uses, evaluating, first_of, handing_on, make_up, reach_layer
+from hush.sanitize.pristine import left_as_found, restoring
 
 
 def check_frozen(cut: Cut) -> None:
@@ -73,6 +75,13 @@ def check_used_once(cut: Cut, losses: Losses) -> None:
         check_uses(cut.layer, lambda: losses(cut.model, make_up(cut.like, device)), "losses call", cut.name)
 
 
+def check_forgetful(cut: Cut, losses: Losses) -> None:
+    """Refuse early what a record would be refused for: a model or losses that keep something before the layer."""
+    device = next(cut.model.parameters()).device
+    with seeded(0), evaluating(cut.model, True), torch.no_grad(), left_as_found(cut.model, losses):
+        reach_layer(partial(losses, cut.model), cut.layer, make_up(cut.like, device))
+
+
 def check_nothing_passes(cut: Cut, losses: Losses) -> None:
     """Refuse a model or a loss that sees the inputs by another way than the layer: with the layer's rows held fixed,
     other inputs must not change a single loss, in training or in evaluation. In a run it would see zeros."""
@@ -84,7 +93,13 @@ def check_nothing_passes(cut: Cut, losses: Losses) -> None:
     for training in (True, False):
 
         def compute(inputs: Tensor, training: bool = training) -> Tensor:
-            with seeded(0), evaluating(cut.model, training), torch.no_grad(), handing_on(cut.layer, rows):
+            with (
+                restoring(losses, cut.model),
+                seeded(0),
+                evaluating(cut.model, training),
+                torch.no_grad(),
+                handing_on(cut.layer, rows),
+            ):
                 return losses(cut.model, (inputs, *content[1:]))
 
         usual = compute(content[0])

@@ -20,7 +20,8 @@ of both, the labels and what was released before.
 1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both
    neighbours, as φ_θ is one function applied to each record in a batch of its own: mapped by torch.func, which has no
    way from one to another, or else one after the other (`find_engine`). All records have one public shape, which no
-   record's length decides, and leave nothing in the model (`hush.sanitize.pristine`). C, s_a and n are those that the
+   record's length decides, and leave nothing in the model or the losses (`hush.sanitize.pristine`). What losses keep
+   of their second run is a function of rows that are released. C, s_a and n are those that the
    run started with (`hush.sanitize.accounted`), and zᵢ is of a stream that nothing else draws from. yᵢ is a Gaussian
    with standard deviation C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations
    if i is in B_t, and 0 otherwise.
@@ -77,7 +78,7 @@ from hush.release import Release
 from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, WithoutReplacement
 from hush.sanitize.accounted import Accounted
 from hush.sanitize.apart import Apart, find_engine
-from hush.sanitize.checks import check_alone, check_nothing_passes, check_used_once, find_behind
+from hush.sanitize.checks import check_alone, check_forgetful, check_nothing_passes, check_used_once, find_behind
 from hush.sanitize.cut import Cut, count_numbers, find_cut, first_of
 from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_noise
 from hush.source import Source
@@ -167,7 +168,8 @@ class Hybrid:
         }
 
     def _cut_losses(self, losses: Losses) -> Losses:
-        """The losses in two parts. Every example is computed by itself, so there is nothing to inspect."""
+        """The losses in two parts. Every example is computed by itself, and what the losses keep of one is looked for
+        then (`Apart`), so there is nothing to inspect."""
         assert self.apart is not None
         own = losses.losses if isinstance(losses, Inspected) else losses
         return self.apart if own is self.apart.losses else replace(self.apart, losses=own)
@@ -210,6 +212,7 @@ def _check_cut(cut: Cut, losses: Losses) -> None:
         )
     check_nothing_passes(cut, losses)
     check_used_once(cut, losses)
+    check_forgetful(cut, losses)
     check_alone(cut, training=True)
 
 

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from hush.errors import Refused
 from hush.sanitize.reachable import Watched, reach_all
 
+COPIED = 2**24  # bytes of a tensor of the losses that are put back after something was tried
+
 
 class Found:
     """A model, and losses if there are any, at one moment."""
@@ -40,16 +42,12 @@ class Found:
         for owner, root in ((f"the {self._kind}", model), ("the losses", losses)):
             found = reach_all(root, seen, follow=root is losses)
             self._inside += [each.named(owner) for each in found.watched]
-            is_loss = root is losses
-            self._attributes += [
-                (f"'{place}' of {owner}" if place else owner, is_loss, now, dict(now))
-                for place, now in found.attributes
-            ]
+            self._attributes += [(place, root is losses, now, dict(now)) for place, now in found.attributes]
             self._cells += [(f"'{place}' of {owner}", cell, _content_of(cell)) for place, cell in found.cells]
 
     def put_back(self) -> None:
         """Every attribute as it was; refuse what was changed inside of one, and numbers that losses kept."""
-        kept = self._put_back_attributes() + self._put_back_cells()
+        kept = self.put_back_attributes()
         if _read_generators() != self._drawn:
             raise Refused(
                 f"the {self._kind} or its data draw from Python's random or from numpy, so that a record would shift "
@@ -61,13 +59,15 @@ class Found:
                 "others, or pass by the layer: keep what a forward computes out of the model and of the losses"
             )
 
-    def _put_back_attributes(self) -> list[str]:
-        kept: list[str] = []
+    def put_back_attributes(self) -> list[str]:
+        """Every attribute as it was; those of the losses that held another number are named."""
+        kept = self._put_back_cells()
         for place, is_loss, now, found in self._attributes:
-            if len(now) == len(found) and all(now.get(key) is value for key, value in found.items()):
+            if _is_as_found(now, found):
                 continue
             if is_loss:
-                kept += [f"{key} of {place}" for key, old in found.items() if _is_kept(old, now.get(key))]
+                keys = [key for key, old in found.items() if _is_kept(old, now.get(key))]
+                kept += [f"'{place}.{key}'".replace("'.", "'") + " of the losses" for key in keys]
             now.clear()
             now.update(found)
         return kept
@@ -90,30 +90,40 @@ class Found:
 def left_as_found(model: nn.Module, losses: Any = None) -> Iterator[None]:
     """After it, the model is as it was, and so are its losses."""
     found = Found(model, losses)
-    yield
+    try:
+        yield
+    except BaseException:
+        found.put_back_attributes()
+        raise
     found.put_back()
 
 
 @contextmanager
 def restoring(losses: Any, model: nn.Module) -> Iterator[None]:
-    """After it, the attributes and tensors of losses are as they were, whatever ran within; the model is not looked
-    at."""
+    """After it, the attributes and tensors of losses are as they were, whatever ran within, but for large ones; the
+    model is not looked at."""
     found = reach_all(losses, {id(module): module for module in model.modules()}, follow=True)
     attributes = [(now, dict(now)) for _, now in found.attributes]
     cells = [(cell, _content_of(cell)) for _, cell in found.cells]
-    tensors = [(each.value, each.value.detach().clone()) for each in found.watched if isinstance(each.value, Tensor)]
+    tensors = [each.value for each in found.watched if isinstance(each.value, Tensor) and each.value.nbytes <= COPIED]
+    copies = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
     finally:
         for now, before in attributes:
-            now.clear()
-            now.update(before)
+            if not _is_as_found(now, before):
+                now.clear()
+                now.update(before)
         for cell, content in cells:
             if content is not cell:
                 cell.cell_contents = content
-        for tensor, copy in tensors:
+        for tensor, copy in zip(tensors, copies, strict=True):
             if not torch.equal(tensor.detach(), copy):
                 tensor.data.copy_(copy)
+
+
+def _is_as_found(now: dict[str, Any], found: dict[str, Any]) -> bool:
+    return len(now) == len(found) and all(now.get(key) is value for key, value in found.items())
 
 
 def _content_of(cell: CellType) -> Any:

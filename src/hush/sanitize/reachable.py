@@ -70,8 +70,8 @@ class Reached:
 
 
 def reach_all(root: Any, seen: dict[int, Any], *, follow: bool) -> Reached:
-    """All that is held by the root and not yet ``seen``. With ``follow`` the attributes of what can be called count
-    among those that can be put back, as those of a module always do."""
+    """All that is held by the root and not yet ``seen``. With ``follow`` the attributes of any object count among
+    those that can be put back, as those of a module always do."""
     found, todo = Reached(), [("", root)]
     while todo:
         place, value = todo.pop()
@@ -129,11 +129,13 @@ def _visit(place: str, value: Any, found: Reached, follow: bool) -> Held:
         return _visit_opaque(place, value, watch)
     else:
         held = []
-    if follow and callable(value) and isinstance(getattr(value, "__dict__", None), dict):
+    if follow and isinstance(getattr(value, "__dict__", None), dict):
         found.attributes.append((place, vars(value)))
         held += vars(value).items()
-    elif hasattr(value, "__dict__") or slots:
-        held += watch(functools.partial(_read_attributes, slots=slots)).items()
+    elif hasattr(value, "__dict__"):
+        held += watch(lambda value: dict(vars(value))).items()
+    if slots:
+        held += watch(functools.partial(_read_slots, slots=slots)).items()
     return [*held, *_list_classes(value)]
 
 
@@ -236,9 +238,8 @@ def _read_class(value: type) -> dict[str, Any]:
     return {key: each for key, each in vars(value).items() if not (key.startswith("__") or key == "_abc_impl")}
 
 
-def _read_attributes(value: Any, slots: tuple[str, ...]) -> dict[str, Any]:
-    held = dict(getattr(value, "__dict__", {}))
-    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | held
+def _read_slots(value: Any, slots: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)}
 
 
 def _read_reduced(value: Any) -> list[Any]:
