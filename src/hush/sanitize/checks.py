@@ -18,7 +18,17 @@ from hush.errors import BadInput, Refused
 from hush.gradients.swaps import recording
 from hush.named import Losses, trainable
 from hush.randomness import seeded
-from hush.sanitize.cut import PROBES, Cut, check_uses, evaluating, first_of, handing_on, make_up, reach_layer
+from hush.sanitize.cut import (
+    PROBES,
+    Cut,
+    check_uses,
+    evaluating,
+    first_of,
+    handing_on,
+    make_up,
+    reach_layer,
+    with_inputs,
+)
 from hush.sanitize.pristine import left_as_found, restoring
 
 
@@ -100,7 +110,7 @@ def check_nothing_passes(cut: Cut, losses: Losses) -> None:
                 torch.no_grad(),
                 handing_on(cut.layer, rows),
             ):
-                return losses(cut.model, (inputs, *content[1:]))
+                return losses(cut.model, with_inputs(content, inputs))
 
         usual = compute(content[0])
         for place, inputs in enumerate(others):

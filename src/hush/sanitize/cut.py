@@ -73,9 +73,13 @@ def first_of(content: Any) -> Tensor:
 
 def hide_inputs(content: Any) -> Any:
     """The content with zeros for its inputs: all that is left of it is public."""
-    made = [torch.zeros_like(first_of(content)), *content[1:]]
-    named = getattr(type(content), "_make", tuple)
-    return named(made)
+    return with_inputs(content, torch.zeros_like(first_of(content)))
+
+
+def with_inputs(content: Any, inputs: Tensor) -> Any:
+    """The content with other inputs; a named tuple stays one."""
+    make: Callable[[Any], Any] = getattr(type(content), "_make", tuple)
+    return make([inputs, *content[1:]])
 
 
 def check_pairs(content: Any, otherwise: str) -> None:
@@ -151,7 +155,7 @@ def check_uses(layer: Sanitize, run: Callable[[], Any], whose: str, name: str) -
         )
 
 
-class _Reached(Exception):
+class _Reached(BaseException):  # which no "except Exception" of a model takes for a fault of its own
     def __init__(self, value: Tensor) -> None:
         super().__init__()
         self.value = value

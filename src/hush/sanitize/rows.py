@@ -34,7 +34,7 @@ from hush.named import trainable
 from hush.randomness import BLOCK, Secret, normal, seeded
 from hush.release import add_noise, grid
 from hush.sanitize.accounted import Accounted
-from hush.sanitize.cut import Cut, evaluating, first_of, reach_layer
+from hush.sanitize.cut import Cut, evaluating, first_of, reach_layer, with_inputs
 from hush.sanitize.pristine import Found
 from hush.source import Source
 
@@ -72,10 +72,7 @@ class ReleasedRows:
     def take(self, indices: Tensor) -> Any:
         """Released rows and what stands beside them; no indices release nothing."""
         content = self.source.take(indices)
-        beside = content[1:]
-        if not len(indices):
-            return (torch.empty(0, *self.cut.shape), *beside)
-        return (self.release()[indices], *beside)
+        return with_inputs(content, self.release()[indices] if len(indices) else torch.empty(0, *self.cut.shape))
 
     def make_ready(self) -> None:
         """Compute what is to be released, so that whatever can fail does so before anything is charged."""
