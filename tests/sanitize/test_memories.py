@@ -80,6 +80,8 @@ KINDS = [
     holding("partial", lambda: functools.partial(list.append, []), lambda held: held(1)),
     holding("array of objects", lambda: np.array([None, 1], object), lambda held: held.__setitem__(0, 1)),
     holding("buffer of a hidden module", lambda: [nn.BatchNorm1d(5)], lambda held: held[0].running_mean.add_(1)),
+    holding("list in an array", lambda: np.array([None, []], object), lambda held: held[1].append(1)),
+    holding("other data", lambda: torch.ones(9999), lambda held: setattr(held, "data", torch.zeros(9999))),
     holding("data", lambda: torch.ones(()), lambda held: held.data.fill_(0.5)),
 ]
 

@@ -35,13 +35,13 @@ class Found:
     def __init__(self, model: nn.Module, losses: Any = None) -> None:
         self._drawn = _read_generators()
         self._kind = type(model).__name__
-        self._inside: list[Watched] = []
+        self._inside: list[tuple[str, Watched]] = []
         self._attributes: list[tuple[str, bool, dict[str, Any], dict[str, Any]]] = []
         self._cells: list[tuple[str, CellType, Any]] = []
         seen: dict[int, Any] = {}
         for owner, root in ((f"the {self._kind}", model), ("the losses", losses)):
             found = reach_all(root, seen, follow=root is losses)
-            self._inside += [each.named(owner) for each in found.watched]
+            self._inside += [(owner, each) for each in found.watched]
             self._attributes += [(place, root is losses, now, dict(now)) for place, now in found.attributes]
             self._cells += [(f"'{place}' of {owner}", cell, _content_of(cell)) for place, cell in found.cells]
 
@@ -53,7 +53,9 @@ class Found:
                 f"the {self._kind} or its data draw from Python's random or from numpy, so that a record would shift "
                 "the numbers of others: draw with torch"
             )
-        for place in [*kept, *(each.place for each in self._inside if each.is_changed())]:
+        changed = [(owner, each) for owner, each in self._inside if each.is_changed()]
+        kept += [f"'{each.place}' of {owner}" if each.place else owner for owner, each in changed]
+        for place in kept:
             raise Refused(
                 f"{place} is not the same after a forward pass, so that a record would be in the rows or gradients of "
                 "others, or pass by the layer: keep what a forward computes out of the model and of the losses"

@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from types import BuiltinFunctionType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -50,10 +50,6 @@ class Watched:
     read: Callable[[Any], Any]
     mark: Any
     compare: Callable[[Any, Any], bool]
-
-    def named(self, owner: str) -> Watched:
-        """The same, as a message names it."""
-        return replace(self, place=f"'{self.place}' of {owner}" if self.place else owner)
 
     def is_changed(self) -> bool:
         """Whether it is another than it was."""
@@ -102,9 +98,14 @@ def _visit(place: str, value: Any, found: Reached, follow: bool) -> Held:
         found.watched.append(Watched(place, value, read, mark, compare))
         return mark
 
+    if type(value) is dict and len(value) <= SEVERAL:
+        watch(_read_items)
+        return [(key, each) for key, each in value.items() if not is_fixed(each)] + _list_changeable_keys(value)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return _list_changeable(range(value.size), watch(lambda value: value.ravel().tolist()))
     for kind, leaf in LEAVES:
         if isinstance(value, kind):
-            watch(leaf)
+            watch(leaf, operator.eq)
             return []
     if isinstance(value, nn.Module):
         found.attributes.append((place, vars(value)))
@@ -121,7 +122,7 @@ def _visit(place: str, value: Any, found: Reached, follow: bool) -> Held:
     if isinstance(value, Mapping):
         named = set(map(type, value)) == {str}  # no other key is equal to one, and this is fast
         keys, values = watch(list, operator.eq if named else _is_same), watch(_read_values)
-        held = [*([] if named else _list_changeable([None] * len(keys), keys)), *_list_changeable(keys, values)]
+        held = [*([] if named else _list_changeable_keys(keys)), *_list_changeable(keys, values)]
     elif isinstance(value, list | tuple | set | frozenset | deque):
         items = watch(list)
         held = _list_changeable(range(len(items)), items)
@@ -188,6 +189,10 @@ def _list_changeable(keys: Iterable[Any], values: list[Any]) -> list[tuple[Any, 
     return [(key, each) for key, each in zip(keys, values, strict=True) if not is_fixed(each)]
 
 
+def _list_changeable_keys(keys: Iterable[Any]) -> Held:
+    return [(None, key) for key in keys if not is_fixed(key)]
+
+
 def _root_of(value: Any) -> str:
     return str(getattr(value, "__module__", "") or "").partition(".")[0]
 
@@ -212,22 +217,26 @@ def _find_slots(kind: type) -> tuple[str, ...]:
     )
 
 
-def _read_tensor(value: Tensor) -> tuple[int, bytes]:
-    """How often it was written; its bytes too where they are few, since ``data`` does not count."""
+def _read_tensor(value: Tensor) -> tuple[int, int, bytes]:
+    """How often it was written, and where it is; its bytes too where they are few, since ``data`` does not count."""
     try:
         writes = value._version
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            return writes, b""
-        size = value.numel() * value.element_size()
-        if size > SMALL or not value.is_contiguous() or value.layout != torch.strided:
-            return writes, b""
-        if value.device.type == "cpu":  # without an operation, which torch.func would take for one of the model's
-            return writes, ctypes.string_at(value.data_ptr(), size) if size else b""
+            return writes, 0, b""
+        place, size = value.data_ptr(), value.nbytes
+        if not 0 < size <= SMALL or not value.is_contiguous():
+            return writes, place, b""
+        if value.is_cpu:  # without an operation, which torch.func would take for one of the model's
+            return writes, place, ctypes.string_at(place, size)
         if torch._C._functorch.peek_interpreter_stack() is None:
-            return writes, value.detach().flatten().view(torch.uint8).cpu().numpy().tobytes()
-        return writes, b""
+            return writes, place, value.detach().flatten().view(torch.uint8).cpu().numpy().tobytes()
+        return writes, place, b""
     except (RuntimeError, NotImplementedError):  # of a kind without bytes or without a count
-        return -1, b""
+        return -1, 0, b""
+
+
+def _read_items(value: dict[Any, Any]) -> list[Any]:
+    return [*value, *value.values()]
 
 
 def _read_values(value: Mapping[Any, Any]) -> list[Any]:
@@ -276,13 +285,9 @@ def _is_alike(now: Any, before: Any) -> bool:
     return now is before or (type(now) is type(before) and is_fixed(now) and repr(now) == repr(before))
 
 
-def _read_array(value: np.ndarray[Any, Any]) -> Any:
-    return value.tolist() if value.dtype.hasobject else value.tobytes()
-
-
 LEAVES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (Tensor, _read_tensor),
-    (np.ndarray, _read_array),
+    (np.ndarray, lambda value: value.tobytes()),
     (bytearray, bytes),
     (torch.Generator, lambda value: value.get_state().numpy().tobytes()),
     (np.random.Generator, lambda value: repr(value.bit_generator.state)),
