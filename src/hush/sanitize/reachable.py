@@ -289,7 +289,7 @@ LEAVES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (Tensor, _read_tensor),
     (np.ndarray, lambda value: value.tobytes()),
     (bytearray, bytes),
-    (torch.Generator, lambda value: value.get_state().numpy().tobytes()),
+    (type(torch.default_generator), lambda value: value.get_state().numpy().tobytes()),
     (np.random.Generator, lambda value: repr(value.bit_generator.state)),
     (np.random.BitGenerator, lambda value: repr(value.state)),
     (np.random.RandomState, lambda value: repr(value.get_state()[1].tobytes()) + repr(value.get_state()[2:])),
