@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import nn
 
-from hush import BadInput, Refused, Secret, make_plan
-from hush.attempts import Attempt, History
+from hush import Refused, Secret, make_plan
 from hush.gradients import record
-from hush.privacy.assumptions import FIXED, HOOKED, TRAINED
 from hush.queries import Clipping
-from hush.units import number_units
 from replay import sensitivities
 
 X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
@@ -352,147 +346,6 @@ def test_a_run_that_goes_on_does_so_from_its_own_weights():
     own_optimizer(again.model)
     with pytest.raises(Refused, match="'weight' was changed since the last step"):
         again.step(again.batch(1))
-
-
-def test_a_run_is_not_set_back_by_hand():
-    """The same noise on other sums gives away their difference, and steps that nobody counted cost what they cost."""
-    plan = plan_for(24)
-    run = plan.start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
-    kept = run.state()
-    run.step(run.batch(0))
-    with pytest.raises(Refused, match="goes on from a checkpoint alone"):
-        run.restore(kept)
-    other = plan.start(nn.Linear(4, 3), cross_entropy, (X + 1, Y), secret=1)
-    with pytest.raises(Refused, match="goes on from a checkpoint alone"):
-        other.restore(run.state())
-    for name, value in (("next", 0), ("history", other.history)):
-        with pytest.raises(AttributeError):
-            setattr(run, name, value)
-    assert run.next == run.history.now.taken == 1
-
-
-def test_what_a_record_says_was_taken_is_never_less_than_the_run_knows():
-    run = plan_for(24).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
-    run.step(run.batch(0))
-    for other in (History(), History((Attempt(0, 0), Attempt(5, 5)), 1), History((Attempt(1, 1),))):
-        run.recall(other)
-        assert run.history.attempts[0] == Attempt(0, 1)
-        assert run.history.current == 0
-    assert History((Attempt(0, 3),)).joined([Attempt(2, 4)]).attempts == (Attempt(0, 4),)
-
-
-def test_a_run_is_not_copied_and_keeps_its_data():
-    run = plan_for(24).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
-    for ask in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(Refused, match="a run cannot be copied"):
-            ask(run)
-    for name in ("source", "ranks"):
-        with pytest.raises(AttributeError):
-            setattr(run, name, None)
-
-
-TWICE = {
-    "a number and a text": [101, 7, "101", 7],
-    "spaces around": ["a", "b", "a ", "b"],
-    "a fraction of a whole number": ["101", "7", "101.0", "7"],
-    "bytes": [b"a", "b", "a", "b"],
-    "a part of a key": [("x", 1), ("y", 1), ("x", "1"), ("y", 1)],
-}
-
-
-@pytest.mark.parametrize("which", TWICE)
-def test_one_person_under_two_names_is_not_two_units(which):
-    with pytest.raises(BadInput, match="are read as two, and may be one and the same"):
-        number_units(TWICE[which])
-    kinds = {type(name) for name in TWICE[which]}
-    if kinds == {str}:
-        with pytest.raises(BadInput, match="may be one and the same"):
-            number_units(np.asarray(TWICE[which]))
-
-
-@pytest.mark.parametrize("missing", [("x", None), ("x", float("nan")), ("x", (1, float("nan")))])
-def test_a_key_of_several_parts_with_one_missing_names_nobody(missing):
-    with pytest.raises(BadInput, match="some rows have no unit"):
-        number_units([("x", 1), missing])
-
-
-def test_names_that_differ_on_paper_are_units():
-    assert number_units(["7", "007", "a b", "ab", ("7", "1"), 7.5]).tolist() == [0, 1, 2, 3, 4, 5]
-    assert number_units([7, 7.0, 8, np.int64(7)]).tolist() == [0, 0, 1, 0]
-
-
-class InputScaled(torch.optim.SGD):
-    """Divides each step by the mean square of the inputs, which it sees through a hook: a diagonal K-FAC."""
-
-    def __init__(self, model, *, everywhere: bool) -> None:
-        super().__init__(model.parameters(), lr=0.1)
-        self.square = 1.0
-        hook = nn.modules.module.register_module_forward_pre_hook if everywhere else model.register_forward_pre_hook
-        self.handle = hook(self.look)
-
-    def look(self, module, given):
-        self.square = 0.9 * self.square + 0.1 * float(given[0].detach().square().mean())
-
-
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_an_optimizer_that_looks_at_activations_is_refused(everywhere):
-    model, made = nn.Linear(4, 3), []
-
-    def optimizer(params):
-        made.append(InputScaled(model, everywhere=everywhere))
-        return made[-1]
-
-    plan = plan_for(24, optimizer=optimizer)
-    try:
-        with pytest.raises(Refused, match="the optimizer puts hooks on the model"):
-            plan.start(model, cross_entropy, (X, Y))
-    finally:
-        for each in made:
-            each.handle.remove()
-
-
-def test_hooks_that_the_model_brings_are_listed_and_torchs_own_are_not():
-    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
-    assert HOOKED not in plan_for(24).start(model, cross_entropy, (X, Y), secret=1).guarantee.assumptions
-    run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
-    model.register_forward_hook(lambda module, given, found: None)
-    assert HOOKED in run.guarantee.assumptions  # also of hooks that come later
-
-
-@pytest.mark.parametrize("first", ["sgd", "dp-sgd"])
-def test_a_second_run_of_a_model_says_that_there_was_a_first(first):
-    """“Some more epochs” with another plan: the ε of the second is not that of the weights."""
-    model, private = nn.Linear(4, 3), {"noise_multiplier": 2.0, "delta": 1e-3} if first == "dp-sgd" else {}
-    plan = make_plan(first, examples=24, batch_size=12, steps=4, **private)
-    run = plan.start(model, cross_entropy, (X, Y), secret=1)
-    assert TRAINED not in plan_for(24).start(model, cross_entropy, (X, Y), secret=2).guarantee.assumptions
-    run.step(run.batch(0))
-    for same in (model, nn.Sequential(model)):
-        again = plan_for(24).start(same, cross_entropy, (X, Y), secret=3)
-        assert TRAINED in again.guarantee.assumptions
-    assert TRAINED not in run.guarantee.assumptions
-
-
-def test_the_price_of_fewer_steps_assumes_that_nobody_looked():
-    plan = plan_for(24)
-    assert FIXED in plan.guarantee(2).assumptions
-    assert all(FIXED not in plan.guarantee(steps).assumptions for steps in (None, 4))
-
-
-class Standardised:
-    """A source of one's own that standardises each batch by its own mean."""
-
-    def __len__(self):
-        return len(X)
-
-    def take(self, indices):
-        x = X[indices]
-        return (x - x.mean(0) if len(x) > 1 else x), Y[indices]
-
-
-def test_a_source_in_which_examples_meet_is_refused():
-    with pytest.raises(Refused, match="makes an example's row from other examples too"):
-        plan_for(24).start(nn.Linear(4, 3), cross_entropy, Standardised(), secret=1)
 
 
 class Tables(nn.Module):

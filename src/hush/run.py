@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hush.artefact.description import Description
 from hush.artefact.folder import check_room, write_release
-from hush.attempts import History, pick_secret
+from hush.attempts import Attempt, History, pick_secret
 from hush.bystanders import list_hooks, note_training, refuse_new_hooks, was_trained
 from hush.card import make_card
 from hush.claims import account_attempts
@@ -124,9 +124,9 @@ class Run:
         """What was taken, with which noise."""
         return self._history
 
-    def recall(self, history: History) -> None:
+    def recall(self, attempts: Sequence[Attempt]) -> None:
         """Have it known what a record says was taken, which is more than the run knows where it was set back."""
-        self._history = self._history.joined(history.attempts)
+        self._history = self._history.joined(attempts)
 
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""

@@ -245,11 +245,11 @@ def _check_spellings(names: Iterable[Any]) -> None:
     """Refuse different names (each once) that look the same on paper: each would be a unit of its own."""
     written: dict[Hashable, Any] = {}
     for name in names:
-        other = written.setdefault(_write(name), name)
-        if other is not name:
+        if written.setdefault(_write(name), name) is not name:
             raise BadInput(
-                f"the units {other!r} and {name!r} are read as two, and may be one and the same: write every unit in "
-                "one way, as a text without spaces around it or as a number"
+                "there are two units that differ in how they are written alone, as 101 from '101', '101 ' or '101.0', "
+                "and may be one and the same: write every unit in one way, as a number or as a text without spaces "
+                "around it"
             )
 
 

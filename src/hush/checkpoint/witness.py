@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hush.attempts import Attempt, History
+from hush.attempts import Attempt
 from hush.checkpoint.sums import Lost, TagFile, find_tags, remove_empty_tags, start_tags, tag_of
 from hush.digests import Tell, digest_weights
 from hush.errors import Refused
@@ -33,7 +33,7 @@ class FileWitness:
         are to be made anew under it (another batch, for its coins are fresh too).
         """
         run, content = self.run, tag_of(self.run.secret, self.run.next, sums)
-        run.recall(run.history.joined(self.tags.attempts))
+        run.recall(self.tags.attempts)
         known = self.tags.again.get((run.history.current, run.next))
         if known is None and run.next >= run.history.now.taken:
             self.tags.append(run.history.current, run.next, content)
@@ -104,7 +104,7 @@ def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], No
             "this secret seed was used in this directory with the same plan on other data: the difference of the two "
             "models would be free of noise; give another secret seed, or none"
         )
-    run.recall(run.history.joined(tags.attempts))
+    run.recall(tags.attempts)
     return FileWitness(run, tags, save, tell)
 
 
@@ -116,7 +116,7 @@ def resume_witness(run: Run, directory: Path, data: str, save: Callable[[Run], N
         _check(run, tags, path.with_name(RELEASES))
     except Lost as lost:
         return _without(run, directory, data, save, tell, str(lost))
-    run.recall(run.history.joined(tags.attempts))
+    run.recall(tags.attempts)
     return FileWitness(run, tags, save, tell)
 
 
@@ -139,7 +139,7 @@ def _without(run: Run, directory: Path, data: str, save: Callable[[Run], None], 
     unknown = max(seen, default=0) + 1 - len(run.history.attempts)  # by a list of releases that knows more of them
     starts = [*(a.start for a in run.history.attempts), *([0] * unknown)]
     whole = [Attempt(first, run.plan.steps) for first in starts]
-    run.recall(History(tuple(whole), run.history.current))
+    run.recall(whole)
     tags = start_tags(directory, run.secret, data, whole)
     why = f"the record of which sums the noise has met ('{tags.path.name}') {how}"
     return FileWitness(run, tags, save, tell, why)
