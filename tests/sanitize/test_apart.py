@@ -3,9 +3,12 @@ its sums."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from scipy import stats
 from torch import Tensor, nn
 
 from hush.arithmetic import Piece
@@ -51,9 +54,12 @@ def ignoring(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model, content)
 
 
-def sum_heads(model: nn.Module, losses, features: Tensor, step: int) -> dict[str, Tensor]:
-    data = (features, Y.clone())
-    query, _ = Hybrid(Clipping(0.01)).prepare(model, losses, as_source(data), lambda: Secret.from_seed(0, "t"), STDS)
+def prepare(model: nn.Module, losses) -> Hybrid:
+    return Hybrid(Clipping(0.01)).prepare(model, losses, as_source((X, Y)), lambda: Secret.from_seed(0, "t"), STDS)[0]
+
+
+def sum_heads(model: nn.Module, losses, features: Tensor, step: int, query: Hybrid | None = None) -> dict[str, Tensor]:
+    data, query = (features, Y.clone()), query or prepare(model, losses)
     places = torch.arange(len(features))
     piece = Piece(places, places, ((0, len(features)),), None)
     randomness = model_randomness(Secret.from_seed(1, "test"), step, places, torch.device("cpu"))
@@ -79,3 +85,24 @@ def test_a_feature_that_rows_show_is() -> None:
     other[3, 1] = HUGE
     first, second = (sum_heads(model, cross_entropy, features, 0) for features in (X, other))
     assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_rows_that_a_step_trains_on_have_the_noise_that_was_accounted() -> None:
+    """With a front of zeros and a loss that is one output, the gradient of the head is the sum of the rows' noise."""
+    model = Network().train()
+    with torch.no_grad():
+        for parameter in model.front.parameters():
+            parameter.zero_()
+
+    def first_output(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+        return model(content[0])[:, 0]
+
+    query = prepare(model, first_output)
+    found = [sum_heads(model, first_output, X, step, query)["head.weight"][0] for step in range(400)]
+    std = math.sqrt(len(X)) * query.apart.layer.copy.noise_std
+    noise = torch.stack(found).double() / std
+    assert query.apart.layer.copy.noise_std == pytest.approx(STDS["rows"] * math.sqrt(noise.shape[1]))
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
+    assert stats.kstest(1.2 * noise.flatten().numpy(), "norm").pvalue < 1e-4  # the wrong scale
+    assert abs(float((noise[1:] * noise[:-1]).mean())) < 0.1  # every step has its own
+    assert abs(float((noise[:, 1:] * noise[:, :-1]).mean())) < 0.1  # and every number
