@@ -466,6 +466,28 @@ def test_rows_released_before_the_first_step_are_for_one_process() -> None:
     check_shareable(plan("dp-sgd"), Alone(0, 2))
 
 
+ENDS = """
+import atexit, weakref
+import torch.distributed as dist
+from hush.ranks import join_ranks
+
+def tell():
+    print(dist.is_initialized(), group() is None)
+
+atexit.register(tell)  # what was registered first is called last
+join_ranks()
+group = weakref.ref(dist.group.WORLD)
+import torch.distributed.nn  # functions whose default argument is the group that there is
+"""
+
+
+def test_no_thread_of_a_group_outlives_the_program() -> None:
+    """It would abort a process whose run is finished."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    ended = subprocess.run([sys.executable, "-c", ENDS], env={**os.environ, **alone}, capture_output=True, text=True)
+    assert ended.stdout.split() == ["False", "True"], ended.stderr
+
+
 def launch(out: Path, *more: str, world: int = 2) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     command += ["-m", "hush", "train", "--problem", "digits-logistic", "--json", "--out", str(out), *more]

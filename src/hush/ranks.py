@@ -31,6 +31,8 @@ trusted, as the machines are; torch.distributed does not encrypt.
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -144,7 +146,8 @@ def join_ranks(device: str | torch.device = "cpu", *, timeout: float = PATIENCE)
     """This process as one of those that torchrun started, or alone where it was started by itself.
 
     ``device`` is where the model is: processes speak through nccl where that is CUDA, and through gloo elsewhere; for
-    ``cuda`` it is `find_own_device`. A process that says nothing for ``timeout`` seconds counts as lost.
+    ``cuda`` it is `find_own_device`. A process that says nothing for ``timeout`` seconds counts as lost. What was joined
+    here is left when the program ends, at the latest.
     """
     if not dist.is_available():
         raise BadInput("this torch was built without torch.distributed, so one process is all there is")
@@ -152,6 +155,8 @@ def join_ranks(device: str | torch.device = "cpu", *, timeout: float = PATIENCE)
         if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
             return Alone()
         kind = torch.device(device).type
+        importlib.import_module("torch.distributed.nn")  # later, its default arguments would hold the group for ever
+        atexit.register(leave_ranks)
         try:
             dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:
@@ -163,6 +168,10 @@ def join_ranks(device: str | torch.device = "cpu", *, timeout: float = PATIENCE)
 
 
 def leave_ranks() -> None:
-    """Say goodbye to the other processes, where there are any."""
+    """Say goodbye to the other processes, where there are any.
+
+    The threads of the group end here. One that outlives the interpreter dies with the whole process where it lets go of
+    a tensor (SIGABRT), and torchrun takes a run that is finished for one that failed.
+    """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
