@@ -146,8 +146,8 @@ def join_ranks(device: str | torch.device = "cpu", *, timeout: float = PATIENCE)
     """This process as one of those that torchrun started, or alone where it was started by itself.
 
     ``device`` is where the model is: processes speak through nccl where that is CUDA, and through gloo elsewhere; for
-    ``cuda`` it is `find_own_device`. A process that says nothing for ``timeout`` seconds counts as lost. What was joined
-    here is left when the program ends, at the latest.
+    ``cuda`` it is `find_own_device`. A process that says nothing for ``timeout`` seconds counts as lost. What was
+    joined here is left when the program ends, at the latest.
     """
     if not dist.is_available():
         raise BadInput("this torch was built without torch.distributed, so one process is all there is")
