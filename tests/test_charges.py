@@ -23,7 +23,7 @@ from hush.matrices.tree import Tree
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.privacy.accounting import epsilon
-from hush.privacy.scale import SHARE, tail_delta
+from hush.privacy.scale import SHARE, Tails
 from hush.queries import ErrorFeedback
 from hush.run import Run
 
@@ -224,7 +224,7 @@ def test_tails_are_those_of_all_channels() -> None:
     beside, count = plan(clip_quantile=0.5), 10**8
     assert len(beside.channels) == 2
     mu = 1 / beside.sigma
-    one, two = (tail_delta(n * count, STEPS, mu, rate=0.25) / SHARE for n in (1, 2))
+    one, two = (Tails(n * count, STEPS, mu, rate=0.25).cost() / SHARE for n in (1, 2))
     assert two > 1.5 * one
     with pytest.raises(Refused, match="cannot deliver δ"):
         replace(beside, delta=1.2 * one).with_tails(count)
@@ -245,14 +245,14 @@ def test_a_run_that_was_closed_does_not_go_on_with_fresh_noise_either(tmp_path) 
 def with_short_tails() -> tuple[Plan, float]:
     """A plan whose δ has room for its tails by its own ε only, and what they cost by themselves."""
     p = plan(noise_multiplier=0.4, batch_size=1)
-    adds_up = tail_delta(start(p).coordinates, STEPS, 2.5, rate=0.025)
+    adds_up = Tails(start(p).coordinates, STEPS, 2.5, rate=0.025).cost()
     return replace(p, delta=adds_up / 3 / SHARE), adds_up
 
 
 def test_tails_that_one_run_can_afford_are_counted_whole_where_several_are_composed(tmp_path) -> None:
     """β ≤ e^ε·t is a bound for one ε; for the ε of several runs only what adds up counts, the tails' probability."""
     (p, adds_up), ledger = with_short_tails(), tmp_path / "l.jsonl"
-    alone = tail_delta(start(p).coordinates, STEPS, 2.5, rate=0.025, epsilon=p.guarantee().epsilon)
+    alone = Tails(start(p).coordinates, STEPS, 2.5, rate=0.025).cost(p.guarantee().epsilon)
     assert alone < SHARE * p.delta < adds_up  # one such run is let through
     for name in ("one", "two"):
         run = begun(p, tmp_path / name, STEPS, ledger)
@@ -277,11 +277,11 @@ def test_every_attempt_of_a_run_that_is_one_gaussian_has_tails_of_its_own() -> N
     """Σ‖vₜ‖² ≤ μ² is true of one attempt: three of them reach beyond the noise's end three times, however short."""
     run = start(plan("dp-ftrl", noise_multiplier=0.9))
     p = run.plan
-    assert p.tail_terms(run.coordinates)[-1]  # shared by all steps
+    assert p.find_tails(run.coordinates).shared  # by all steps
     assert p.tails > 0
     history = History((Attempt(0, 2), Attempt(1, 3), Attempt(2, 2)), 2)
     found = find_accounted_delta(p, history, run.coordinates)
-    assert p.delta - found >= 3 * tail_delta(*p.tail_terms(run.coordinates)[:3], shared=True) * (1 - 1e-9)
+    assert p.delta - found >= 3 * p.find_tails(run.coordinates).cost() * (1 - 1e-9)
     run._history = history
     exact = epsilon(run.guarantee.event, found, adjacency=p.neighbours)
     assert run.guarantee.epsilon == pytest.approx(exact, rel=1e-9)
@@ -298,7 +298,7 @@ def test_every_node_of_a_tree_has_tails(tree: Tree) -> None:
     assert tree.draws >= len(drawn)
     for honaker in (False, True):
         p = plan("dp-ftrl", honaker=honaker)
-        assert p.tail_terms(1)[1] == p.noise.structure.draws >= (1.5 if honaker else 1) * STEPS
+        assert p.find_tails(1).steps == p.noise.structure.draws >= (1.5 if honaker else 1) * STEPS
 
 
 def test_what_error_feedback_remembers_moves_steps_without_the_example() -> None:
@@ -313,6 +313,6 @@ def test_what_error_feedback_remembers_moves_steps_without_the_example() -> None
     moved = released(gradient, far) - released(nothing, {"w": -far["w"]})
     assert float(moved.norm()) == pytest.approx(query.reach * query.clip, rel=1e-6)
     p = plan("dp-dice", noise_multiplier=20.0, clip=2.0, clip_feedback=3.0)
-    _, _, mu, rate, shared = p.tail_terms(1)
-    assert mu == pytest.approx(query.reach / p.sigma, rel=1e-12)
-    assert (rate, shared) == (1.0, False)
+    ends = p.find_tails(1)
+    assert ends.mu == pytest.approx(query.reach / p.sigma, rel=1e-12)
+    assert (ends.rate, ends.shared) == (1.0, False)

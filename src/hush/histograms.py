@@ -38,7 +38,7 @@ from hush.errors import BadInput, Refused
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.calibration import smallest_sigma
 from hush.privacy.leaves import DpEvent
-from hush.privacy.scale import check_std, check_tails, grid
+from hush.privacy.scale import Tails, check_std, grid
 from hush.randomness import Secret, normal
 from hush.release import add_noise
 from hush.validate import one_of, positive, probability, whole
@@ -93,7 +93,7 @@ def calibrate_histograms(
     def smallest(left: float) -> float:
         return smallest_sigma(dp_event.GaussianDpEvent, epsilon, left, adjacency=adjacency, accountant="gdp")
 
-    lost = check_tails(delta, columns * cells, rounds, 1 / smallest(delta))  # of a round that takes it all, each
+    lost = Tails(columns * cells, rounds, 1 / smallest(delta)).check(delta)  # of a round that takes it all, each
     return HistogramNoise(smallest(delta - lost), lost, adjacency, columns)  # more noise, whose tails take less
 
 

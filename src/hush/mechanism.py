@@ -22,7 +22,7 @@ from hush.named import Named
 from hush.noise import Noise
 from hush.privacy.accounting import Accountant, Adjacency
 from hush.privacy.assumptions import ROUNDING, SECRET_GIVEN, SECRET_SEED
-from hush.privacy.scale import check_std, tail_delta
+from hush.privacy.scale import Tails, check_std
 from hush.privacy.selection import Trials
 from hush.proofs import find_sensitivity, own_adjacency
 from hush.queries import ADDED, Channel, Preparing, Query, Remembering
@@ -168,24 +168,23 @@ class Mechanism(ABC):
         times what lies beyond them is of use for one ε alone, and does not add up."""
         if not self.has_tails:
             return 0.0
-        numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
-        return max(0.0, tail_delta(numbers, steps, mu, rate=rate, shared=shared) - self.tails)
+        return max(0.0, self.find_tails(coordinates).cost() - self.tails)
 
-    def tail_terms(self, coordinates: int) -> tuple[int, int, float, float, bool]:
-        """What the tails' cost depends on (`hush.privacy.scale`): numbers that get noise at a time, of so many in each
-        channel; how often, that is the rows of Z; how far one example moves a release in standard deviations; the rate;
-        and whether it moves all steps together by no more than that, as it does where the whole run is one Gaussian
-        (`hush.proofs`). What a hidden state remembers of an example moves steps in which it has no part too."""
+    def find_tails(self, coordinates: int) -> Tails:
+        """The end of the noise of a run with so many numbers in each channel, drawn as often as Z has rows. An example
+        moves all steps together by no more than one where the whole run is one Gaussian (`hush.proofs`); what a hidden
+        state remembers of it moves steps in which it has no part too."""
         part, structure = self.sampler.participation, self.noise.structure
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * structure.least_scale)
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
         if isinstance(self.query, Remembering):
             mu, rate = mu * self.query.reach, 1.0
+        numbers = coordinates * len(self.query.channels)
+        if isinstance(self.query, Preparing):
+            return Tails(numbers, self.query.count_releases(part, self.steps), mu, rate)
         plain = all(channel.proof == "sum" for channel in self.query.channels.values())
         shared = plain and isinstance(part, (OnePass, SameOrder, Separated))
-        if isinstance(self.query, Preparing):
-            return coordinates * len(self.query.channels), self.query.count_releases(part, self.steps), mu, rate, False
-        return coordinates * len(self.query.channels), max(self.steps, structure.draws), mu, rate, shared
+        return Tails(numbers, max(self.steps, structure.draws), mu, rate, shared)
 
     def with_secret(self, secret: Secret) -> Self:
         """The same with what its secret's origin adds to the assumptions."""

@@ -26,7 +26,7 @@ from hush.named import Losses, trainable
 from hush.number_types import check_number_types
 from hush.privacy import accounting
 from hush.privacy.guarantee import Guarantee, rounded_up
-from hush.privacy.scale import SHARE, check_tails, tail_delta
+from hush.privacy.scale import SHARE
 from hush.randomness import Secret
 from hush.rules.torch_optim import check_schedule
 from hush.run import Run, count_coordinates
@@ -157,16 +157,15 @@ class Plan(Mechanism):
         channels, of which none has more; refused where that is too much."""
         if not self.has_tails:
             return self
-        numbers, steps, mu, rate, shared = self.tail_terms(coordinates)
-        taken = tail_delta(numbers, steps, mu, rate=rate, shared=shared)
+        ends = self.find_tails(coordinates)
+        taken = ends.cost()
         if taken > SHARE * self.delta and self.trials is not None:
             raise Refused(
                 "so many numbers get noise that the end of its tails costs more of δ than can be counted for each of "
                 "many trials: give a larger δ, or train once"
             )
         if taken > SHARE * self.delta:
-            known = self.guarantee().epsilon
-            taken = check_tails(self.delta, numbers, steps, mu, rate=rate, shared=shared, epsilon=known)
+            taken = ends.check(self.delta, self.guarantee().epsilon)
         return dataclasses.replace(self, tails=taken)
 
     def _check_examples(self, population: int) -> None:

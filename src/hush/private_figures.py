@@ -40,7 +40,7 @@ from hush.privacy.accounting import epsilon as epsilon_of
 from hush.privacy.calibration import smallest_sigma
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.leaves import DpEvent
-from hush.privacy.scale import check_std, check_tails, grid
+from hush.privacy.scale import Tails, check_std, grid
 from hush.randomness import Secret, normal
 from hush.release import add_noise
 from hush.validate import one_of, positive, probability, whole
@@ -168,7 +168,7 @@ def _calibrated(epsilon: float, delta: float, adjacency: Adjacency, cells: int) 
     def smallest(left: float) -> float:
         return smallest_sigma(dp_event.GaussianDpEvent, epsilon, left, adjacency=adjacency, accountant="gdp")
 
-    lost = check_tails(delta, cells, 1, 1 / smallest(delta))  # at any ε, so that it may be composed with other spends
+    lost = Tails(cells, 1, 1 / smallest(delta)).check(delta)  # at any ε, so that it may be composed with other spends
     return smallest(delta - lost), lost  # more noise, whose tails take less
 
 

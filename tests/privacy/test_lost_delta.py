@@ -18,7 +18,7 @@ from hush.ledger.entries import OLDER
 from hush.ledger.scope import WHOLE_ROW
 from hush.ledger.total import Cost, add_up, use_filter
 from hush.privacy.accounting import epsilon
-from hush.privacy.scale import tail_delta
+from hush.privacy.scale import Tails
 from hush.textbook.gaussian import NUMPY_REACH, gaussian_delta, private_mean
 
 POISSON = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
@@ -119,7 +119,7 @@ def test_a_private_mean_leaves_delta_for_its_tails(calibration):
     """δ of the Gaussian and the end of its tails are at most δ together."""
     found = private_mean([0.5, 0.25], 1.0, 0.5, 1e-6, np.random.default_rng(0), calibration=calibration)
     own = gaussian_delta(found.guarantee.epsilon, found.sensitivity / found.noise_std)
-    tails = tail_delta(1, 1, found.sensitivity / found.noise_std, epsilon=0.5, reach=NUMPY_REACH)
+    tails = Tails(1, 1, found.sensitivity / found.noise_std, reach=NUMPY_REACH).cost(0.5)
     assert own + tails <= 1e-6 * (1 + 1e-9)
 
 

@@ -13,13 +13,13 @@ from scipy.stats import norm
 
 from hush.errors import BadInput, Refused
 from hush.privacy.profile import gaussian_delta
-from hush.privacy.scale import REACH, SHARE, check_std, check_tails, grid, tail_delta
+from hush.privacy.scale import REACH, SHARE, Tails, check_std, grid
 
 
 def test_golden_one_coordinate() -> None:
     # draws end at 9.419 σ, so that δ ≥ Q(8.419) = 1.9e-17 for one coordinate, one step and σ = 1
     assert round(REACH, 3) == 9.419
-    assert tail_delta(1, 1, 1.0) == pytest.approx(1.895e-17, rel=1e-3)
+    assert Tails(1, 1, 1.0).cost() == pytest.approx(1.895e-17, rel=1e-3)
     smallest = math.sqrt(-math.log(0.25 / 4.0**63))  # of hush.randomness: k₁ = 0
     assert pytest.approx(smallest, rel=1e-12) == REACH
 
@@ -51,13 +51,13 @@ def test_the_bound_covers_the_truth_where_the_tails_are_short(mu, reach, rate, e
     loss = truncated_delta(epsilon, mu, reach, rate)
     gauss = truncated_delta(epsilon, mu, 12.0, rate)
     kept = 1 - 2 * norm.sf(reach)
-    assert loss <= gauss / kept + tail_delta(1, 1, mu, rate=rate, epsilon=epsilon, reach=reach) + 1e-12
+    assert loss <= gauss / kept + Tails(1, 1, mu, rate=rate, reach=reach).cost(epsilon) + 1e-12
 
 
 def test_it_is_not_needlessly_large() -> None:
     # far out the whole δ is the tail: the bound is the truth but for d·Q(R − v₀)
     truth = truncated_delta(20.0, 1.0, 3.0, 1.0)
-    assert truth <= tail_delta(1, 1, 1.0, epsilon=20.0, reach=3.0) <= 1.3 * truth
+    assert truth <= Tails(1, 1, 1.0, reach=3.0).cost(20.0) <= 1.3 * truth
     assert gaussian_delta(20.0, 1.0) < 1e-3 * truth
 
 
@@ -67,30 +67,30 @@ def test_steps_that_share_one_shift_lose_it_once(split: int) -> None:
     steps, mu, reach = 40, 2.0, 4.0
     shifts = [mu / math.sqrt(split)] * split + [0.0] * (steps - split)
     beyond = sum(norm.sf(reach - shift) for shift in shifts)
-    found = tail_delta(1, steps, mu, shared=True, reach=reach)
+    found = Tails(1, steps, mu, shared=True, reach=reach).cost()
     assert beyond <= found * (1 - 2 * norm.sf(reach)) ** steps * (1 + 1e-9)
-    assert found < 0.3 * tail_delta(1, steps, mu, reach=reach)
-    assert tail_delta(1, 1, mu, shared=True, reach=reach) == tail_delta(1, 1, mu, reach=reach)
+    assert found < 0.3 * Tails(1, steps, mu, reach=reach).cost()
+    assert Tails(1, 1, mu, shared=True, reach=reach).cost() == Tails(1, 1, mu, reach=reach).cost()
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**7), st.floats(0.01, 20.0), st.floats(0.0, 100.0))
 def test_it_grows_with_coordinates_steps_and_shift(coordinates, steps, mu, epsilon) -> None:
-    found = tail_delta(coordinates, steps, mu, epsilon=epsilon)
+    found = Tails(coordinates, steps, mu).cost(epsilon)
     assert 0 < found <= 1
-    assert tail_delta(2 * coordinates, steps, mu, epsilon=epsilon) >= found
-    assert tail_delta(coordinates, 2 * steps, mu, epsilon=epsilon) >= found
-    assert tail_delta(coordinates, steps, 1.1 * mu, epsilon=epsilon) >= found
-    assert tail_delta(coordinates, steps, mu, rate=0.1, epsilon=epsilon) <= found
+    assert Tails(2 * coordinates, steps, mu).cost(epsilon) >= found
+    assert Tails(coordinates, 2 * steps, mu).cost(epsilon) >= found
+    assert Tails(coordinates, steps, 1.1 * mu).cost(epsilon) >= found
+    assert Tails(coordinates, steps, mu, rate=0.1).cost(epsilon) <= found
 
 
 def test_what_the_sampler_cannot_deliver_is_refused_with_the_limit() -> None:
-    assert check_tails(1e-5, 10**6, 5000) <= SHARE * 1e-5
+    assert Tails(10**6, 5000).check(1e-5) <= SHARE * 1e-5
     with pytest.raises(Refused, match=r"cannot deliver δ = 1e-15 for 1 coordinates .* the smallest is 1\.9e-14"):
-        check_tails(1e-15, 1, 1)
+        Tails(1, 1).check(1e-15)
     with pytest.raises(Refused, match="cannot deliver δ = 1e-10 for 100000 coordinates and 1000 steps"):
-        check_tails(1e-10, 100_000, 1000)
+        Tails(100_000, 1000).check(1e-10)
     with pytest.raises(Refused, match="cannot deliver any δ .* more noise is needed"):
-        check_tails(1e-5, 10, 1, mu=20.0)
+        Tails(10, 1, mu=20.0).check(1e-5)
 
 
 @pytest.mark.parametrize("std", [2.0**-96, 1e-20, 1.0, 3e28])

@@ -27,8 +27,8 @@ is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the 
 
     β ≤ max{ min(q·T·b, e^ε·t), min(T·b, e^ε·q·t) }.
 
-With μ = d = T = q = 1 and a large ε it is 1.9e-17. `tail_delta` is this with the factor c^(−dT), which is
-1 + 5e-21·dT. A guarantee is given only where that is at most a thousandth of δ (`check_tails`), at what it leaves of δ.
+With μ = d = T = q = 1 and a large ε it is 1.9e-17. `Tails.cost` is this with the factor c^(−dT), which is
+1 + 5e-21·dT. A guarantee is given only where that is at most a thousandth of δ (`Tails.check`), at what it leaves of δ.
 
 This treats the noise as a truncated Gaussian. The draws themselves are discrete: beyond x standard deviations there are
 about 2^63·e^(−x²/2) different radii, so the twelfth digit of a grid point's probability holds to about 5.7 standard
@@ -38,6 +38,7 @@ deviations, and from there on fewer digits do. That is not part of β.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from scipy.special import ndtr
 
@@ -64,55 +65,47 @@ def check_std(std: float, what: str = "the standard deviation of the noise") -> 
         )
 
 
-def tail_delta(
-    coordinates: int,
-    steps: int,
-    mu: float,
-    *,
-    rate: float = 1.0,
-    shared: bool = False,
-    epsilon: float = math.inf,
-    reach: float = REACH,
-) -> float:
-    """β: what the end of the tails adds to δ.
+@dataclass(frozen=True)
+class Tails:
+    """Noise that ends at ``reach`` standard deviations, and what its end can tell of one example.
 
     ``coordinates`` are all numbers that get noise in a step, ``mu`` is how far one example moves them in standard
-    deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate, ``epsilon`` the ε beside which δ stands.
-    ``shared``: ``mu`` is how far it moves all steps together.
+    deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate. ``shared``: ``mu`` is how far it moves all
+    steps together.
     """
-    whole(coordinates=coordinates, steps=steps)
-    turn = (reach - math.sqrt(reach * reach - 4)) / 2
-    near = steps * coordinates * _beyond(reach - turn) + (1 if shared else steps) * _beyond(reach - mu)
-    apart = near if mu <= reach - turn else 1.0  # farther, and the tails are no tails any more
-    beyond = 2.0 * steps * coordinates * _beyond(reach)
-    raised = math.exp(min(epsilon, 700.0)) * beyond
-    inside = math.exp(-min(beyond, 700.0))
-    return min(max(min(rate * apart, raised), min(apart, rate * raised)) / inside, 1.0)
 
+    coordinates: int
+    steps: int
+    mu: float = 1.0
+    rate: float = 1.0
+    shared: bool = False
+    reach: float = REACH
 
-def check_tails(
-    delta: float,
-    coordinates: int,
-    steps: int,
-    mu: float = 1.0,
-    *,
-    rate: float = 1.0,
-    shared: bool = False,
-    epsilon: float = math.inf,
-    reach: float = REACH,
-) -> float:
-    """Refuse a δ that the sampler's tails do not reach, and return their share β."""
-    beta = tail_delta(coordinates, steps, mu, rate=rate, shared=shared, epsilon=epsilon, reach=reach)
-    if not beta <= SHARE * delta:
-        what = f"{coordinates} coordinates and {steps} steps with σ = {1 / mu:.3g} per unit of change"
-        raise Refused(
-            f"noise that ends at {reach:.2f} standard deviations cannot deliver δ = {delta:g} for {what}: the smallest "
-            f"is {beta / SHARE:.2g}; choose a larger δ, more noise or fewer steps"
-            if beta < SHARE
-            else f"noise that ends at {reach:.2f} standard deviations cannot deliver any δ for {what}: more noise is "
-            "needed"
-        )
-    return beta
+    def __post_init__(self) -> None:
+        whole(coordinates=self.coordinates, steps=self.steps)
+
+    def cost(self, epsilon: float = math.inf) -> float:
+        """β: what the end of the tails adds to δ beside this ε; without one, beside any."""
+        turn = (self.reach - math.sqrt(self.reach * self.reach - 4)) / 2
+        numbers, moves = self.steps * self.coordinates, 1 if self.shared else self.steps
+        near = numbers * _beyond(self.reach - turn) + moves * _beyond(self.reach - self.mu)
+        apart = near if self.mu <= self.reach - turn else 1.0  # farther, and the tails are no tails any more
+        beyond = 2.0 * numbers * _beyond(self.reach)
+        raised = math.exp(min(epsilon, 700.0)) * beyond
+        inside = math.exp(-min(beyond, 700.0))
+        return min(max(min(self.rate * apart, raised), min(apart, self.rate * raised)) / inside, 1.0)
+
+    def check(self, delta: float, epsilon: float = math.inf) -> float:
+        """Refuse a δ that the tails do not reach, and return their share β of it."""
+        beta = self.cost(epsilon)
+        if beta <= SHARE * delta:
+            return beta
+        ends = f"noise that ends at {self.reach:.2f} standard deviations cannot deliver"
+        what = f"{self.coordinates} coordinates and {self.steps} steps with σ = {1 / self.mu:.3g} per unit of change"
+        if beta < SHARE:
+            hint = f"the smallest is {beta / SHARE:.2g}; choose a larger δ, more noise or fewer steps"
+            raise Refused(f"{ends} δ = {delta:g} for {what}: {hint}")
+        raise Refused(f"{ends} any δ for {what}: more noise is needed")
 
 
 def _beyond(distance: float) -> float:

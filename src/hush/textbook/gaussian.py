@@ -29,7 +29,7 @@ from hush.errors import BadInput, Refused
 from hush.privacy.accounting import ADJACENCIES, Adjacency
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.profile import gaussian_delta, gaussian_epsilon, gaussian_mu
-from hush.privacy.scale import check_std, check_tails, grid
+from hush.privacy.scale import Tails, check_std, grid
 from hush.validate import one_of, positive, probability
 
 __all__ = [
@@ -136,7 +136,7 @@ def private_mean(
     sensitivity = moved / count
     calibrated = CALIBRATIONS[calibration]
     std, coordinates = calibrated(epsilon, delta, sensitivity), max(1, math.prod(rows.shape[1:]))
-    tails = check_tails(delta, coordinates, 1, sensitivity / std, epsilon=epsilon, reach=NUMPY_REACH)
+    tails = Tails(coordinates, 1, sensitivity / std, reach=NUMPY_REACH).check(delta, epsilon)
     std = calibrated(epsilon, delta - tails, sensitivity)  # more noise, whose tails take less
     check_std(std * count)
     noisy = _noisy_sum(rows, moved, std * count, rng)
