@@ -17,9 +17,10 @@ from hush.errors import BadInput, Refused
 from hush.methods import make_plan
 from hush.noise import Stages
 from hush.noise.independent import Independent
+from hush.privacy.mixture import Participating, gaussian_deltas
 from hush.privacy.profile import gaussian_delta
 from hush.queries import ErrorFeedback
-from hush.queries.error_feedback import LARGEST_ERROR, Replayed, gaussian_deltas, total_norm
+from hush.queries.error_feedback import LARGEST_ERROR, total_norm
 from hush.randomness import Secret
 from replay import recorded, sensitivities
 
@@ -170,14 +171,16 @@ def test_the_unit_of_clips_does_not_matter() -> None:
 
 
 def test_the_mixture_is_the_sum_that_it_says() -> None:
-    event = Replayed(50, 0.1, 0.003, 0.02)
+    event = Participating(50, 0.1, 0.02, always=0.003)
     for epsilon in (0.0, 0.3, 2.0):
         direct = sum(
             stats.binom.pmf(k, 50, 0.1) * gaussian_delta(epsilon, math.sqrt(50 * 0.003 + k * 0.02)) for k in range(51)
         )
         assert event.delta_of(epsilon) == pytest.approx(direct, rel=1e-6)
         assert event.delta_of(epsilon) >= direct * (1 - 1e-9)
-    assert Replayed(50, 0.1, 0.003, 0.0).delta_of(0.3) == pytest.approx(gaussian_delta(0.3, math.sqrt(0.15)), rel=1e-6)
+    assert Participating(50, 0.1, 0.0, always=0.003).delta_of(0.3) == pytest.approx(
+        gaussian_delta(0.3, math.sqrt(0.15)), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 7.0, 60.0])

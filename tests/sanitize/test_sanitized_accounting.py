@@ -13,9 +13,9 @@ from scipy import stats
 
 from hush.errors import BadInput, Refused
 from hush.methods import make_plan
+from hush.privacy.mixture import Participating
 from hush.privacy.profile import gaussian_delta
 from hush.sampling import PoissonSampled, Reshuffled
-from hush.sanitize.hybrid import Participating
 
 PUBLISHED = {30: 2.34, 51: 3.09, 82: 4.00, 100: 4.46}
 

@@ -15,30 +15,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from dp_accounting import dp_event
-from numpy.typing import NDArray
-from scipy import stats
-from scipy.special import erfcx, ndtr
 from torch import nn
 
 from hush import validate
 from hush.errors import BadInput, Refused
 from hush.gradients import record
 from hush.named import Losses, Named, State, Sums
+from hush.privacy.mixture import Participating
 from hush.queries.clipped import ROUNDED_UP, ClipMode, Clipping, diagnostics
 from hush.queries.query import Channel, Claim
 from hush.release import Release
 from hush.sampling import Participation, PoissonSampled
 
-Array = NDArray[np.float64]
 LARGEST_ERROR = 1e18  # the norm at which the error stops growing: far beyond use, far from overflow
 SMALLEST_SHARE = 1e-6  # of the clip that a feedback can be: the rounding of a sum is far below its charge then
-LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
 
 PROVEN = (
     "covers the error memory: what clipping cuts off one person's gradient stays in the memory and can come back in "
@@ -127,51 +121,11 @@ class ErrorFeedback:
             )
         std = noise_std["gradient"] * self.scale
         c1, c2 = self.clip, self.feedback
-        proven = Replayed(steps, participation.rate, 4 * (c2 / std) ** 2, c1 * (c1 + 4 * c2) / std**2)
+        proven = Participating(steps, participation.rate, c1 * (c1 + 4 * c2) / std**2, always=4 * (c2 / std) ** 2)
         sigma = std / (c1 * math.sqrt(1 + 2 * c2 / c1))
         sampled = dp_event.PoissonSampledDpEvent(participation.rate, dp_event.GaussianDpEvent(sigma))
         claimed = dp_event.SelfComposedDpEvent(sampled, steps)
         return Claim(proven, "add-remove", "proven", PROVEN), Claim(claimed, "add-remove", "claimed", CLAIMED)
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """T Gaussian releases that each cost ``every`` in μ², and ``taken`` more in K ~ Binomial(T, q) of them.
-
-    Revealing who is sampled when only helps the attacker, and given K the releases are one Gaussian.
-    """
-
-    steps: int
-    rate: float
-    every: float
-    taken: float
-
-    def __str__(self) -> str:
-        mu, more = math.sqrt(self.every), math.sqrt(self.every + self.taken)
-        return f"{self.steps} × Gaussian(μ {mu:.6g}, and {more:.6g} where sampled, rate {self.rate:.6g})"
-
-    @cached_property
-    def _mixture(self) -> tuple[Array, Array, float]:
-        """The μ² of every K that matters, its probability, and the probability of all others."""
-        count = stats.binom(self.steps, self.rate)
-        times = np.arange(max(0, int(count.ppf(LEFT_OUT))), int(count.isf(LEFT_OUT)) + 1)
-        outside = float(count.cdf(times[0] - 1) + count.sf(times[-1]))
-        squares = np.asarray(self.steps * self.every + times * self.taken, dtype=np.float64)
-        return squares, count.pmf(times), outside
-
-    def delta_of(self, epsilon: float) -> float:
-        """E_K δ_Gauss(ε; √(T·every + K·taken)); the tails of K that are left out count in full."""
-        squares, chances, outside = self._mixture
-        return min(1.0, float(chances @ gaussian_deltas(epsilon, np.sqrt(squares))) + outside)
-
-
-def gaussian_deltas(epsilon: float, mu: Array) -> Array:
-    """δ_Gauss(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) for many μ at once, rounded up a little."""
-    t = epsilon / mu - mu / 2
-    first = ndtr(-t)
-    second = 0.5 * np.exp(-t * t / 2) * erfcx((epsilon / mu + mu / 2) / math.sqrt(2))
-    rounding = 1e-14 * first  # what the difference of the two can lose
-    return np.asarray(np.clip((first - second) + rounding, 0.0, 1.0))
 
 
 def total_norm(named: Named) -> float:

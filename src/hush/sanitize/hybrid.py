@@ -55,14 +55,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from dp_accounting import dp_event
-from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor, nn
 
 from hush.draws import draw_noise
@@ -70,8 +66,8 @@ from hush.errors import Refused
 from hush.gradients import record
 from hush.gradients.spot_checks import Inspected
 from hush.named import Losses, Named, State, Sums, trainable
+from hush.privacy.mixture import Participating
 from hush.queries.clipped import Clipping, clip_factors, diagnostics, total_norms
-from hush.queries.error_feedback import gaussian_deltas
 from hush.queries.query import Channel, Claim, Query
 from hush.randomness import Secret
 from hush.release import Release
@@ -84,7 +80,6 @@ from hush.sanitize.released import ROWS, UNBOUNDED, check_range, reach, set_nois
 from hush.source import Source
 
 STREAM = "hybrid/rows"  # of the noise
-LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
 PROVEN = (
     "activations are released with noise of their own, and the layers before them learn from clipped gradients with "
     "noise; both are counted for every batch a record is in; labels, and who is in which batch, are not protected"
@@ -231,29 +226,3 @@ def count_participations(participation: Participation, steps: int, each: float) 
         f"sanitize-hybrid counts in how many batches a record is, which has no proof for "
         f"{type(participation).__name__}: use sampling 'shuffled' or 'poisson'"
     )
-
-
-@dataclass(frozen=True)
-class Participating:
-    """K ~ Binomial(``steps``, ``rate``) Gaussian releases that cost ``each`` in μ², with public coins."""
-
-    steps: int
-    rate: float
-    each: float
-
-    def __str__(self) -> str:
-        return f"Gaussian(μ {math.sqrt(self.each):.6g}) in Binomial({self.steps}, {self.rate:.6g}) steps"
-
-    @cached_property
-    def _mixture(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """μ of every K ≥ 1 that matters, its probability, and that of all that are left out. K = 0 costs nothing."""
-        count = stats.binom(self.steps, self.rate)
-        low, high = max(1, int(count.ppf(LEFT_OUT))), max(1, int(count.isf(LEFT_OUT)))
-        times = np.arange(low, high + 1)
-        outside = float(count.cdf(low - 1) - count.pmf(0)) + float(count.sf(high))
-        return np.sqrt(times * self.each), np.asarray(count.pmf(times)), max(0.0, outside)
-
-    def delta_of(self, epsilon: float) -> float:
-        """E_K δ_Gauss(ε; √(K·each)); what is left out counts in full."""
-        mu, chances, outside = self._mixture
-        return min(1.0, float(chances @ gaussian_deltas(epsilon, mu)) + outside + 1e-15)
