@@ -14,6 +14,7 @@ from scipy import stats
 
 from hush.errors import BadInput, Refused
 from hush.figures import Counts, count_rows, from_counts, judge_classes
+from hush.histograms import weigh_units
 from hush.privacy.profile import gaussian_epsilon
 from hush.privacy.scale import grid
 from hush.private_figures import (
@@ -23,7 +24,6 @@ from hush.private_figures import (
     add_count_noise,
     noise_stds,
     release_counts,
-    unit_weights,
 )
 from hush.randomness import Secret
 from hush.textbook.gaussian import analytic_sigma
@@ -65,21 +65,21 @@ def test_a_unit_with_many_rows_moves_the_counts_no_more(classes: int, seed: int,
     """All rows of unit 0 go, or are replaced by other rows and another number of them; without weights it is more."""
     shares, labels = example(14, classes, seed)
     units = np.array([0] * 5 + list(range(1, 10)))
-    full = count_rows(shares, labels, weights=unit_weights(units))
+    full = count_rows(shares, labels, weights=weigh_units(units))
     if adjacency == "replace":
         more, label = example(classes + 3, classes, seed + 1)
         rows, named = np.vstack([shares[5:], more]), np.append(labels[5:], label)
-        other = count_rows(rows, named, weights=unit_weights(np.append(units[5:], np.zeros(len(label)))))
+        other = count_rows(rows, named, weights=weigh_units(np.append(units[5:], np.zeros(len(label)))))
     else:
-        other = count_rows(shares[5:], labels[5:], weights=unit_weights(units[5:]))
+        other = count_rows(shares[5:], labels[5:], weights=weigh_units(units[5:]))
     assert moved(full, other, adjacency) <= 1.0
     assert moved(count_rows(shares, labels), count_rows(shares[5:], labels[5:]), "add-remove") > 1.0
 
 
 def test_weights_are_exact_multiples_that_sum_to_one_at_most() -> None:
-    weights = unit_weights(["a", "b", "a", "c", "a", "b"])
-    assert weights.tolist() == [math.floor(2**30 / m) / 2**30 for m in (3, 2, 3, 1, 3, 2)]
-    assert 1 - 3 * 2.0**-30 <= 3 * weights[0] <= 1
+    weights = weigh_units(["a", "b", "a", "c", "a", "b"])
+    assert weights.tolist() == [math.floor(2**24 / m) / 2**24 for m in (3, 2, 3, 1, 3, 2)]
+    assert 1 - 3 * 2.0**-24 <= 3 * weights[0] <= 1
     shares, labels = example(6, 2)
     released = release_counts(shares, labels, 5.0, 1e-5, units=["a", "b", "a", "c", "a", "b"], unit="person")
     assert released.guarantee.unit == "person"

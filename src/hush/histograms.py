@@ -85,16 +85,25 @@ def calibrate_histograms(
 ) -> HistogramNoise:
     """The smallest noise with which so many rounds of at most ``cells`` cells a column are (ε, δ)-private together;
     nothing of it depends on rows."""
+    whole(columns=columns, cells=cells, rounds=rounds)
+    sigma, lost = calibrate_cells(epsilon, delta, cells=columns * cells, rounds=rounds, adjacency=adjacency)
+    return HistogramNoise(sigma, lost, adjacency, columns)
+
+
+def calibrate_cells(
+    epsilon: float, delta: float, *, cells: int, rounds: int = 1, adjacency: Adjacency
+) -> tuple[float, float]:
+    """The smallest σ of one Gaussian over so many cells for (ε, δ), and the part of δ that the end of its tails takes:
+    at any ε, so that it may be composed, and in each round as of one that takes all of it."""
     positive(epsilon=epsilon)
     probability(delta=delta)
     one_of(ADJACENCIES, adjacency=adjacency)
-    whole(columns=columns, cells=cells, rounds=rounds)
 
     def smallest(left: float) -> float:
         return smallest_sigma(dp_event.GaussianDpEvent, epsilon, left, adjacency=adjacency, accountant="gdp")
 
-    lost = Tails(columns * cells, rounds, 1 / smallest(delta)).check(delta)  # of a round that takes it all, each
-    return HistogramNoise(smallest(delta - lost), lost, adjacency, columns)  # more noise, whose tails take less
+    lost = Tails(cells, rounds, 1 / smallest(delta)).check(delta)
+    return smallest(delta - lost), lost  # more noise, whose tails take less
 
 
 def weigh_units(units: ArrayLike) -> Numbers:

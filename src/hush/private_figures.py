@@ -17,8 +17,8 @@ of σ·Δ/a on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 t
 is asked for. Where a unit has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at
 most 1 and its entries zero or above, so all of this holds for units.
 
-Weights are rounded down to multiples of 2⁻³⁰, and counts of up to 2²² rows are sums of these that float64 holds
-exactly: no rounding depends on other rows. Noisy counts are rounded to the public grid of their noise (`hush.release`).
+Weights and sums of them are exact, as in `hush.histograms`: no rounding depends on other rows. Noisy counts are rounded
+to the public grid of their noise (`hush.release`).
 The number of rows is not released but as the sum of noisy cells.
 """
 
@@ -31,24 +31,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from dp_accounting import dp_event
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hush.errors import BadInput, Refused
+from hush.errors import BadInput
 from hush.figures import BINS, Counts, count_rows
-from hush.privacy.accounting import ADJACENCIES, Adjacency
+from hush.histograms import calibrate_cells, weigh_units
+from hush.privacy.accounting import Adjacency
 from hush.privacy.accounting import epsilon as epsilon_of
-from hush.privacy.calibration import smallest_sigma
 from hush.privacy.guarantee import Guarantee
 from hush.privacy.leaves import DpEvent
-from hush.privacy.scale import Tails, check_std, grid
+from hush.privacy.scale import check_std, grid
 from hush.randomness import Secret, normal
 from hush.release import add_noise
-from hush.validate import one_of, positive, probability, whole
+from hush.validate import whole
 
 SENSITIVITY: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": math.sqrt(2.0)}
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
-FINEST = 2.0**-30  # of a weight
-MOST_ROWS = 2**22
 ASSUMPTIONS = (
     "the held-out rows were set apart without looking at them, and the classes and bins are public",
     "the noise is unpredictable",
@@ -115,12 +113,10 @@ def calibrate_counts(
     epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove", bins: int = BINS
 ) -> CountNoise:
     """The noise with which counts of so many classes are (ε, δ)-private; nothing of it depends on rows."""
-    positive(epsilon=epsilon)
-    probability(delta=delta)
-    one_of(ADJACENCIES, adjacency=adjacency)
     whole(classes=classes, bins=bins)
     scores = 1 if classes == 2 else classes
-    sigma, lost = _calibrated(epsilon, delta, adjacency, classes * classes + classes * scores * bins)
+    cells = classes * classes + classes * scores * bins
+    sigma, lost = calibrate_cells(epsilon, delta, cells=cells, adjacency=adjacency)
     return CountNoise(sigma, lost, adjacency)
 
 
@@ -133,9 +129,7 @@ def add_count_noise(
     units: ArrayLike | None = None,
 ) -> Counts:
     """The counts of these rows with noise from a secret that is thrown away: one release, to be made once."""
-    if np.shape(labels)[:1] > (MOST_ROWS,):
-        raise Refused(f"more than {MOST_ROWS} rows cannot be counted exactly: take a random part of them")
-    weights = None if units is None else unit_weights(units)
+    weights = None if units is None else weigh_units(units)
     counts = count_rows(probabilities, labels, bins=bins, weights=weights)
     return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), Secret.fresh())
 
@@ -147,12 +141,6 @@ def _count_classes(probabilities: ArrayLike) -> int:
     return int(shape[1])
 
 
-def unit_weights(units: ArrayLike) -> NDArray[np.float64]:
-    """1/m for each row of a unit with m rows, rounded down so that sums of them are exact."""
-    _, whose, rows = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
-    return np.asarray(np.floor(1 / (rows * FINEST))[whose.reshape(-1)] * FINEST, dtype=np.float64)
-
-
 def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, float]:
     """Standard deviations in a cell of the matrix and in a bin, for ``scores`` histograms a class."""
     total = sigma * SENSITIVITY[adjacency] * ROUNDED
@@ -160,16 +148,6 @@ def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, 
     for std in stds:
         check_std(std)
     return stds
-
-
-def _calibrated(epsilon: float, delta: float, adjacency: Adjacency, cells: int) -> tuple[float, float]:
-    """The smallest σ for (ε, δ), and the part of δ that its tails take."""
-
-    def smallest(left: float) -> float:
-        return smallest_sigma(dp_event.GaussianDpEvent, epsilon, left, adjacency=adjacency, accountant="gdp")
-
-    lost = Tails(cells, 1, 1 / smallest(delta)).check(delta)  # at any ε, so that it may be composed with other spends
-    return smallest(delta - lost), lost  # more noise, whose tails take less
 
 
 def _with_noise(counts: Counts, matrix_std: float, bin_std: float, secret: Secret) -> Counts:

@@ -15,7 +15,7 @@ import torch
 from hush.cli import main
 from hush.cli.measuring import _draw
 from hush.data.owners import identify
-from hush.private_figures import FINEST
+from hush.histograms import FINEST
 from hush.problems import Evaluation
 from hush.problems.own_data import from_files
 from hush.units import ROWS_PER_UNIT
