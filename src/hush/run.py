@@ -155,7 +155,7 @@ class Run:
         """Sum, add noise, update."""
         self._check(batch)
         if isinstance(self._query, Preparing):
-            self._query.make_ready()
+            self._query.make_ready(batch.step)
         if self.ranks.world == 1:
             self.cover()
         sums, channels, private = self._sum(batch)

@@ -24,7 +24,6 @@ from hush.privacy.assumptions import ROUNDING
 from hush.privacy.guarantee import rounded_up
 from hush.queries import ADDED, Query
 from hush.randomness import Secret
-from hush.sanitize.rows import ReleasedRows
 from hush.source import Parts, Source, list_parts, refuse_other_parts, tensors_of, to_each
 from hush.standing import add_standing, mark_step, take_standing
 from hush.stepping import Ranks
@@ -85,8 +84,6 @@ class Summing:
 
     def sum_batch(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         """The sums of a batch by a model that neither mixes examples nor remembers them."""
-        if isinstance(self._source, ReleasedRows):
-            self._source.turn_to(step)
         if self._untouched is None:
             return self._sum_pieces(secret, step, indices, public)
         check_model(self._model)  # again: a layer may be in another mode by now

@@ -229,7 +229,7 @@ def test_what_a_forward_leaves_in_the_model_is_in_no_other_row(kind) -> None:
 def test_a_row_is_what_the_record_alone_has() -> None:
     features, labels = neighbours()[1]
     rows = plan().start(Branching(), losses, (features, labels), secret=3)._summing._source
-    rows.make_ready()
+    rows.make_ready(0)
     model = Branching()
     for i in (0, REPLACED, N - 1):
         assert torch.equal(rows._bounded[i], in_company(model, (features[i : i + 1], labels))[0])

@@ -84,9 +84,9 @@ def test_another_release_has_other_noise_and_the_same_one_the_same() -> None:
     run = start("sanitize-frozen")
     rows = rows_of(run)
     first = rows.release().clone()
-    rows.turn_to(5)  # the second epoch
+    rows.make_ready(5)  # the second epoch
     second = rows.release().clone()
-    rows.turn_to(2)
+    rows.make_ready(2)
     assert torch.equal(rows.release(), first)
     std = 2.0 * CLIP * math.sqrt(WIDTH) * math.sqrt(2)
     assert float((first - second).std()) == pytest.approx(std, rel=0.2)

@@ -125,8 +125,8 @@ class Preparing(Protocol):
         first step asks for it, so that a ledger is charged first; ``secret()`` is the run's at that time."""
         ...
 
-    def make_ready(self) -> None:
-        """Called before a step is covered by a ledger: whatever can fail without releasing anything fails here."""
+    def make_ready(self, step: int) -> None:
+        """Called before this step is covered by a ledger: whatever can fail without releasing anything fails here."""
         ...
 
     def recall(self, public: State) -> None:

@@ -54,7 +54,7 @@ class Adapting:
         layer = Accounted.of(find_layer(model)[1], free=("clip",))
         return replace(self, inner=replace(self.inner, layer=layer), model=model), taken
 
-    def make_ready(self) -> None:
+    def make_ready(self, step: int) -> None:
         """Nothing is computed before the first step."""
 
     def recall(self, public: State) -> None:

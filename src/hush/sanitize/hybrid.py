@@ -122,7 +122,7 @@ class Hybrid:
         )
         return replace(self, apart=apart, engine=find_engine(cut, apart)), source
 
-    def make_ready(self) -> None:
+    def make_ready(self, step: int) -> None:
         """Nothing is computed before the first step."""
 
     def recall(self, public: State) -> None:

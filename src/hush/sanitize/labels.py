@@ -96,7 +96,7 @@ class RandomisedLabels:
         answers = Answers(model, source, secret, 1 / noise_std["labels"], prior / prior.sum(), share)
         return replace(self, answers=answers), Numbered(source)
 
-    def make_ready(self) -> None:
+    def make_ready(self, step: int) -> None:
         """The labels are read, and those that are none of the classes refused."""
         if self.answers is not None:
             self.answers.read_labels()

@@ -68,7 +68,7 @@ class Published:
         layer.noise_multiplier = noise_std["rows"]
         return replace(self, layer=Accounted.of(layer)), source
 
-    def make_ready(self) -> None:
+    def make_ready(self, step: int) -> None:
         """Nothing is computed before the first step."""
 
     def recall(self, public: State) -> None:

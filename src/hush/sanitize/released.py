@@ -95,10 +95,10 @@ class Released:
         rows = ReleasedRows(cut, source, secret, cut.layer.noise_std, self.releases, self.turn)
         return replace(self, cut=cut, rows=rows), rows
 
-    def make_ready(self) -> None:
-        """The rows without their noise."""
+    def make_ready(self, step: int) -> None:
+        """The rows of this step's release, without their noise."""
         if self.rows is not None:
-            self.rows.make_ready()
+            self.rows.make_ready(step)
 
     def recall(self, public: State) -> None:
         """Nothing of the model depends on it."""

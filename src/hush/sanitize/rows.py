@@ -65,19 +65,16 @@ class ReleasedRows:
     def __len__(self) -> int:
         return len(self.source)
 
-    def turn_to(self, step: int) -> None:
-        """From now on rows are those of this step's release."""
-        self._number = step // self.turn % self.releases
-
     def take(self, indices: Tensor) -> Any:
         """Released rows and what stands beside them; no indices release nothing."""
         content = self.source.take(indices)
         return with_inputs(content, self.release()[indices] if len(indices) else torch.empty(0, *self.cut.shape))
 
-    def make_ready(self) -> None:
-        """Compute what is to be released, so that whatever can fail does so before anything is charged."""
-        if self._bounded is None:
-            self._bounded = self._compute()
+    def make_ready(self, step: int) -> None:
+        """From now on rows are those of this step's release. What is to be released is computed here, so that whatever
+        can fail does so before anything is charged."""
+        self._number = step // self.turn % self.releases
+        self._compute_once()
 
     def release(self) -> Tensor:
         """All rows of the present release, on the CPU."""
@@ -109,16 +106,20 @@ class ReleasedRows:
             )
 
     def _add_noise(self, secret: Secret) -> Tensor:
-        self.make_ready()
-        assert self._bounded is not None
-        rows = self._bounded.double()
+        bounded = self._compute_once()
+        rows = bounded.double()
         add_noise([rows], self._draw(secret, rows.numel()), self.std, grid(self.std), 1.0)
-        return rows.to(self._bounded.dtype)
+        return rows.to(bounded.dtype)
 
     def _draw(self, secret: Secret, size: int) -> Iterator[Tensor]:
         for start in range(0, size, PIECE):
             like = torch.empty(1, dtype=torch.float64).expand(min(PIECE, size - start))
             yield normal(secret, "rows", self._number, like, start)
+
+    def _compute_once(self) -> Tensor:
+        if self._bounded is None:
+            self._bounded = self._compute()
+        return self._bounded
 
     def _compute(self) -> Tensor:
         """Every record's row within the range, each in a batch of its own."""
