@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hush.artefact import Description, Inputs
 from hush.data.parts import holds_table, is_pattern
-from hush.data.pictures import iterate_images, list_images, read_arrays, read_unlabelled
+from hush.data.pictures import DEFAULT_LABELS, iterate_images, list_images, read_arrays, read_unlabelled
 from hush.data.reading import Cells, pieces
 from hush.data.splits import Arrays
 from hush.data.tables import encode_piece, no_column, numbers, texts
@@ -28,7 +28,6 @@ from hush.handover.rows import encode_features, map_range
 from hush.prediction_file import Written, write_rows
 
 Tell = Callable[[str], None]
-DEFAULT_LABELS = "y"  # of an .npz: then any of the usual names will do, as releases once said y for all of them
 WANTED = {
     "table": "a table: give a .csv or .parquet file",
     "images": "images: give a folder of images or an .npz of arrays",

@@ -87,6 +87,17 @@ def test_a_test_file_may_lack_a_class(tmp_path: Path, capsys) -> None:
     assert "60 rows to train on, 30 to test on" in err
 
 
+def test_a_test_file_is_labelled_by_the_array_that_training_took(tmp_path: Path, capsys) -> None:
+    """Without a target, training takes what is called labels; the test file has a y too, which is something else."""
+    x, labels = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 4
+    np.savez(tmp_path / "train.npz", x=x, labels=labels)
+    np.savez(tmp_path / "test.npz", x=x, labels=labels, y=np.full(60, 3))
+    flags = ("--data", tmp_path / "train.npz", "--test-data", tmp_path / "test.npz", "--epochs", 1, "--json")
+    code, said, err = call(capsys, "train", "--batch-size", 10, *flags)
+    assert code == 0, err
+    assert np.sum(json.loads(said)["test_confusion"], axis=1).tolist() == [15, 15, 15, 15]
+
+
 def test_public_ranges_are_read_and_assumed(own: Path, capsys) -> None:
     card = own.with_name("run")
     code, _, err = call(capsys, *TRAIN, "--data", own, "--public", "ranges+categories", "--out", card)

@@ -106,6 +106,32 @@ def test_arrays_and_their_names(tmp_path: Path) -> None:
     assert found.target == "y"
 
 
+@pytest.mark.parametrize(
+    ("names", "target"),
+    [
+        (("x", "digit", "x_test", "digit_test"), "digit"),
+        (("x_train", "digit_train", "x_test", "digit_test"), "digit_train"),
+        (("images", "labels", "images_test", "labels_test"), None),
+        (("images", "labels", "x_test", "y_test"), None),
+        (("feats", "digit", "feats_test", "digit_test"), "digit"),
+    ],
+)
+def test_test_rows_are_labelled_as_the_others(tmp_path: Path, names: tuple[str, ...], target: str | None) -> None:
+    """Beside them are labels of another kind, y, with a test part of their own."""
+    x, digit, other = np.ones((4, 3)), np.array([0, 1, 2, 1]), np.full(4, 9)
+    content = dict(zip(names, (x, digit, x[:2], digit[:2]), strict=True))
+    more = {} if "y_test" in names or target is None else {"y": other, "y_test": other[:2]}
+    found = read_arrays(npz(tmp_path, **more, **content), target)
+    assert found.parts["train"][1].tolist() == [0, 1, 2, 1]
+    assert found.parts["test"][1].tolist() == [0, 1]
+
+
+def test_labels_that_were_asked_for_are_not_tested_against_others(tmp_path: Path) -> None:
+    path = npz(tmp_path, x=WIDE, y=LINE, digit=LINE, x_test=WIDE, y_test=LINE)
+    with pytest.raises(BadInput, match="has test rows 'x_test' and no 'digit_test' for them: add their labels"):
+        read_arrays(path, "digit")
+
+
 WIDE, SHORT, LINE = np.full((4, 3), 7.0), np.full((4, 1), 5), np.array([0, 1, 0, 1])
 FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "by its usual name": ({"x": WIDE, "digit": LINE, "y": LINE}, "digit"),

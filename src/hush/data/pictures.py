@@ -27,6 +27,7 @@ from hush.files import explain
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SUSPECT = 1 << 28  # bytes from which on an array that was packed a hundredfold is not unpacked
 _FEATURES = ("x", "features", "data", "images", "x_train")
+DEFAULT_LABELS = "y"  # then any of the usual names will do, as releases once said y for all of them
 _LABELS = ("y", "labels", "target", "targets", "y_train")
 
 
@@ -84,8 +85,8 @@ def read_arrays(path: Path, target: str | None, *, regression: bool = False, uni
     """The features and labels of a .npz file; nothing is unpickled. In a ``regression`` the labels are numbers, and
     there are no classes.
 
-    The labels are the array named ``target``, or y, labels, target; the features as `_pick_features` says. x_train,
-    y_train, x_test, y_test are understood. The array ``unit`` is not among them."""
+    The labels are the array named ``target``, or y, labels, target; the features as `_pick_features` says. x_train and
+    y_train are understood, and test rows as `_name_test` says. The array ``unit`` is not among them."""
     content = _npz(path)
     label = target or next((name for name in _LABELS if name in content and name != unit), None)
     if label is None or label not in content:
@@ -96,10 +97,27 @@ def read_arrays(path: Path, target: str | None, *, regression: bool = False, uni
         raise BadInput(f"'{path}' has no array of features 'x'; besides '{label}' it has {', '.join(others) or 'none'}")
     pair = _pair_numbers if regression else _pair
     found = {"train": pair(content[feature], content[label], path)}
-    if "x_test" in content and "y_test" in content:
-        found["test"] = pair(content["x_test"], content["y_test"], path)
+    if (names := _name_test(content, feature, label, path)) is not None:
+        found["test"] = pair(content[names[0]], content[names[1]], path)
     classes = 0 if regression else 1 + max(int(labels.max()) for _, labels in found.values())
     return Labelled(found, classes, "y" if target is None and label == "y_train" else label)
+
+
+def _name_test(
+    content: Mapping[str, np.ndarray[Any, Any]], feature: str, label: str, path: Path
+) -> tuple[str, str] | None:
+    """The arrays of the test rows and of their labels: the same names with _test, or x_test and y_test, unless y_test
+    belongs to a y that is not asked for."""
+    own = f"{feature.removesuffix('_train')}_test", f"{label.removesuffix('_train')}_test"
+    rows = next((name for name in (own[0], "x_test") if name in content), None)
+    labels = next((name for name in (own[1], "y_test") if name in content), None)
+    if rows is None or labels is None:
+        return None
+    if labels != own[1] and ("y" in content or "y_train" in content):
+        raise BadInput(
+            f"'{path}' has test rows '{rows}' and no '{own[1]}' for them: add their labels, or leave the rows out"
+        )
+    return rows, labels
 
 
 def _pick_features(content: Mapping[str, np.ndarray[Any, Any]], besides: Collection[str | None]) -> str | None:
