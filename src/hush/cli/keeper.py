@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -13,14 +13,26 @@ from typing import Any
 
 import torch
 
-from hush.artefact.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json, was_begun
+from hush.artefact.folder import PRIVATE_PART, RELEASE, check_room, read_json, was_begun
 from hush.before import find_releases
 from hush.charging import Charges, charge
 from hush.checkpoint import Checkpoints, Found
-from hush.checkpoint.directory import LOG, OtherPlan, tell_difference
+from hush.checkpoint.directory import OtherPlan, tell_difference
 from hush.cli.console import say
+from hush.cli.run_folder import (
+    ENDED,
+    FINISHED,
+    OPTIONS,
+    as_hush_wrote_it,
+    check_free,
+    check_not_lost,
+    is_finished,
+    leave_no_trace,
+    list_before,
+    list_released,
+)
 from hush.cli.shell import KEEPING, write_settings
-from hush.errors import BadInput, HushError, Refused
+from hush.errors import BadInput, Refused
 from hush.files import PRIVATE, clear_beside, remove_parts, writable_directory, write_atomic
 from hush.ledger.account import DATASET, Ledger
 from hush.loop import EVERY
@@ -28,9 +40,6 @@ from hush.matrices.cache import kept_in
 from hush.printable import as_json_data, dump_json
 from hush.run import Run
 from hush.settings import list_settings, option
-
-OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in the private part of a run
-BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +127,7 @@ class Keeper:
         """After the release is whole: write down the answer, then delete the secret."""
         if self.out is None or self.checkpoints is None:
             return
-        for path in _list_before(self.out) if self.replaces else ():
+        for path in list_before(self.out) if self.replaces else ():
             path.unlink(missing_ok=True)
         if keep_secret:
             if answer.get("stopped"):  # before its last step, by which a finished run is known
@@ -134,7 +143,7 @@ class Keeper:
     def attach(self, run: Run, given: KeepingOptions) -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
-            with _as_hush_wrote_it(self.found.saved.path), self._name_options(given):
+            with as_hush_wrote_it(self.found.saved.path), self._name_options(given):
                 _use_same_machinery(self.found.saved.facts)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
@@ -268,7 +277,7 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
         yield Keeper(None, False)
         return
     if resume:
-        _check_not_lost(out)
+        check_not_lost(out)
     check_room(out / RELEASE, overwrite=True)  # what hush did not write is never replaced
     there = out.exists()
     writable_directory(out)
@@ -280,65 +289,15 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
         if (checkpoints.directory / FINISHED).exists():
             checkpoints.forget_secret()  # where a kill came between the two
         found = checkpoints.newest()
-        with _as_hush_wrote_it(out):
-            _check(found, out, resume)
-        if not resume and not overwrite and (_is_finished(found, out) or _list_released(out)):
+        with as_hush_wrote_it(out):
+            check_free(found, out, resume)
+        if not resume and not overwrite and (is_finished(found, out) or list_released(out)):
             raise BadInput(f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out")
         yield Keeper(out, resume, checkpoints, found, overwrite=overwrite)
     finally:
         if not was_begun(out):
-            _leave_no_trace(out, there)
+            leave_no_trace(out, there)
         checkpoints.close()
-
-
-def _leave_no_trace(out: Path, there: bool) -> None:
-    """Remove what a refused command has made, while its lock is held: folders that hold something stay."""
-    with suppress(OSError):
-        if not (out / PRIVATE_PART / "matrices").exists():
-            (out / PRIVATE_PART / "lock").unlink()
-            (out / PRIVATE_PART).rmdir()
-        if not there:
-            out.rmdir()
-
-
-@contextmanager
-def _as_hush_wrote_it(path: Path) -> Iterator[None]:
-    """A file with a digest that fits and without the entries that hush writes was written by somebody else."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, HushError):
-            raise
-        raise BadInput(f"'{path}' holds a checkpoint that this hush did not write: start anew elsewhere") from error
-
-
-def _list_released(out: Path) -> list[Path]:
-    return [path for path in (out / RELEASE, *_list_before(out)) if path.exists()]
-
-
-def _list_before(out: Path) -> list[Path]:
-    """The files of a release that lies in the run's folder itself: those of hush, by their card, and of nobody else."""
-    try:
-        written = str(read_json(out / CARD).get("format")).startswith("hush privacy card")
-    except BadInput:
-        written = False
-    return [out / name for name in BEFORE] if written else []
-
-
-def _is_finished(found: Found, out: Path) -> bool:
-    """By the checkpoint of its last step, or by its answer where that is gone."""
-    done = found.saved is not None and found.saved.step >= int(found.saved.facts["steps"])
-    return done or any((out / PRIVATE_PART / name).exists() for name in (FINISHED, ENDED))
-
-
-def _check_not_lost(out: Path) -> None:
-    """A folder with a released model and no run: training anew would put another model in its place."""
-    private = out / PRIVATE_PART
-    if _list_released(out) and not any(private.glob("checkpoint-*")) and not (private / FINISHED).exists():
-        raise BadInput(
-            f"the run in '{out}' cannot go on, as its private part is gone and only what it released is left: train "
-            "anew with another --out"
-        )
 
 
 def _compare_options(path: Path, given: KeepingOptions) -> list[str]:
@@ -353,28 +312,6 @@ def _compare_options(path: Path, given: KeepingOptions) -> list[str]:
         for name in known
         if name in before and name in now and before[name] != now[name]
     ]
-
-
-def _check(found: Found, out: Path, resume: bool) -> None:
-    if found.saved is None and (damaged := found.damaged or (_find_steps(out / PRIVATE_PART) if resume else ())):
-        raise BadInput(
-            f"no checkpoint in '{out}' is whole ({'; '.join(damaged)}), so its run cannot go on and what its "
-            "ledger reserved stays spent: start anew with another --out"
-        )
-    if resume or found.saved is None:
-        return
-    step, steps = found.saved.step, int(found.saved.facts["steps"])
-    if step < steps and not (out / PRIVATE_PART / ENDED).exists():
-        raise BadInput(f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out")
-
-
-def _find_steps(private: Path) -> tuple[str, ...]:
-    """What says that steps were taken in a run that is not finished."""
-    if (private / FINISHED).exists():
-        return ()
-    logged = [path.name for path in private.glob(LOG) if path.read_bytes()]
-    logged += [path.name for path in private.glob("sums-*") if path.read_bytes().partition(b"\n")[2]]  # after its head
-    return (f"all are gone, and '{logged[0]}' says that steps were taken",) if logged else ()
 
 
 def _use_same_machinery(facts: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.devices import find_device
 from hush.cli.early import StopOptions, begin_watch, read_stop, tell_stop
-from hush.cli.keeper import OPTIONS, Keeper, KeepingOptions
+from hush.cli.keeper import Keeper, KeepingOptions
 from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
     EPSILON_OR_THREE,
@@ -33,6 +33,7 @@ from hush.cli.planning import (
     split_pair,
 )
 from hush.cli.preparing import asks_for_releases, plan_before, release_before
+from hush.cli.run_folder import OPTIONS
 from hush.cli.sanitizing import LayerOptions, sanitise_task
 from hush.cli.shell import MACHINE, Given, read_settings, take
 from hush.cli.stopping import explain_os_error
