@@ -29,7 +29,7 @@ from hush.named import Losses, State, Sums, copy_into, trainable
 from hush.noising import Noising
 from hush.privacy.assumptions import HOOKED, TRAINED
 from hush.privacy.guarantee import Guarantee
-from hush.queries import Preparing
+from hush.queries import Preparing, Start
 from hush.randomness import Secret
 from hush.source import Collated, Source
 from hush.standing import check_same_run, check_shareable, find_shards
@@ -71,8 +71,8 @@ class Run:
                 "method of hush.queries.Preparing"
             )
         if isinstance(plan.query, Preparing):
-            stds = plan.channel_stds()
-            self._query, taken = plan.query.prepare(model, losses, source, lambda: self._secret, stds)
+            start = Start(model, losses, source, lambda: self._secret, plan.channel_stds())
+            self._query, taken = plan.query.prepare(start)
         self._coordinates = count_coordinates(plan, model, source)
         self._public, self._private = self._query.init(self._params)
         hooks = list_hooks(model)

@@ -19,7 +19,7 @@ from hush.errors import BadInput, Refused
 from hush.gradients import GradientWarning, placing, record
 from hush.gradients.points import Augmented
 from hush.loop import train
-from hush.queries import Clipping
+from hush.queries import Clipping, Start
 from hush.randomness import Secret
 from hush.sanitize import Sanitize, hybrid
 from hush.sanitize.accounted import Accounted
@@ -269,7 +269,7 @@ def sums_of(model, rows, loss=losses, *, in_two=True):
     """The hybrid's sums of one batch, under the noise of one secret and step."""
     model.train()
     source = as_source(data())
-    query, _ = Hybrid(Clipping(0.01)).prepare(model, loss, source, lambda: Secret.from_seed(0, "t"), STDS)
+    query, _ = Hybrid(Clipping(0.01)).prepare(Start(model, loss, source, lambda: Secret.from_seed(0, "t"), STDS))
     places = torch.arange(N)
     piece = Piece(places, places, ((0, N),), None)
     with (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hush.arithmetic import Piece
 from hush.draws import model_randomness
 from hush.gradients import placing
-from hush.queries import Clipping
+from hush.queries import Clipping, Start
 from hush.randomness import Secret
 from hush.sanitize import Sanitize
 from hush.sanitize.hybrid import Hybrid
@@ -55,7 +55,8 @@ def ignoring(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def prepare(model: nn.Module, losses) -> Hybrid:
-    return Hybrid(Clipping(0.01)).prepare(model, losses, as_source((X, Y)), lambda: Secret.from_seed(0, "t"), STDS)[0]
+    start = Start(model, losses, as_source((X, Y)), lambda: Secret.from_seed(0, "t"), STDS)
+    return Hybrid(Clipping(0.01)).prepare(start)[0]
 
 
 def sum_heads(model: nn.Module, losses, features: Tensor, step: int, query: Hybrid | None = None) -> dict[str, Tensor]:

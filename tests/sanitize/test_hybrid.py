@@ -14,7 +14,7 @@ from hush.draws import draw_noise, model_randomness
 from hush.errors import Refused
 from hush.gradients import placing
 from hush.loop import train
-from hush.queries import Clipping
+from hush.queries import Clipping, Start
 from hush.randomness import Secret
 from hush.sanitize.hybrid import STREAM, Hybrid
 from hush.source import as_source
@@ -25,7 +25,8 @@ STDS = {"rows": 2.0, "gradient": 0.02, "head": 0.0}
 
 def sums_of(model, features, labels, seed=1):
     """The sums of one batch under the noise of one secret and step."""
-    query, _ = Hybrid(Clipping(0.01)).prepare(model, losses, as_source(data()), lambda: Secret.from_seed(0, "t"), STDS)
+    start = Start(model, losses, as_source(data()), lambda: Secret.from_seed(0, "t"), STDS)
+    query, _ = Hybrid(Clipping(0.01)).prepare(start)
     places = torch.arange(len(features))
     piece = Piece(places, places, ((0, len(features)),), None)
     secret = Secret.from_seed(seed, "test")

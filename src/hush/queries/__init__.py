@@ -4,7 +4,7 @@ from hush.queries.adaptive import Adaptive, Quantile
 from hush.queries.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
 from hush.queries.error_feedback import ErrorFeedback
 from hush.queries.plain import PlainSum
-from hush.queries.query import ADDED, BY_TABLE, ByTable, Channel, Claim, Preparing, Proof, Query, Remembering
+from hush.queries.query import ADDED, BY_TABLE, ByTable, Channel, Claim, Preparing, Proof, Query, Remembering, Start
 from hush.queries.two_point import TwoPoint
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Quantile",
     "Query",
     "Remembering",
+    "Start",
     "TwoPoint",
     "clip_factors",
     "total_norms",

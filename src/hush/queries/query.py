@@ -109,20 +109,25 @@ class Query(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a run starts with. ``secret()`` is the run's at the time it is asked for, ``noise_std`` the noise on each
+    channel's sum."""
+
+    model: nn.Module
+    losses: Losses
+    source: Source
+    secret: Callable[[], Secret]
+    noise_std: Mapping[str, float]
+
+
 @runtime_checkable
 class Preparing(Protocol):
     """A query that has to see the model and the data before a run starts: one that releases rows (`hush.sanitize`)."""
 
-    def prepare(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Source,
-        secret: Callable[[], Secret],
-        noise_std: Mapping[str, float],
-    ) -> tuple[Query, Source]:
-        """The query for this model, and the data that it gets in place of ``source``. Nothing is released before the
-        first step asks for it, so that a ledger is charged first; ``secret()`` is the run's at that time."""
+    def prepare(self, start: Start) -> tuple[Query, Source]:
+        """The query for this model, and the data that it gets in place of the run's. Nothing is released before the
+        first step asks for it, so that a ledger is charged first."""
         ...
 
     def make_ready(self, step: int) -> None:

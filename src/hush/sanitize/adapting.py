@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,7 @@ from torch import nn
 
 from hush import validate
 from hush.named import Losses, Named, State, Sums
-from hush.queries.query import Channel, Claim, Query
-from hush.randomness import Secret
+from hush.queries.query import Channel, Claim, Query, Start
 from hush.release import Release
 from hush.sampling import Participation
 from hush.sanitize.accounted import Accounted
@@ -40,19 +39,12 @@ class Adapting:
         """Those of the published layer."""
         return self.inner.channels
 
-    def prepare(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Source,
-        secret: Callable[[], Secret],
-        noise_std: Mapping[str, float],
-    ) -> tuple[Query, Source]:
+    def prepare(self, start: Start) -> tuple[Query, Source]:
         """The layer gets its noise, and its first C from the weights as they are before training."""
-        _, taken = self.inner.prepare(model, losses, source, secret, noise_std)
-        self.threshold.adapt(model)
-        layer = Accounted.of(find_layer(model)[1], free=("clip",))
-        return replace(self, inner=replace(self.inner, layer=layer), model=model), taken
+        _, taken = self.inner.prepare(start)
+        self.threshold.adapt(start.model)
+        layer = Accounted.of(find_layer(start.model)[1], free=("clip",))
+        return replace(self, inner=replace(self.inner, layer=layer), model=start.model), taken
 
     def make_ready(self, step: int) -> None:
         """Nothing is computed before the first step."""

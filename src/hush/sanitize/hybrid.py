@@ -53,7 +53,7 @@ The plan's σ is that of both together: s_a = s_g = √2·σ, so that a particip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,8 +68,7 @@ from hush.gradients.spot_checks import Inspected
 from hush.named import Losses, Named, State, Sums, trainable
 from hush.privacy.mixture import Participating
 from hush.queries.clipped import Clipping, clip_factors, diagnostics, total_norms
-from hush.queries.query import Channel, Claim, Query
-from hush.randomness import Secret
+from hush.queries.query import Channel, Claim, Query, Start
 from hush.release import Release
 from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, WithoutReplacement
 from hush.sanitize.accounted import Accounted
@@ -104,23 +103,16 @@ class Hybrid:
         """Rows and the gradient of what is before the layer share the noise; the head's needs none."""
         return {"rows": ROWS, "gradient": Channel(self.clipping.bound), "head": UNBOUNDED}
 
-    def prepare(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Source,
-        secret: Callable[[], Secret],
-        noise_std: Mapping[str, float],
-    ) -> tuple[Query, Source]:
+    def prepare(self, start: Start) -> tuple[Query, Source]:
         """The model cut at its layer, which gets its share of the noise; refused where anything passes by it."""
-        cut = find_cut(model, source)
+        cut, losses = find_cut(start.model, start.source), start.losses
         check_range(cut.layer, self.nonnegative)
         _check_cut(cut, losses)
-        set_noise(cut.layer, noise_std["rows"])
+        set_noise(cut.layer, start.noise_std["rows"])
         apart = Apart(
             losses, Accounted.of(cut.layer), find_behind(cut, losses), first_of(cut.like).shape[1:], cut.shape
         )
-        return replace(self, apart=apart, engine=find_engine(cut, apart)), source
+        return replace(self, apart=apart, engine=find_engine(cut, apart)), start.source
 
     def make_ready(self, step: int) -> None:
         """Nothing is computed before the first step."""

@@ -38,7 +38,7 @@ from hush.draws import drawing_only
 from hush.errors import BadInput, Refused
 from hush.named import Losses, Named, State, Sums
 from hush.queries.plain import PlainSum
-from hush.queries.query import Channel, Claim, Query
+from hush.queries.query import Channel, Claim, Query, Start
 from hush.randomness import Secret
 from hush.release import Release
 from hush.sampling import Participation
@@ -78,22 +78,16 @@ class RandomisedLabels:
         """The labels, by coins; the gradient, which is made of answers and needs no noise."""
         return {"labels": COINS, "gradient": UNBOUNDED}
 
-    def prepare(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Source,
-        secret: Callable[[], Secret],
-        noise_std: Mapping[str, float],
-    ) -> tuple[Query, Source]:
+    def prepare(self, start: Start) -> tuple[Query, Source]:
         """Examples get their number in the place of their label."""
+        model, source = start.model, start.source
         check_pairs(source.take(torch.empty(0, dtype=torch.int64)), "the last alone would be taken for the label")
         classes = count_outputs(model, source)
         if self.prior is not None:
             check_prior(self.prior, classes)
         share = 1.0 if self.first is None else self.share
         prior = np.array(self.prior or [1.0] * classes, dtype=np.float64)
-        answers = Answers(model, source, secret, 1 / noise_std["labels"], prior / prior.sum(), share)
+        answers = Answers(model, source, start.secret, 1 / start.noise_std["labels"], prior / prior.sum(), share)
         return replace(self, answers=answers), Numbered(source)
 
     def make_ready(self, step: int) -> None:

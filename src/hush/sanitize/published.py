@@ -7,7 +7,7 @@ the first of them is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from hush import validate
 from hush.named import Losses, Named, State, Sums
 from hush.queries.plain import PlainSum
-from hush.queries.query import Channel, Claim, Query
-from hush.randomness import Secret
+from hush.queries.query import Channel, Claim, Query, Start
 from hush.release import Release
 from hush.sampling import Participation
 from hush.sanitize.accounted import Accounted
@@ -54,19 +53,12 @@ class Published:
         """The activations of a step, which get noise in the layer; the gradient, which gets none."""
         return {"rows": ROWS, "gradient": UNBOUNDED}
 
-    def prepare(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Source,
-        secret: Callable[[], Secret],
-        noise_std: Mapping[str, float],
-    ) -> tuple[Query, Source]:
+    def prepare(self, start: Start) -> tuple[Query, Source]:
         """The layer gets the plan's noise, as published: Cσ√(n(1 − p))."""
-        layer = find_cut(model, source).layer
+        layer = find_cut(start.model, start.source).layer
         check_range(layer, self.nonnegative)
-        layer.noise_multiplier = noise_std["rows"]
-        return replace(self, layer=Accounted.of(layer)), source
+        layer.noise_multiplier = start.noise_std["rows"]
+        return replace(self, layer=Accounted.of(layer)), start.source
 
     def make_ready(self, step: int) -> None:
         """Nothing is computed before the first step."""

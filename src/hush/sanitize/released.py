@@ -26,7 +26,7 @@ factor 1 − p of the published noise is not used here, for it is an average: th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +38,7 @@ from hush import validate
 from hush.errors import BadInput, Refused
 from hush.named import Losses, Named, State, Sums, trainable
 from hush.queries.plain import sum_gradients
-from hush.queries.query import Channel, Claim, Query
-from hush.randomness import Secret
+from hush.queries.query import Channel, Claim, Query, Start
 from hush.release import Release
 from hush.sampling import Participation
 from hush.sanitize.checks import check_alone, check_frozen
@@ -78,21 +77,14 @@ class Released:
         """The rows, with noise; the gradient, which is made of released rows and needs none."""
         return {"rows": ROWS, "gradient": UNBOUNDED}
 
-    def prepare(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Source,
-        secret: Callable[[], Secret],
-        noise_std: Mapping[str, float],
-    ) -> tuple[Query, Source]:
+    def prepare(self, start: Start) -> tuple[Query, Source]:
         """The model cut at its layer, and released rows in place of the data."""
-        cut = find_cut(model, source)
+        cut = find_cut(start.model, start.source)
         check_range(cut.layer, self.nonnegative)
         check_frozen(cut)
         check_alone(cut, training=False)
-        set_noise(cut.layer, noise_std["rows"])
-        rows = ReleasedRows(cut, source, secret, cut.layer.noise_std, self.releases, self.turn)
+        set_noise(cut.layer, start.noise_std["rows"])
+        rows = ReleasedRows(cut, start.source, start.secret, cut.layer.noise_std, self.releases, self.turn)
         return replace(self, cut=cut, rows=rows), rows
 
     def make_ready(self, step: int) -> None:
