@@ -41,11 +41,6 @@ def total(costs: list[Cost], unit: str = ROW, part: Any = "example", delta: floa
     return add_up(costs, delta, scope=Scope(unit, part), caps=caps)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spent.jsonl"
-
-
 class TestGroups:
     def test_golden_three_rows(self):
         # (3ε, δ(1 + e^ε + e^{2ε})) by hand at ε = 0.5, δ = 1e-6: 1 + 1.6487213 + 2.7182818 = 5.3670031

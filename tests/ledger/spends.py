@@ -1,0 +1,25 @@
+"""What the tests of the ledger spend, and an account to enter it in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dp_accounting import dp_event
+
+from hush.ledger.account import Account, Ledger
+from hush.ledger.total import Cost
+
+GAUSS = dp_event.GaussianDpEvent
+POISSON = dp_event.PoissonSampledDpEvent(0.01, GAUSS(1.0))
+
+
+def poisson(steps: int, status: str = "proven", adjacency: str = "add-remove", delta: float = 1e-5) -> Cost:
+    return Cost(adjacency, status, delta, dp_event.SelfComposedDpEvent(POISSON, steps))  # type: ignore[arg-type]
+
+
+def gaussian(sigma: float, adjacency: str = "add-remove") -> Cost:
+    return Cost(adjacency, "proven", 1e-5, GAUSS(sigma))  # type: ignore[arg-type]
+
+
+def account(path: Path, run: str = "a", *, planned: int = 1000, block: int = 100, cost=poisson, dataset: str = "d"):
+    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=planned, cost=cost, block=block)
