@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from networks import data, plan
-from test_alone import Model
+from replaced import Model
 from torch import nn
 from torch.utils.data import Dataset
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from networks import N, losses, plan
-from test_alone import Model, neighbours
+from replaced import Model, neighbours
 from torch import nn
 
 from hush.errors import Refused
