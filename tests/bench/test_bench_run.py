@@ -167,6 +167,41 @@ def test_failure_is_a_record_with_a_reason(store, small) -> None:
     trace = store.folder(trial.key) / "private" / "traceback.txt"
     assert "Traceback" in trace.read_text()
     assert trace.parent.stat().st_mode & 0o077 == 0
+    assert record["begun"] is False  # and nothing is spent
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_run_that_fails_on_its_way_says_what_it_has_spent(store, small, after) -> None:
+    """Whoever chooses among runs has seen that it failed, and in the store what it was before."""
+    trial, left = small.trials[0], [after]
+
+    def pulse() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise ValueError("out of the blue")
+
+    record = run_one(store, trial, checkpoint_seconds=0, pulse=pulse)
+    assert record["outcome"] == "failed"
+    assert "blue" not in json.dumps(record)
+    assert record["steps_taken"] == after
+    plan = make_trial_plan(trial, load_problem(trial.problem, 0, 0.1), Accounts(None))
+    assert record["epsilon"] == pytest.approx(plan.guarantee().epsilon)
+    assert record["event"]
+    assert "begun" not in record
+
+
+def test_a_run_that_cannot_go_on_does_not_say_that_it_spent_nothing(store, small, monkeypatch) -> None:
+    trial = small.trials[0]
+
+    def stop() -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        perform(trial, store, Conditions(checkpoint_seconds=0, pulse=stop))
+    monkeypatch.setattr("hush.bench.run.load_problem", lambda *_: 1 / 0)
+    record = perform(trial, store, Conditions()).record
+    assert record["outcome"] == "failed"
+    assert not {"begun", "epsilon"} & set(record)
 
 
 class Stop(BaseException):

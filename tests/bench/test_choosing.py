@@ -23,11 +23,28 @@ def record(accuracy: float, **more: Any) -> dict[str, Any]:
 
 def test_the_selection_is_the_composition_of_every_run() -> None:
     (choice,) = price_choices(
-        [record(0.5), record(0.9), record(0.7, outcome="diverged"), record(0.1, outcome="failed")]
+        [record(0.5), record(0.9), record(0.7, outcome="diverged"), record(0.1, outcome="failed"), refused()]
     )
-    assert (choice.runs, choice.best, choice.winner_epsilon) == (3, 0.9, 0.9)
-    assert choice.selection_epsilon == pytest.approx(epsilon(dp_event.SelfComposedDpEvent(RUN, 3), 1e-5), rel=1e-6)
+    assert (choice.runs, choice.best, choice.winner_epsilon) == (4, 0.9, 0.9)
+    assert choice.selection_epsilon == pytest.approx(epsilon(dp_event.SelfComposedDpEvent(RUN, 4), 1e-5), rel=1e-6)
     assert "ε of the whole selection" in choice.sentence()
+
+
+def refused(**more: Any) -> dict[str, Any]:
+    """The record of a run that failed before it had a guarantee."""
+    return {"config": record(0.0)["config"], "outcome": "failed", "begun": False, **more}
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_run_that_failed_without_a_word_of_its_price_leaves_that_of_the_choice_open(alone: bool) -> None:
+    died = refused()
+    del died["begun"]
+    (choice,) = price_choices([record(0.5), died] if alone else [record(0.5), record(0.9), died])
+    assert choice.selection_epsilon is None
+    assert choice.runs == (2 if alone else 3)
+    assert "not known (a run does not say what it spent)" in choice.sentence()
+    without_end = record(0.7, epsilon=None)  # an infinite ε is null
+    assert price_choices([record(0.5), without_end])[0].selection_epsilon is None
 
 
 def test_runs_without_an_event_have_no_price_and_single_runs_no_choice() -> None:

@@ -1,13 +1,15 @@
 """What choosing the best run of a grid costs: the winner's own ε, as papers print it, and that of the whole selection.
 
 All runs of a grid look at the same data, so whoever picks one of them has seen them all: the selection is the
-composition of every run of the group, winners and losers, finished or diverged. A test or validation part that is
-private too is one more thing that was looked at; the price here is that of training.
+composition of every run of the group, winners and losers, finished, diverged or failed. Where one of them does not say
+what it has spent (its process died) the price is not known; one that was refused before it began is no run. A test or
+validation part that is private too is one more thing that was looked at; the price here is that of training.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +42,7 @@ class Choice:
     def sentence(self) -> str:
         """One line for people."""
         known = self.selection_epsilon
-        whole = "not known (a run keeps no event)" if known is None else f"{rounded_up(known)}"
+        whole = "not known (a run does not say what it spent)" if known is None else f"{rounded_up(known)}"
         return (
             f"best of {self.runs} runs, {self.method} on {self.problem}: {self.figure.replace('_', ' ')} "
             f"{self.best:.4g}; the winner's own ε = {rounded_up(self.winner_epsilon)}, ε of the whole selection = "
@@ -55,16 +57,23 @@ class Choice:
 def price_choices(records: Iterable[Record]) -> list[Choice]:
     """The choice of every group of a problem, a method and a target ε that has more than one private run."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
+    silent: Counter[tuple[Any, ...]] = Counter()
     for record in records:
-        config = record["config"]
-        if record["outcome"] != "failed" and record.get("epsilon") is not None and record.get("status") != "none":
-            names = config["problem"], config["method"], config.get("epsilon"), record["delta"]
-            groups.setdefault(names, []).append(record)
-    found = [_choose(names, group) for names, group in groups.items() if len(group) > 1]
+        config, status = record["config"], record.get("status")
+        names = config["problem"], config["method"], config.get("epsilon")
+        if status == "none" or record.get("begun") is False:
+            continue
+        if record.get("epsilon") is None:
+            silent[names] += 1
+        else:
+            groups.setdefault((*names, record["delta"]), []).append(record)
+    counted = [(names, group, silent[names[:3]]) for names, group in groups.items()]
+    found = [_choose(names, group, unknown) for names, group, unknown in counted if len(group) + unknown > 1]
     return [choice for choice in found if choice is not None]
 
 
-def _choose(names: tuple[Any, ...], group: Sequence[Record]) -> Choice | None:
+def _choose(names: tuple[Any, ...], group: Sequence[Record], unknown: int) -> Choice | None:
+    """The choice among a group and so many runs of which it is not known what they have spent."""
     problem, method, target, delta = names
     figure = next((name for name in FIGURES if any(_is_number(r.get(name)) for r in group)), None)
     scored = [r for r in group if figure is not None and r["outcome"] == "finished" and _is_number(r.get(figure))]
@@ -72,8 +81,8 @@ def _choose(names: tuple[Any, ...], group: Sequence[Record]) -> Choice | None:
         return None
     sign = 1.0 if figure.endswith("accuracy") else -1.0
     best = max(scored, key=lambda record: sign * record[figure])
-    spent = price_runs(group, delta)
-    return Choice(problem, method, target, len(group), figure, best[figure], best["epsilon"], spent, delta)
+    spent, runs = None if unknown else price_runs(group, delta), len(group) + unknown
+    return Choice(problem, method, target, runs, figure, best[figure], best["epsilon"], spent, delta)
 
 
 FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")

@@ -116,6 +116,7 @@ class TrialCheckpoint:
 
     def __init__(self, directory: Path, every: float) -> None:
         self._checkpoints = Checkpoints(directory / "run")
+        self.begun = bool(self._checkpoints.files())  # by an earlier try
         self._directory, self._every, self._last = directory, every, time.monotonic()
 
     def resume(self, start: Callable[[], Run]) -> tuple[Run, Figures]:

@@ -12,7 +12,7 @@ import platform
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -67,28 +67,44 @@ def perform(trial: Trial, store: Store, conditions: Conditions) -> Result:
     """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError."""
     started = time.time()
     saved = TrialCheckpoint(store.working(trial.key), conditions.checkpoint_seconds)
+    begun: _Trial | None = None
     try:
         with warnings.catch_warnings(record=True) as heard:
-            result = _Trial(trial, store, conditions, saved).result(started)
+            begun = _Trial(trial, store, conditions, saved)
+            result = begun.result(started)
         return _with_warnings(result, heard)
     except OSError as error:
         if error.errno in DISK:
             raise
-        return record_failure(trial, started, error)
+        return record_failure(trial, started, error, _tell_spent(begun, saved))
     except Exception as error:
-        return record_failure(trial, started, error)
+        return record_failure(trial, started, error, _tell_spent(begun, saved))
     finally:
         saved.close()
 
 
-def record_failure(trial: Trial, started: float, error: Exception | str) -> Result:
-    """The result of a run that could not be finished. The texts of errors that are not hush's own may quote data or
-    the size of a batch (a shape): they are private, and the public reason is their kind."""
+def record_failure(
+    trial: Trial, started: float, error: Exception | str, spent: Mapping[str, Any] | None = None
+) -> Result:
+    """The result of a run that could not be finished, with what it has ``spent`` as far as that is known. The texts of
+    errors that are not hush's own may quote data or the size of a batch (a shape): they are private, and the public
+    reason is their kind."""
     if isinstance(error, str):
         return Result(_record(trial, started, "failed", error))
     reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} (see {TRACE})"
+    record = _record(trial, started, "failed", reason) | dict(spent or {})
     trace = "".join(traceback.format_exception(error)).encode()
-    return Result(_record(trial, started, "failed", reason), private=((TRACE.partition("/")[2], trace),))
+    return Result(as_json_data(record), private=((TRACE.partition("/")[2], trace),))
+
+
+def _tell_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
+    """What a run that failed costs whoever chooses among runs: its whole plan once it was begun, nothing before."""
+    if begun is None:
+        return {} if saved.begun else {"begun": False}
+    try:
+        return begun.tell_privacy()
+    except Exception:
+        return {}
 
 
 def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Result:
@@ -207,9 +223,9 @@ class _Trial:
         if self.last is None:  # resumed after its last step
             self._figures("test")
         final = {k: v for k, v in self.progress.epochs[-1].items() if k.startswith(("test_", "validation_"))}
-        return {**final, **self._privacy(), **self._effort()}
+        return {**final, **self.tell_privacy(), **self._effort()}
 
-    def _privacy(self) -> dict[str, Any]:
+    def tell_privacy(self) -> dict[str, Any]:
         plan = self.run.plan
         guarantee, left = self.run.guarantee, find_composed_delta(plan, self.run.history, self.run.coordinates)
         claims = [claim.to_json() for claim in self.run.claims()]

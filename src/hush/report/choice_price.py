@@ -47,7 +47,9 @@ class Pricing:
     known: dict[Any, float] = field(default_factory=dict)
 
     def price(self, rows: Sequence[Row], status: str) -> ChoicePrice:
-        """The price of having looked at all of these runs; they share a problem, and so their data."""
+        """The price of having looked at all of these runs; they share a problem, and so their data. Those that were
+        refused before they began have seen none."""
+        rows = [row for row in rows if row.record.get("begun") is not False]
         if status == "none":
             return ChoicePrice(len(rows), None, None, "nothing here is private")
         if status != "proven":
