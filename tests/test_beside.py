@@ -22,6 +22,7 @@ from hush.errors import BadInput, Refused
 from hush.plan import Plan
 from hush.privacy import event_json
 from hush.privacy.accounting import epsilon
+from hush.privacy.assumptions import ROUNDING
 
 SETTING = {"examples": 1000, "batch_size": 100, "steps": 50, "delta": 1e-5}
 AGES = Beside("a noisy histogram of the ages", dp_event.GaussianDpEvent(8.0), "add-remove", assumptions=("bins",))
@@ -91,7 +92,7 @@ def test_the_sentence_and_the_card_name_them() -> None:
     both = plan(beside=(AGES, FIGURES), assumptions=("coins",))
     said = both.guarantee().sentence()
     assert "this covers the model and a noisy histogram of the ages and noisy figures together" in said
-    assert both.guarantee().assumptions == ("coins", "bins")
+    assert both.guarantee().assumptions == ("coins", ROUNDING, "bins")
     card = json.loads(json.dumps(make_card(both, steps_taken=50, figures={"private_metrics": {"rows": 3}})))
     assert card["private_metrics"] == {"rows": 3}
     assert [entry["name"] for entry in card["beside"]] == [AGES.name, FIGURES.name]

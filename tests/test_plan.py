@@ -16,6 +16,7 @@ from hush.errors import BadInput, Refused
 from hush.matrices import Diagonal, Structure
 from hush.methods import catalogue, find, make_plan
 from hush.noise import Independent
+from hush.privacy.assumptions import ROUNDING
 from hush.proofs import event_of
 from hush.queries import BY_TABLE, Channel, Claim
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
@@ -406,3 +407,13 @@ def test_parts_of_ones_own_are_taken_at_their_word_and_the_guarantee_says_so() -
     assert not any("of one's own" in said for said in plan().guarantee().assumptions)
     own = replace(plan(), query=Sums(SUM, (proven(),))).guarantee()
     assert "a query of one's own (Sums) keeps what it declares" in own.assumptions
+
+
+@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
+def test_a_plan_says_what_its_arithmetic_assumes(arithmetic: str) -> None:
+    """Once, also where a run has said by how much."""
+    made = plan(arithmetic=arithmetic)
+    assert (ROUNDING in made.guarantee().assumptions) == (arithmetic == "default")
+    measured = made.assuming(f"{ROUNDING} (by so much)").guarantee()
+    assert [text for text in measured.assumptions if text.startswith(ROUNDING)] == [f"{ROUNDING} (by so much)"]
+    assert ROUNDING not in plan("sgd", noise_multiplier=None).guarantee().assumptions

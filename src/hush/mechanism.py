@@ -192,7 +192,8 @@ class Mechanism(ABC):
 
     def with_rounding(self) -> Self:
         """The same with what its arithmetic assumes, where the model is not known that would say by how much."""
-        return self.assuming(ROUNDING if self.noisy and self.arithmetic == "default" else "")
+        said = any(text.startswith(ROUNDING) for text in self.assumptions)
+        return self.assuming(ROUNDING if self.noisy and self.arithmetic == "default" and not said else "")
 
     def assuming(self, text: str) -> Self:
         """The same with one more assumption; none where the text is empty."""

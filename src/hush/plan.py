@@ -57,7 +57,7 @@ class Plan(Mechanism):
 
     def claims(self, steps: int | None = None) -> tuple[Guarantee, ...]:
         """Every ε there is for the first ``steps`` steps, each with its status; the proven one first."""
-        return account_steps(self, steps)
+        return account_steps(self.with_rounding(), steps)
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""

@@ -147,6 +147,7 @@ def test_the_size_of_a_batch_and_a_cell_are_in_no_public_record(quoting, tmp_pat
     assert sweep(read_spec(tmp_path / "spec.toml"), store, Inline()).summary()["failed"] == 5
     for record in store.records():
         record["config"].pop("batch_size")
+        record.pop("event", None)  # that of the plan, which has its public batch size
         for told in ("239", "238", MARK):
             assert told not in re.sub(r"\d+\.\d+", "", json.dumps(record)), record["reason"]  # seconds hold any digits
 

@@ -176,6 +176,11 @@ def test_the_report_and_the_sweep_name_the_same_price() -> None:
     assert group.price.epsilon == pytest.approx(swept, rel=1e-9)
     assert group.price.delta == 1e-5
     assert group.price.epsilon < 10 * own / 2
+    nothing = ("epsilon", "delta", "status", "event", "lost_delta", "adjacency")
+    record, curve = make_record(11, lr=1.0, epsilon=own, outcome="failed", begun=False)
+    refused = {name: value for name, value in record.items() if name not in nothing}, curve
+    (same,) = make_groups(read(*made, refused))
+    assert (same.price.epsilon, same.price.runs) == (group.price.epsilon, 10)
 
 
 def test_runs_under_different_neighbours_have_no_price_together() -> None:

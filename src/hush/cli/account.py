@@ -41,7 +41,7 @@ def account(given: AccountOptions) -> None:
         setting = replace(setting, accept_claimed=True)
     candidates = compare_candidates(given.method, setting, chosen)
     with be_patient(f"computing the noise of {given.method}"):
-        plan = make_plan(given.method, setting, **chosen).with_rounding()
+        plan = make_plan(given.method, setting, **chosen)
     warn_delta(given.delta, given.examples)
     summary = summarise(plan)
     if candidates:
