@@ -51,6 +51,9 @@ class Figures:
         return {**vars(self), **lists, "approximate": list(self.approximate), "verdict": verdict(self)}
 
 
+NO_USE = "Worse than always saying the mean of these rows: R² is below 0."
+
+
 @dataclass(frozen=True)
 class ValueFigures:
     """How far predicted numbers lie from the true ones; R² is None where all true ones are equal."""

@@ -51,7 +51,8 @@ def predict_file(
     """Predictions for every row of ``path``, written to ``out`` (.csv or .parquet), whole or not at all."""
     description = _check_task(model)
     _check_out(out, path, model.folder)
-    first = "file" if path.is_dir() else "row"
+    images = description.inputs is not None and description.inputs.kind == "images"
+    first = "file" if path.is_dir() and images else "row"
     lines = (_tabulate(model, part, first) for part in _report(iterate_parts(path, description), tell))
     return write_rows(out, lines, overwrite=overwrite)
 

@@ -42,6 +42,36 @@ def test_a_table_trains_and_says_what_is_public(own: Path, capsys) -> None:
     assert json.loads(out)["epsilon"] == pytest.approx(3.0, rel=1e-3)
 
 
+def test_what_is_not_kept_is_said(own: Path, capsys) -> None:
+    """The data have paid for a model that nobody has, and for a spend that no ledger knows."""
+    lost, unknown = "the model was not kept, and training it again", "nothing was entered in a ledger"
+    err = call(capsys, *TRAIN, "--data", own, "--dataset", "mine")[2]
+    assert lost in err
+    assert unknown in err
+    kept = ("--out", own.with_name("run"), "--ledger", own.with_name("spend.jsonl"), "--dataset", "mine")
+    err = call(capsys, *TRAIN, "--data", own, *kept)[2]
+    assert lost not in err
+    assert unknown not in err
+    assert lost not in call(capsys, *TRAIN, "--data", own, "--method", "sgd")[2]  # costs nothing
+
+
+@pytest.mark.parametrize("epsilon", ["0", "inf"])
+def test_nothing_is_chosen_for_an_epsilon_that_is_refused(own: Path, capsys, epsilon: str) -> None:
+    code, _, err = call(capsys, "train", "--data", own, "--target", "label", "--epsilon", epsilon)
+    assert code == 2
+    assert "chosen for" not in err
+
+
+def test_numbers_that_are_no_use_are_called_so(tmp_path: Path, capsys) -> None:
+    x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=x, y=np.full(100, 9.0) + 0.1 * x[:, 0])
+    flags = ("--task", "regression", "--target-range", -10, 10, "--batch-size", 20, "--epochs", 1, "--epsilon", 0.5)
+    code, out, err = call(capsys, "train", "--data", tmp_path / "rows.npz", *flags, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert "Worse than always saying the mean of these rows" in out
+    assert "Worse than always" in call(capsys, "evaluate", tmp_path / "run", tmp_path / "rows.npz")[1]
+
+
 def test_data_beside_a_recipe_wins(own: Path, capsys) -> None:
     out = own.with_name("run")
     code, _, err = call(capsys, *TRAIN, "--data", own, "--recipe", "digits", "--out", out)

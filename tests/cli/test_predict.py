@@ -130,6 +130,16 @@ def test_rows_in_pieces_give_the_same_file(here: Path, capsys, monkeypatch) -> N
     np.testing.assert_allclose(frame["probability_yes"], probabilities("whole.csv"), atol=1e-6)
 
 
+def test_parts_of_a_table_are_numbered_by_row(here: Path, capsys) -> None:
+    Path("parts").mkdir()
+    for number in range(2):
+        Path("parts", f"{number}.csv").write_text(NEW)
+    code, said, err = call(capsys, "predict", "table", "parts", "--out", "p.csv")
+    assert code == 0, err
+    assert "(row, prediction" in said
+    assert [line["row"] for line in read("p.csv")] == [str(n) for n in range(1, 9)]
+
+
 def test_parquet_rows(here: Path, capsys) -> None:
     import pandas as pd
 

@@ -226,4 +226,5 @@ def test_a_unit_counts_once_in_figures_with_noise(table: Path) -> None:
     drawn = _draw(problem, found, Release())  # type: ignore[arg-type]
     assert abs(np.sum(drawn["noisy_confusion"]) - units) < 1e-2 + rows * FINEST
     assert drawn["figures"]["rows"] == units
+    assert drawn["weighed"] == "each patient_id counts 1, whatever its rows"
     assert torch.is_tensor(problem.test[1])

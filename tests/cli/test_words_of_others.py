@@ -177,7 +177,7 @@ def test_methods_are_shown_by_what_they_protect(capsys, monkeypatch) -> None:
     told = " ".join(call(capsys, "methods")[1].partition("What they protect:")[2].split())
     for what in ("nothing", "features only;", "labels only;", "both: the whole example"):
         assert told.count(what) == 1
-    assert told.startswith("nothing sgd features only")
+    assert told.startswith("nothing sgd, sanitize features only")
     assert "dp-dice" in told.partition("both: the whole example")[2]
 
 

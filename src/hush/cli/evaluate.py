@@ -78,7 +78,11 @@ def _show_classes(figures: Figures, classes: tuple[str, ...]) -> None:
 
 
 def _show_values(figures: ValueFigures) -> None:
+    from hush.figures import NO_USE
+
     spelt = {"MAE": _spell(figures.mae), "RMSE": _spell(figures.rmse), "R²": _spell(figures.r2)}
+    if (figures.r2 or 0.0) < 0:
+        show(NO_USE)
     _show_lines({"rows": str(figures.rows), **spelt})
 
 

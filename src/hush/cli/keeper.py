@@ -82,6 +82,14 @@ class KeepingOptions:
     )
 
 
+def say_unkept(given: KeepingOptions) -> None:
+    """After the data have paid: what is lost, as nobody said where it should be kept."""
+    if given.out is None:
+        say("the model was not kept, and training it again costs as much again: give --out DIR to keep it")
+    if given.ledger is None and not given.resume and (given.dataset is not None or given.new_dataset):
+        say("nothing was entered in a ledger: give --ledger FILE beside the name of the data")
+
+
 @dataclass
 class Keeper:
     """The side of a run that must not be lost; without ``--out`` nothing is kept but the ledger."""

@@ -20,7 +20,7 @@ from hush.beside import Beside
 from hush.cli.console import say
 from hush.cli.keeper import Keeper
 from hush.errors import BadInput
-from hush.figures import Counts, from_counts
+from hush.figures import NO_USE, Counts, from_counts
 from hush.files import PRIVATE, write_atomic
 from hush.plan import Plan
 from hush.printable import as_json_data, dump_json
@@ -147,12 +147,14 @@ def _draw(task: Problem, evaluation: Evaluation, release: Beside) -> dict[str, A
     counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units)
     there = evaluation.examples if units is None else len(np.unique(units))
     known = None if release.adjacency == "add-remove" else there  # else who is there is not hidden
-    return describe_counts(counts, noise, task.classes_by_name, known)
+    found = describe_counts(counts, noise, task.classes_by_name, known)
+    return found if task.owners is None else {**found, "weighed": f"each {task.unit} counts 1, whatever its rows"}
 
 
 def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
     """Noisy counts, the noise in them, and every figure that follows from them, as plain data; ``rows`` is the number
-    of rows where that is public. The accuracy is a sum over the diagonal, and so has the noise of as many cells."""
+    of rows where that is public, or of units where each of them counts 1. The accuracy is a sum over the diagonal, and
+    so has the noise of as many cells."""
     matrix, each_bin = noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1])
     figures = from_counts(counts, rows=rows)
     return {
@@ -172,7 +174,8 @@ def list_lines(result: dict[str, Any], took: str) -> list[str]:
         if result["test_mae"] is None:
             return [f"{DIVERGED}  {took}"]
         r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
-        return [f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"]
+        told = f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"
+        return [told, *([NO_USE] if (result["test_r2"] or 0.0) < 0 else [])]
     if "test_accuracy" not in result:
         return [f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}"]
     if result["test_log_loss"] is None:
@@ -203,7 +206,7 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
         f"released with noise: accuracy {100 * figures['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
         f"standard deviation of the noise), always the commonest class {100 * figures['commonest']:.1f} %"
     )
-    return [told]
+    return [f"{told}; {metrics['weighed']}" if "weighed" in metrics else told]
 
 
 def _write(path: Path, value: Any) -> None:

@@ -50,7 +50,12 @@ def methods(as_json: AsJson = False) -> None:
     for what, words in PROTECTED.items():
         show()
         show_block(words, indent=2)
-        show_block(", ".join(row["method"] for row in rows if row["protects"] == what) or "no method", indent=6)
+        show_block(", ".join(row["method"] for row in rows if _find_protected(row) == what) or "no method", indent=6)
+
+
+def _find_protected(row: dict[str, Any]) -> str:
+    """What is protected in truth: nothing by an ε that is refuted."""
+    return "nothing" if row["status"] == "refuted" else str(row["protects"])
 
 
 def _show_method(row: dict[str, Any]) -> None:

@@ -25,7 +25,8 @@ def predict(
     rows: Annotated[
         Path,
         typer.Argument(
-            metavar="NEW", help="Rows as in training, without labels: .csv, .parquet, .npz or a folder of images."
+            metavar="NEW",
+            help="Rows as in training, without labels: .csv, .parquet (or a folder of such), .npz, a folder of images.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Where the predictions go: .csv or .parquet.")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +33,8 @@ def fill_in(given: Same, task: Problem) -> Same:
     """The model's name, and a table's numbers where nobody gave others: a run keeps what it began with."""
     if given.data is None:
         return given
-    epsilon = default_to_three(given).epsilon or DEFAULT_EPSILON
+    asked = default_to_three(given).epsilon
+    epsilon = DEFAULT_EPSILON if asked is None else asked
     chosen = choose_for_table(task, given.method, epsilon, given.left_open)
     return replace(given, **{"model": name_model(task), **chosen})
 
@@ -41,7 +43,7 @@ def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Coll
     """The numbers that are left open, for a table's classes, DP-SGD and a model that comes with hush; nothing for any
     other data, method or model."""
     known = task.schema is not None and task.classes is not None and task.architecture.source == "shipped"
-    if not known or method != METHOD or not left_open or not epsilon > 0:  # an ε that is none is refused with the plan
+    if not known or method != METHOD or not left_open or not 0 < epsilon < math.inf:  # refused with the plan
         return {}
     numbers = choose_numbers(task.examples, epsilon, linear=task.architecture.name == LOGISTIC)
     filled = {name: value for name, value in vars(numbers).items() if name in left_open}

@@ -18,7 +18,7 @@ from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.devices import find_device
 from hush.cli.early import StopOptions, begin_watch, read_stop, tell_stop
-from hush.cli.keeper import Keeper, KeepingOptions
+from hush.cli.keeper import Keeper, KeepingOptions, say_unkept
 from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
 from hush.cli.planning import (
     EPSILON_OR_THREE,
@@ -204,6 +204,8 @@ def train(given: Training) -> None:
             say(f"stopped at step {run.next} of {plan.steps}: {explain_os_error(error)}; {keeper.how_to_go_on(run)}")
             raise typer.Exit(1) from error
     _answer(result, given)
+    if plan.private:
+        say_unkept(given)
 
 
 def _answer(result: dict[str, Any], given: Training) -> None:

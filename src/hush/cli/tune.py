@@ -15,7 +15,7 @@ from hush.charging import cost_of
 from hush.cli import task as t
 from hush.cli.console import be_patient, say, show, show_json
 from hush.cli.devices import find_device
-from hush.cli.keeper import Keeper
+from hush.cli.keeper import Keeper, say_unkept
 from hush.cli.measuring import choose_released, make_fields, plan_metrics
 from hush.cli.planning import check_delta, default_to_three, fit_batch, let_batch_fit, read_method_options
 from hush.cli.preparing import asks_for_releases
@@ -260,6 +260,7 @@ def _score(told: dict[str, Any]) -> float:
 
 def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> None:
     run = winner.made.run
+    say_unkept(given)
     released = _release(given, task, run, winner)
     guarantee, alone = run.guarantee, replace(plan, trials=None).guarantee()
     result = {

@@ -248,5 +248,6 @@ def no_column(name: str, there: Collection[str], path: Path | str) -> BadInput:
     if not isinstance(path, Path):
         hint = f"did you mean '{close[0]}'?" if close else f"none of their {len(there)} columns has that name"
         return BadInput(f"{path} have no column '{name}': {hint}")
-    hint = f"did you mean '{close[0]}'?" if close else f"its first line must name its {len(there)} columns"
+    hint = f"none of its {len(there)} columns has that name, or its first line does not name them"
+    hint = f"did you mean '{close[0]}'?" if close else hint
     return BadInput(f"'{path}' has no column '{name}': {hint}")

@@ -50,7 +50,7 @@ def find(name: str) -> Method:
         return _of_others(name)
     known = catalogue()
     if name not in known:
-        raise BadInput(f"unknown method '{name}': {nearest(name, known)}")
+        raise BadInput(f"unknown method '{name}': {nearest(name, ('auto', *known))}")
     return known[name]
 
 

@@ -75,7 +75,7 @@ def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients
 def dp_matrix_me(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023).
 
-    For several epochs, a large ε and at most some hundred steps.
+    For several epochs, a large ε and at most some two thousand steps.
     """
     work = descent.workload(setting.listed_steps)
     structure = matrices.optimal_epochs(work, setting.per_epoch).structure
