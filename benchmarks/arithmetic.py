@@ -41,10 +41,11 @@ class Repeated:
 
 
 def measure(way: str, model: str, batch: int, steps: int) -> float:
-    """Mean CPU seconds of a step, after two that are not counted."""
+    """Mean CPU seconds of a step, after those that are not counted: the first ones of a run are checked."""
     import torch
 
     import hush
+    from hush.gradients.spot_checks import FIRST
     from models import CASES
     from peers import LR, plain
 
@@ -65,8 +66,8 @@ def measure(way: str, model: str, batch: int, steps: int) -> float:
         def step() -> None:
             run.step(run.batch(run.next))
 
-    step()
-    step()
+    for _ in range(FIRST + 1):
+        step()
     started = time.process_time()
     for _ in range(steps):
         step()

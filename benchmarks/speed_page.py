@@ -1,0 +1,135 @@
+"""The step times on docs/speed.md and docs/results/step-time.md, from what was measured.
+
+    python benchmarks/step_time.py … --json FILE     # once for each part of docs/results/step-time.json, see PARTS
+    python benchmarks/arithmetic.py --json docs/results/arithmetic.json
+    python benchmarks/speed_page.py put peers FILE   # into docs/results/step-time.json, and then onto the pages
+    python benchmarks/speed_page.py                  # the pages again
+
+All of it is to be measured while the machine does nothing else. A test holds that the pages are what the figures give.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from step_time import rows, summary
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FIGURES, ARITHMETIC = DOCS / "results" / "step-time.json", DOCS / "results" / "arithmetic.json"
+PAGES = (DOCS / "speed.md", DOCS / "results" / "step-time.md")
+COMMON = "--models MLP,LeNet-5,P1,P2,P3"
+PARTS = {  # the flags of step_time.py
+    "peers": f'--engines "plain SGD,hush,Opacus ghost,torch.func" {COMMON} --batches 256 --threads 1 --repeats 5 '
+    "--patience 0.5",
+    "everybody": '--engines "plain SGD,hush,Opacus hooks,Opacus functorch,Opacus ew,Opacus ghost,torch.func" '
+    f"{COMMON} --batches 256 --threads 1 --repeats 5 --patience 0.5",
+    "jax": '--engines "plain SGD,jax_privacy" --models MLP,LeNet-5,P1,P2 --batches 256 --threads 1 --repeats 3',
+    "batches": f'--engines "plain SGD,hush" {COMMON} --batches 64,1024 --threads 1 --repeats 4 --patience 5',
+    "threads": f'--engines "plain SGD,hush" {COMMON} --batches 256 --threads 2 --repeats 5',
+    "large": '--engines "plain SGD,hush" --models ResNet-18,Transformer --batches 64 --threads 1 --repeats 3 '
+    "--patience 30",
+}
+Results = list[dict[str, Any]]
+
+
+def read() -> dict[str, Results]:
+    """The parts that were measured."""
+    found: dict[str, Results] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    return found
+
+
+def put(part: str, path: Path) -> None:
+    """Take what step_time.py has written as this part."""
+    if part not in PARTS:
+        raise SystemExit(f"there is no part '{part}': {', '.join(PARTS)}")
+    FIGURES.write_text(json.dumps(read() | {part: json.loads(path.read_text())}, indent=1) + "\n")
+
+
+def render(page: Path) -> str:
+    """The page with what stands between its marks made anew."""
+    text = page.read_text()
+    for name, make in SECTIONS.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        if found:
+            text = f"{before}{begin}\n{make()}\n\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def show_peers() -> str:
+    """hush and the fastest peers, and how they compare."""
+    return _with_command("peers", rows(read()["peers"]))
+
+
+def show_mean() -> str:
+    """The means over the models, in words."""
+    ours, peers = (line.strip().partition(": ")[2] or line.strip() for line in summary(read()["peers"]))
+    return f"Together: {ours}, {peers}."
+
+
+def show_everybody() -> str:
+    """All engines; JAX has threads of its own, whose time would count for the others."""
+    return _with_command("everybody", rows(read()["everybody"])) + "\n\n" + _with_command("jax", rows(read()["jax"]))
+
+
+def show_batches() -> str:
+    """Time per example of small and large batches."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for result in read()["batches"]:
+        found.setdefault(result["model"], {})[result["batch"]] = result["seconds"]
+    lines = [
+        "| model | hush, batch 64, µs per example | batch 1024 | ratio to plain SGD at 64 | at 1024 |",
+        "|---|---|---|---|---|",
+    ]
+    for model, by_batch in found.items():
+        small, large = by_batch[64], by_batch[1024]
+        each = f"{small['hush'] / 64 * 1e6:.0f} | {large['hush'] / 1024 * 1e6:.0f}"
+        ratios = f"{small['hush'] / small['plain SGD']:.2f} | {large['hush'] / large['plain SGD']:.2f}"
+        lines.append(f"| {model} | {each} | {ratios} |")
+    return _with_command("batches", "\n".join(lines))
+
+
+def show_others() -> str:
+    """Two threads, and larger models."""
+    return _with_command("threads", rows(read()["threads"])) + "\n\n" + _with_command("large", rows(read()["large"]))
+
+
+def show_arithmetic() -> str:
+    """What sound arithmetic costs."""
+    found = json.loads(ARITHMETIC.read_text())
+    lines = ["| model | batch | plain SGD, ms | default | rigorous |", "|---|---|---|---|---|"]
+    for result in found:
+        seconds = result["seconds"]
+        cells = [f"{seconds[way] / seconds['plain']:.2f}" for way in ("default", "rigorous")]
+        lines.append(f"| {result['model']} | {result['batch']} | {seconds['plain'] * 1e3:.1f} | {' | '.join(cells)} |")
+    means = [_mean([r["seconds"][way] / r["seconds"]["plain"] for r in found]) for way in ("default", "rigorous")]
+    return "\n".join(lines) + f"\n\nTogether {means[0]:.2f}, and {means[1]:.2f} with rigorous arithmetic."
+
+
+def _with_command(part: str, table: str) -> str:
+    return f"    python benchmarks/step_time.py {PARTS[part]}\n\n{table}"
+
+
+def _mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+SECTIONS = {
+    "peers": show_peers,
+    "mean": show_mean,
+    "everybody": show_everybody,
+    "batches": show_batches,
+    "others": show_others,
+    "arithmetic": show_arithmetic,
+}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] == "put":
+        put(sys.argv[2], Path(sys.argv[3]))
+    for page in PAGES:
+        page.write_text(render(page))
