@@ -55,6 +55,8 @@ def render(page: Path) -> str:
     for name, make in SECTIONS.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
+        if found and end not in rest:
+            raise SystemExit(f"'{page}' has no mark '{end}'")
         if found:
             text = f"{before}{begin}\n{make()}\n\n{end}{rest.partition(end)[2]}"
     return text

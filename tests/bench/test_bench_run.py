@@ -15,6 +15,7 @@ from torch import nn
 
 from hush import problems
 from hush.bench.accounts import POINTS, Accounts, pick_steps
+from hush.bench.choosing import price_choices
 from hush.bench.execute import Inline
 from hush.bench.figures import WatchedLosses
 from hush.bench.run import Conditions, load_problem, make_trial_plan, perform
@@ -183,11 +184,29 @@ def test_a_run_that_fails_on_its_way_says_what_it_has_spent(store, small, after)
     record = run_one(store, trial, checkpoint_seconds=0, pulse=pulse)
     assert record["outcome"] == "failed"
     assert "blue" not in json.dumps(record)
-    assert record["steps_taken"] == after
+    assert "steps_taken" not in record  # a step with somebody in its batch
     plan = make_trial_plan(trial, load_problem(trial.problem, 0, 0.1), Accounts(None))
     assert record["epsilon"] == pytest.approx(plan.guarantee().epsilon)
     assert record["event"]
     assert "begun" not in record
+
+
+def test_a_try_that_cannot_be_gone_on_with_is_not_forgotten(store, small) -> None:
+    """Its noise was another one: who chooses has seen three runs, of which two are in the store."""
+
+    def fail() -> None:
+        raise ValueError
+
+    trial = small.trials[0]
+    assert run_one(store, trial, checkpoint_seconds=0, pulse=fail)["outcome"] == "failed"
+    for path in store.working(trial.key).rglob("checkpoint-*"):
+        path.write_bytes(path.read_bytes()[:200])
+    store.forget(trial.key)
+    again, other = run_one(store, trial), run_one(store, small.trials[1])
+    assert again["tried_before"] is True
+    assert "tried_before" not in other
+    (choice,) = price_choices([again, other])
+    assert (choice.runs, choice.selection_epsilon) == (3, None)
 
 
 def test_a_run_that_cannot_go_on_does_not_say_that_it_spent_nothing(store, small, monkeypatch) -> None:

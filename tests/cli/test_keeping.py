@@ -444,3 +444,13 @@ def test_damaged_options_are_one_sentence(capsys, unfinished, content) -> None:
     code, said, err = call(capsys, "train", "--out", unfinished, "--resume")
     assert (code, said) == (2, ""), err
     assert len(err.strip().splitlines()) == 1, err
+
+
+def test_a_run_that_is_not_there_is_not_gone_on_with(tmp_path: Path, capsys) -> None:
+    """Nobody asked for a model of the digits, and nothing is charged for one."""
+    ledger = tmp_path / "spend.jsonl"
+    code, _, err = call(capsys, "train", "--out", tmp_path / "mistyped", "--resume", "--ledger", ledger)
+    assert code == 2
+    assert "there is no run in" in err
+    assert not ledger.exists()
+    assert not (tmp_path / "mistyped").exists()

@@ -126,6 +126,8 @@ def test_a_test_file_is_labelled_by_the_array_that_training_took(tmp_path: Path,
     code, said, err = call(capsys, "train", "--batch-size", 10, *flags)
     assert code == 0, err
     assert np.sum(json.loads(said)["test_confusion"], axis=1).tolist() == [15, 15, 15, 15]
+    np.savez(tmp_path / "test.npz", x=x, y=labels)  # one that has labels by another name alone
+    assert call(capsys, "train", "--batch-size", 10, *flags)[0] == 0
 
 
 def test_public_ranges_are_read_and_assumed(own: Path, capsys) -> None:

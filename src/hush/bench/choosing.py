@@ -2,8 +2,9 @@
 
 All runs of a grid look at the same data, so whoever picks one of them has seen them all: the selection is the
 composition of every run of the group, winners and losers, finished, diverged or failed. Where one of them does not say
-what it has spent (its process died) the price is not known; one that was refused before it began is no run. A test or
-validation part that is private too is one more thing that was looked at; the price here is that of training.
+what it has spent (its process died, or an earlier try of it could not be gone on with) the price is not known; one that
+was refused before it began is no run. A test or validation part that is private too is one more thing that was looked
+at; the price here is that of training.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def price_choices(records: Iterable[Record]) -> list[Choice]:
         names = config["problem"], config["method"], config.get("epsilon")
         if status == "none" or record.get("begun") is False:
             continue
-        if record.get("epsilon") is None:
+        if record.get("epsilon") is None or record.get("tried_before"):
             silent[names] += 1
-        else:
+        if record.get("epsilon") is not None:
             groups.setdefault((*names, record["delta"]), []).append(record)
     counted = [(names, group, silent[names[:3]]) for names, group in groups.items()]
     found = [_choose(names, group, unknown) for names, group, unknown in counted if len(group) + unknown > 1]

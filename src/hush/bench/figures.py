@@ -117,6 +117,7 @@ class TrialCheckpoint:
     def __init__(self, directory: Path, every: float) -> None:
         self._checkpoints = Checkpoints(directory / "run")
         self.begun = bool(self._checkpoints.files())  # by an earlier try
+        self.lost = False  # whether that try cannot be gone on with: what it spent is spent beside
         self._directory, self._every, self._last = directory, every, time.monotonic()
 
     def resume(self, start: Callable[[], Run]) -> tuple[Run, Figures]:
@@ -124,17 +125,19 @@ class TrialCheckpoint:
         run = start()
         found = self._checkpoints.newest()
         if found.saved is None:
-            self._checkpoints.begin(run)
-            return run, Figures()
+            return self._begin(run)
         try:
             self._checkpoints.restore(run, found.saved)
         except Refused:  # of another version of the data or of hush
-            run = start()
-            self._checkpoints.begin(run)
-            return run, Figures()
+            return self._begin(start())
         progress = read_figures(self._directory).cut(found.saved.step)
         progress.resumed += 1
         return run, progress
+
+    def _begin(self, run: Run) -> tuple[Run, Figures]:
+        self.lost = self.begun
+        self._checkpoints.begin(run)
+        return run, Figures()
 
     def keep(self, run: Run, progress: Figures) -> None:
         """Write a checkpoint if it is time to."""

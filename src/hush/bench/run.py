@@ -98,11 +98,12 @@ def record_failure(
 
 
 def _tell_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
-    """What a run that failed costs whoever chooses among runs: its whole plan once it was begun, nothing before."""
+    """What a run that failed costs whoever chooses among runs: its whole plan once it was begun, nothing before. In
+    which step it failed may tell whose batch that was, and is not said."""
     if begun is None:
         return {} if saved.begun else {"begun": False}
     try:
-        return begun.tell_privacy()
+        return {name: value for name, value in begun.tell_privacy().items() if name != "steps_taken"}
     except Exception:
         return {}
 
@@ -249,6 +250,7 @@ class _Trial:
             "steps_taken": self.run.next,
             "examples": plan.sampler.examples,
             "sample_rate": getattr(plan.sampler.participation, "rate", None),
+            **({"tried_before": True} if self.saved.lost else {}),
         }
 
     def _effort(self) -> dict[str, Any]:

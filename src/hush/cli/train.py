@@ -35,7 +35,7 @@ from hush.cli.planning import (
 from hush.cli.preparing import asks_for_releases, plan_before, release_before
 from hush.cli.run_folder import OPTIONS
 from hush.cli.sanitizing import LayerOptions, sanitise_task
-from hush.cli.shell import MACHINE, Given, read_settings, take
+from hush.cli.shell import MACHINE, Given, OutputOptions, read_settings, take
 from hush.cli.stopping import explain_os_error
 from hush.cli.table_numbers import fill_in, note_open
 from hush.cli.taking import take_all
@@ -48,7 +48,7 @@ from hush.problems import Problem
 from hush.problems.evaluation import evaluate_problem
 from hush.randomness import seeded
 from hush.run import Run
-from hush.settings import LENGTH, METHOD, PRIVACY, option
+from hush.settings import LENGTH, METHOD, PRIVACY, list_settings, option
 from hush.stepping import MICROBATCH, ask_first
 
 MOST_SEED = 2**63  # what torch takes
@@ -130,6 +130,9 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOpt
             raise BadInput(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {self.seed}")
 
 
+KEPT_WITH = {*list_settings(KeepingOptions), *list_settings(OutputOptions), "secret_seed"}  # that say nothing of a plan
+
+
 def recall(given: Given) -> Given:
     """What was given, over the recipe that it names, over what the run to be resumed was begun with."""
     recipe: Given = {}
@@ -141,6 +144,8 @@ def recall(given: Given) -> Given:
     path = given["out"] / "private" / OPTIONS
     if path.is_file():
         return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
+    if not given["out"].exists() and not given.keys() - KEPT_WITH:
+        raise BadInput(f"there is no run in '{given['out']}' to go on with, and nothing says what to train instead")
     if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
         if not was_begun(given["out"]) and not (given["out"] / RELEASE).exists():
             raise BadInput(f"nothing was begun in '{given['out']}': give the options again")

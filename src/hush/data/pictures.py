@@ -71,6 +71,15 @@ def read_array(path: Path, name: str) -> np.ndarray[Any, Any]:
     return content[name]
 
 
+def has_array(path: Path, name: str) -> bool:
+    """Whether a file is an .npz with an array of this name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return path.suffix == ".npz" and f"{name}.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 @dataclass(frozen=True)
 class Labelled:
     """What an .npz file holds: ``parts`` {"train": …, and "test": … if it has one}, the number of ``classes``, and what

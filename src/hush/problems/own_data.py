@@ -20,7 +20,7 @@ from hush.data.infer import find_target_range, infer, say_target_range, with_ran
 from hush.data.long_tables import load_rows
 from hush.data.owners import check_apart, read_owner_array, read_owners
 from hush.data.parts import estimate_rows, find_parts, holds_table, is_pattern, name_table
-from hush.data.pictures import DEFAULT_LABELS, list_folders, read_arrays, read_images
+from hush.data.pictures import DEFAULT_LABELS, has_array, list_folders, read_arrays, read_images
 from hush.data.schema import Column, Schema, public_columns, read_range, read_schema
 from hush.data.splits import (
     Arrays,
@@ -300,7 +300,8 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
             watch = Watch(Path(test).name, estimate_rows(find_parts(Path(test))), tell)
             whose = None if read.unit is None else read_owners(Path(test), read.unit)
             return _with_owners(Split(read.rows, load_rows(Path(test), read.schema, watch)), read, whose)
-        named = read.target if Path(test).suffix == ".npz" and read.target != DEFAULT_LABELS else target
+        same = read.target is not None and read.target != DEFAULT_LABELS and has_array(Path(test), read.target)
+        named = read.target if same else target
         other = _read(Path(test), named, given, (), read.target_range is not None, unit=read.unit)
         if other.test is not None:
             raise BadInput(f"'{test}' has a training and a test part of its own: give a file with one part")
