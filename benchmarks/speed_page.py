@@ -11,12 +11,11 @@ All of it is to be measured while the machine does nothing else. A test holds th
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
-from step_time import rows, summary
+from step_time import mean, rows, summary
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FIGURES, ARITHMETIC = DOCS / "results" / "step-time.json", DOCS / "results" / "arithmetic.json"
@@ -108,16 +107,12 @@ def show_arithmetic() -> str:
         seconds = result["seconds"]
         cells = [f"{seconds[way] / seconds['plain']:.2f}" for way in ("default", "rigorous")]
         lines.append(f"| {result['model']} | {result['batch']} | {seconds['plain'] * 1e3:.1f} | {' | '.join(cells)} |")
-    means = [_mean([r["seconds"][way] / r["seconds"]["plain"] for r in found]) for way in ("default", "rigorous")]
+    means = [mean([r["seconds"][way] / r["seconds"]["plain"] for r in found]) for way in ("default", "rigorous")]
     return "\n".join(lines) + f"\n\nTogether {means[0]:.2f}, and {means[1]:.2f} with rigorous arithmetic."
 
 
 def _with_command(part: str, table: str) -> str:
     return f"    python benchmarks/step_time.py {PARTS[part]}\n\n{table}"
-
-
-def _mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 SECTIONS = {

@@ -78,15 +78,16 @@ def summary(results: list[dict[str, Any]]) -> list[str]:
         peers = [_fastest_peer(r["seconds"]) / r["seconds"]["hush"] for r in chosen]
         if ratios:
             lines.append(
-                f"batch 256, {threads} thread(s), {len(ratios)} models: hush / plain SGD {_mean(ratios):.2f} "
+                f"batch 256, {threads} thread(s), {len(ratios)} models: hush / plain SGD {mean(ratios):.2f} "
                 f"(largest {max(ratios):.2f})"
             )
         if peers and all(map(math.isfinite, peers)):
-            lines.append(f"  fastest peer / hush {_mean(peers):.2f} (smallest {min(peers):.2f})")
+            lines.append(f"  fastest peer / hush {mean(peers):.2f} (smallest {min(peers):.2f})")
     return lines
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: list[float]) -> float:
+    """The geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 

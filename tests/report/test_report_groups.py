@@ -181,6 +181,9 @@ def test_the_report_and_the_sweep_name_the_same_price() -> None:
     refused = {name: value for name, value in record.items() if name not in nothing}, curve
     (same,) = make_groups(read(*made, refused))
     assert (same.price.epsilon, same.price.runs) == (group.price.epsilon, 10)
+    (again,) = make_groups(read(*made[1:], make_record(0, lr=1.0, tried_before=True, **told)))
+    assert again.price.epsilon is None
+    assert "an earlier try of run" in again.price.reason
 
 
 def test_runs_under_different_neighbours_have_no_price_together() -> None:

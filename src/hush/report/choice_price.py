@@ -58,6 +58,8 @@ class Pricing:
         adjacency, delta = str(first.record.get("adjacency", "add-remove")), first.number("delta")
         if delta is None or adjacency not in ADJACENCIES:
             return ChoicePrice(len(rows), None, None, "the records do not say what δ and which neighbours are meant")
+        if (again := next((row for row in rows if row.record.get("tried_before")), None)) is not None:
+            return ChoicePrice(len(rows), None, None, f"what an earlier try of run {again.key} has spent is not known")
         if any(row.record.get("adjacency", adjacency) != adjacency for row in rows):
             return ChoicePrice(len(rows), None, None, "the runs do not speak of the same neighbours")
         events: Counter[Identity] = Counter()
