@@ -191,17 +191,35 @@ def accounts() -> dict[str, Any]:
 
 
 def shell() -> dict[str, Any]:
-    """The bytes of what `hush train` releases from a secret seed."""
-    found = {}
+    """The bytes of what `hush train` releases from a secret seed, for embedded data and for a table."""
+    found: dict[str, Any] = {"table": table()}
     for method in ("dp-sgd", "dp-adam-bc", "dp-ftrl", "dp-bandmf"):
         with tempfile.TemporaryDirectory() as directory:
             numbers = ("--epochs", "1", "--epsilon", "3", "--seed", "0", "--secret-seed", str(SEED))
             said(
                 "train", "--problem", "digits-mlp", "--method", method, *numbers, "--out", f"{directory}/run", "--json"
             )
-            files = sorted(path for path in Path(directory, "run").iterdir() if path.is_file())
-            found[method] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+            release = Path(directory, "run", "release")
+            found[method] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in release.iterdir()}
+            assert "model.safetensors" in found[method], f"{release} holds no weights"
     return found
+
+
+def table() -> dict[str, str]:
+    """The bytes of a release trained on a small CSV file with numbers, a category, a flag and missing cells."""
+    with tempfile.TemporaryDirectory() as directory:
+        lines = ["age,city,member,income,label"]
+        for row in range(300):
+            city = ("Oslo", "Lima", "Accra", "")[row % 4]
+            lines.append(f"{20 + row % 50},{city},{'yes' if row % 3 else 'no'},{row * 13.5},{'ab'[row * row % 7 % 2]}")
+        path = Path(directory, "table.csv")
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        numbers = ("--epochs", "1", "--epsilon", "3", "--seed", "0", "--secret-seed", str(SEED))
+        said(
+            "train", "--data", str(path), "--target", "label", *numbers, "--out", f"{directory}/run", "--json"
+        )  # fmt: skip
+        release = Path(directory, "run", "release")
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in release.iterdir()}
 
 
 def keys() -> dict[str, Any]:

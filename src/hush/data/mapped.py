@@ -1,8 +1,8 @@
 """Encoded rows of a long table in files that are mapped into memory, and the rows of them that a part of the data is.
 
 The files are private: they hold everybody's rows. They lie in the folder ``tables`` of hush's cache (`find_cache`),
-which only its owner may open (0700, the files 0600), under a digest of the table's bytes, of its schema and of the code
-that encodes, so that a second run on the same table finds them. A folder gets its name when all of it is on the disk:
+which only its owner may open (0700, the files 0600), under a digest of the table's bytes, of its schema and of the
+version of the encoding, so that a second run on the same table finds them. A folder gets its name when all of it is on the disk:
 whatever was interrupted is never trusted. One that was not used for a week is removed by the next long table.
 """
 
@@ -31,6 +31,8 @@ from torch import Tensor
 from hush.errors import BadInput
 from hush.files import PRIVATE, clear_beside, explain, find_cache, lock_file, move_atomic, sync_directory, sync_file
 
+ENCODING_VERSION = 1
+"""Raise it with every change of what a column's profile holds or how a row is encoded: stored tables are then unused."""
 FOLDER = "tables"
 FILES = ("rows.npy", "labels.npy")
 WEEK = 7 * 24 * 3600.0  # seconds
@@ -71,10 +73,10 @@ def pick_all(tensors: tuple[Tensor, ...]) -> Picked:
 
 
 def digest_table(parts: Sequence[Path], facts: Any) -> str:
-    """What is found in a table depends on this: the bytes of the parts, the facts (plain data), and the code of this
-    package."""
-    total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-    for path in (*parts, *sorted(Path(__file__).parent.glob("*.py"))):
+    """A key for what is computed from a table: the bytes of its parts, the facts (plain data), the encoding version."""
+    key = {"encoding": ENCODING_VERSION, "facts": facts}
+    total = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16)
+    for path in parts:
         total.update(_digest_file(path))
     return total.hexdigest()
 
