@@ -20,8 +20,8 @@ from typing import Any
 
 import dp_accounting as dp
 
-from hush.privacy.accounting import epsilon as epsilon_of
-from hush.privacy.calibration import smallest_sigma
+from hush.accounting.accountant import epsilon as epsilon_of
+from hush.accounting.calibration import smallest_sigma
 
 # sampling rate, steps, ε, δ
 SETTINGS = {

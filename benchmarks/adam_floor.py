@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hush.loop import train
+from hush.training import train
 from optimizers import Spec, begun
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "adam_floor.jsonl"

@@ -45,7 +45,7 @@ def measure(way: str, model: str, batch: int, steps: int) -> float:
     import torch
 
     import hush
-    from hush.gradients.spot_checks import FIRST
+    from hush.per_example.engine import FIRST
     from models import CASES
     from peers import LR, plain
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hush.audit.store import read_audits
-from hush.privacy.guarantee import rounded_down, rounded_up
+from hush.accounting.guarantee import rounded_down, rounded_up
+from hush.audit.audit import read_audits
 
 ROOT = Path(__file__).resolve().parents[1]
-AUDITS, FINDINGS = ROOT / "results" / "audits" / "methods.jsonl", ROOT / "src" / "hush" / "privacy" / "refuted.json"
+AUDITS, FINDINGS = ROOT / "results" / "audits" / "methods.jsonl", ROOT / "src" / "hush" / "accounting" / "refuted.json"
 NEARNESS = ROOT / "results" / "audits" / "dp-sgd.json"
 PAGE = ROOT / "docs" / "audit.md"
 COLUMNS = ("method", "status", "claimed ε", "measured, at least (95 %)", "Gaussian fit", "verdict", "adversary")

@@ -16,10 +16,9 @@ from typing import Any
 import typer
 from scipy.stats import binom
 
-from hush.audit.auditing import audit_stage
-from hush.audit.method import make_audit_plan, make_audit_stage
-from hush.audit.verdict import PRINTED
-from hush.files import write_atomic
+from hush._internal.storage import write_atomic
+from hush.audit.audit import audit_stage, make_audit_plan, make_audit_stage
+from hush.audit.bounds import PRINTED
 
 ROOT = Path(__file__).resolve().parents[1]
 EPSILONS, AUDITS, DELTA = (4.0, 10.0, 1.0), 20, 1e-5

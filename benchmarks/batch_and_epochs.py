@@ -15,16 +15,16 @@ from pathlib import Path
 import torch
 
 import hush
-from hush import problems
-from hush.problems.evaluation import evaluate_problem
+from hush.data_source import as_source
+from hush.datasets import catalogue, problem
+from hush.datasets.evaluation import evaluate_problem
 from hush.randomness import seeded
-from hush.source import as_source
 
 EPSILONS, BATCHES, EPOCHS = (3.0,), (1024, 256, 64), (5, 20, 50)
 RATES, SEEDS = (0.5, 1.0, 2.0, 4.0), (0, 1)
 
 
-def train(plan: hush.Plan, task: problems.Problem, seed: int) -> float:
+def train(plan: hush.Plan, task: problem.Problem, seed: int) -> float:
     """The test accuracy of one run."""
     with seeded(seed):
         model = task.model()
@@ -38,7 +38,7 @@ def train(plan: hush.Plan, task: problems.Problem, seed: int) -> float:
 def main(path: Path) -> None:
     """Every run that the file does not hold yet, a line each."""
     torch.set_num_threads(1)
-    task = problems.load("digits-mlp", seed=0, validation=0.0)
+    task = catalogue.load("digits-mlp", seed=0, validation=0.0)
     known = {json.dumps(json.loads(line)["spec"]) for line in path.read_text().splitlines()} if path.exists() else set()
     for epsilon, batch, epochs in itertools.product(EPSILONS, BATCHES, EPOCHS):
         public = {

@@ -16,18 +16,16 @@ from pathlib import Path
 
 import torch
 
-from hush.bench.accounts import Accounts
-from hush.bench.check import check_spec
-from hush.bench.execute import Inline
-from hush.bench.frame import read_runs
-from hush.bench.run import load as load_problem
-from hush.bench.run import make
-from hush.bench.spec import Spec, read_spec
+from hush.bench.dataframes import read_runs
+from hush.bench.executors import Inline
+from hush.bench.spec import Spec, check_spec, read_spec
 from hush.bench.store import open_store
-from hush.bench.sweeps import sweep
-from hush.loop import train
-from hush.problems.evaluation import evaluate_problem
+from hush.bench.sweep import sweep
+from hush.bench.trial import Accounts, make
+from hush.bench.trial import load as load_problem
+from hush.datasets.evaluation import evaluate_problem
 from hush.randomness import seeded
+from hush.training import train
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 RUNS = 2476

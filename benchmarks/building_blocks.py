@@ -23,11 +23,12 @@ from dp_accounting import dp_event
 from scipy.stats import norm
 from torch.func import functional_call, grad, vmap
 
-from hush import problems
-from hush.matrices import Tree, optimal_single, prefix_sums
-from hush.privacy import accounting, calibration
+from hush.accounting import accountant, calibration
+from hush.accounting.gaussian import gaussian_delta
+from hush.datasets import catalogue
+from hush.matrix_factorization import Tree, optimal_single, prefix_sums
 from hush.textbook.composition import basic, kairouz_oh_viswanath
-from hush.textbook.gaussian import analytic_sigma, any_epsilon_sigma, classic_sigma, gaussian_delta, pei_sigma
+from hush.textbook.gaussian import analytic_sigma, any_epsilon_sigma, classic_sigma, pei_sigma
 
 mpl.use("svg")
 mpl.rcParams |= {
@@ -53,7 +54,7 @@ def measure(out: Path, *, small: bool) -> Path:
     name, steps, marks = "mnist5k-full-twolayer", 5000, (0, 100, 500, 1000, 2000, 5000)
     if small:
         name, steps, marks = "digits-mlp", 20, (0, 20)
-    problem = problems.load(name, seed=0)
+    problem = catalogue.load(name, seed=0)
     torch.manual_seed(0)
     model, (features, labels) = problem.model(), problem.train
     seen = []
@@ -178,7 +179,7 @@ def _advanced(steps: int) -> float:
     return analytic_sigma(each.epsilon, each.delta)
 
 
-def _calibrated(steps: int, rate: float, accountant: accounting.Accountant) -> float:
+def _calibrated(steps: int, rate: float, accountant: accountant.Accountant) -> float:
     def event(sigma: float) -> dp_event.DpEvent:
         one: dp_event.DpEvent = dp_event.GaussianDpEvent(sigma)
         one = one if rate == 1 else dp_event.PoissonSampledDpEvent(rate, one)

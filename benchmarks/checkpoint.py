@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush.charging import charge
-from hush.checkpoint import Checkpoints
-from hush.ledger.account import Ledger
-from hush.loop import train
+from hush.checkpointing import Checkpoints
+from hush.datasets.models import lenet5, mlp
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import charge
 from hush.methods import make_plan
-from hush.problems.models import lenet5, mlp
+from hush.training import train
 from models import cross_entropy, images
 
 EXAMPLES, BATCH = 60_000, 256

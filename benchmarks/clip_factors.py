@@ -3,7 +3,7 @@
     python benchmarks/clip_factors.py [--problems mnist-mlp,fashion-p2] [--rows 64] [--steps 5]
 
 An example that is clipped is multiplied by c/‖g‖. The norm in it is a bound that no rounding can pass
-(`src/hush/gradients/ARITHMETIC.md`), and so a little larger than the best estimate from the same tape. One minus their
+(`src/hush/per_example/ARITHMETIC.md`), and so a little larger than the best estimate from the same tape. One minus their
 ratio is printed, over the rows of one batch at the initial weights and after a few private steps.
 """
 
@@ -17,17 +17,18 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.gradients import record
-from hush.problems import Problem, load
-from hush.queries.clipped import total_norms
-from hush.source import as_source
+from hush.clipping.clipped import total_norms
+from hush.data_source import as_source
+from hush.datasets.catalogue import load
+from hush.datasets.problem import Problem
+from hush.per_example.gradients import per_example_gradients
 
 PROBLEMS = "mnist-mlp,mnist-lenet,cifar10-p1,fashion-p2,fashion-vae,cifar10-resnet18"
 
 
 def falls(problem: Problem, model: nn.Module, content: Any) -> Tensor:
     """1 − factor by the bound / factor by the estimate, of every example whose gradient is not zero."""
-    tape = record(model, problem.losses, content)
+    tape = per_example_gradients(model, problem.losses, content)
     bound, estimate = total_norms(tape.squared_norms()), total_norms(tape.squared_norms(certain=False))
     return (1.0 - estimate / bound)[estimate > 0]
 

@@ -13,9 +13,8 @@ import math
 
 from dp_accounting.pld import privacy_loss_distribution
 
-from hush.privacy.discrete import poisson_gaussian
-from hush.privacy.pld import Part, compose
-from hush.privacy.profile import gaussian_epsilon
+from hush.accounting.gaussian import gaussian_epsilon
+from hush.accounting.pld import Part, compose, poisson_gaussian
 
 GRIDS = {10**4: (1e-4, 1e-5), 10**6: (1e-4,)}
 DELTAS = (1e-5, 1e-8, 1e-10, 1e-12, 1e-13, 1e-15, 1e-30)

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from hush.draws import model_randomness
-from hush.gradients import record
-from hush.problems.models import mlp
-from hush.queries.clipped import Clipping, clipped_sums
+from hush.clipping.clipped import Clipping, clipped_sums
+from hush.datasets.models import mlp
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.model_rng import model_randomness
 from hush.randomness import Secret, seeded
 
 N = 256
@@ -46,7 +46,7 @@ def measure(dropout: float, rounds: int) -> dict[str, float]:
             )
             start = time.process_time()
             with scope:
-                clipped_sums(record(model, losses, content), Clipping(1.0))
+                clipped_sums(per_example_gradients(model, losses, content), Clipping(1.0))
             if step:  # the first one tries the model and compares the engines
                 best[name] = min(best.get(name, math.inf), time.process_time() - start)
     return best

@@ -30,10 +30,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import numpy as np  # noqa: E402
 
-from hush import matrices  # noqa: E402
-from hush.matrices import Structure  # noqa: E402
+from hush import matrix_factorization  # noqa: E402
+from hush.matrix_factorization import Strategy  # noqa: E402
 
-Error = Callable[[Structure], float]
+Error = Callable[[Strategy], float]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Case:
     """One problem: how each library solves it, and how a strategy is judged."""
 
     name: str
-    ours: Callable[[], matrices.Solution[Structure]]
-    theirs: Callable[[], Structure] | None
+    ours: Callable[[], matrix_factorization.Solution[Strategy]]
+    theirs: Callable[[], Strategy] | None
     error: Error
 
 
@@ -71,46 +71,50 @@ def separated(times: int, apart: int) -> Error:
     return lambda structure: structure.rmse() * structure.separated(times, apart)
 
 
-def single(structure: Structure) -> float:
+def single(structure: Strategy) -> float:
     return structure.rmse() * structure.single()
 
 
-def dense(steps: int, epochs: int) -> Callable[[], Structure]:
-    def solve() -> Structure:
+def dense(steps: int, epochs: int) -> Callable[[], Strategy]:
+    def solve() -> Strategy:
         import jax
         from jax_privacy.matrix_factorization import dense as peer
 
         with jax.enable_x64():
-            return matrices.Dense(np.tril(np.asarray(peer.optimize(steps, epochs=epochs), dtype=np.float64)))
+            return matrix_factorization.Dense(
+                np.tril(np.asarray(peer.optimize(steps, epochs=epochs), dtype=np.float64))
+            )
 
     return solve
 
 
-def banded(steps: int, bands: int) -> Callable[[], Structure]:
-    def solve() -> Structure:
+def banded(steps: int, bands: int) -> Callable[[], Strategy]:
+    def solve() -> Strategy:
         import jax
         from jax_privacy.matrix_factorization import banded as peer
 
         with jax.enable_x64():
             found = peer.optimize(steps, bands=bands)
-            return matrices.Dense(np.tril(np.asarray(found.materialize(), dtype=np.float64)))
+            return matrix_factorization.Dense(np.tril(np.asarray(found.materialize(), dtype=np.float64)))
 
     return solve
 
 
-def toeplitz(steps: int, bands: int) -> Callable[[], Structure]:
-    def solve() -> Structure:
+def toeplitz(steps: int, bands: int) -> Callable[[], Strategy]:
+    def solve() -> Strategy:
         import jax
         from jax_privacy.matrix_factorization import toeplitz as peer
 
         with jax.enable_x64():
-            return matrices.Toeplitz(steps, np.asarray(peer.optimize_banded_toeplitz(steps, bands), dtype=np.float64))
+            return matrix_factorization.Toeplitz(
+                steps, np.asarray(peer.optimize_banded_toeplitz(steps, bands), dtype=np.float64)
+            )
 
     return solve
 
 
-def blt(steps: int, times: int, apart: int, buffers: int) -> Callable[[], Structure]:
-    def solve() -> Structure:
+def blt(steps: int, times: int, apart: int, buffers: int) -> Callable[[], Strategy]:
+    def solve() -> Strategy:
         import jax
         from jax_privacy.matrix_factorization import buffered_toeplitz as peer
 
@@ -123,42 +127,64 @@ def blt(steps: int, times: int, apart: int, buffers: int) -> Callable[[], Struct
                 min_buffers=buffers,
                 max_buffers=buffers,
             )
-            return matrices.Toeplitz(steps, np.asarray(found.toeplitz_coefs(steps), dtype=np.float64))
+            return matrix_factorization.Toeplitz(steps, np.asarray(found.toeplitz_coefs(steps), dtype=np.float64))
 
     return solve
 
 
 def cases(quick: bool, full: bool) -> list[Case]:
-    work = matrices.prefix_sums
+    work = matrix_factorization.prefix_sums
     chosen = [
-        Case("SE, T = 256", lambda: matrices.optimal_single(work(256)), dense(256, 1), single),
-        Case("ME, 4 × 16", lambda: matrices.optimal_epochs(work(64), 16), dense(64, 4), same_order(16)),
-        Case("banded, T = 512, 16 bands", lambda: matrices.optimal_banded(work(512), 16), banded(512, 16), single),
+        Case("SE, T = 256", lambda: matrix_factorization.optimal_single(work(256)), dense(256, 1), single),
+        Case("ME, 4 × 16", lambda: matrix_factorization.optimal_epochs(work(64), 16), dense(64, 4), same_order(16)),
+        Case(
+            "banded, T = 512, 16 bands",
+            lambda: matrix_factorization.optimal_banded(work(512), 16),
+            banded(512, 16),
+            single,
+        ),
         Case(
             "Toeplitz, T = 2048, 32 bands",
-            lambda: matrices.optimal_toeplitz(work(2048), 32),
+            lambda: matrix_factorization.optimal_toeplitz(work(2048), 32),
             toeplitz(2048, 32),
             single,
         ),
-        Case("BLT, T = 1000, 3 buffers", lambda: matrices.optimal_blt(work(1000), 3), blt(1000, 1, 1000, 3), single),
+        Case(
+            "BLT, T = 1000, 3 buffers",
+            lambda: matrix_factorization.optimal_blt(work(1000), 3),
+            blt(1000, 1, 1000, 3),
+            single,
+        ),
         Case(
             "BLT, 10 × 100, 2 buffers",
-            lambda: matrices.optimal_blt(work(1000), 2, 10, 100),
+            lambda: matrix_factorization.optimal_blt(work(1000), 2, 10, 100),
             blt(1000, 10, 100, 2),
             separated(10, 100),
         ),
     ]
     if not quick:
         chosen.append(
-            Case("ME, 10 × 49", lambda: matrices.optimal_epochs(work(490), 49), dense(490, 10), same_order(49))
+            Case(
+                "ME, 10 × 49",
+                lambda: matrix_factorization.optimal_epochs(work(490), 49),
+                dense(490, 10),
+                same_order(49),
+            )
         )
     if full:
         chosen += [
-            Case("ME, 30 × 49", lambda: matrices.optimal_epochs(work(1470), 49), None, same_order(49)),
-            Case("SE, T = 938", lambda: matrices.optimal_single(work(938)), None, single),
-            Case("banded, T = 5000, 16 bands", lambda: matrices.optimal_banded(work(5000), 16), None, single),
-            Case("Toeplitz, T = 10⁶, 16 bands", lambda: matrices.optimal_toeplitz(work(10**6), 16), None, single),
-            Case("BLT, T = 10⁶", lambda: matrices.optimal_blt(work(10**6)), None, single),
+            Case("ME, 30 × 49", lambda: matrix_factorization.optimal_epochs(work(1470), 49), None, same_order(49)),
+            Case("SE, T = 938", lambda: matrix_factorization.optimal_single(work(938)), None, single),
+            Case(
+                "banded, T = 5000, 16 bands", lambda: matrix_factorization.optimal_banded(work(5000), 16), None, single
+            ),
+            Case(
+                "Toeplitz, T = 10⁶, 16 bands",
+                lambda: matrix_factorization.optimal_toeplitz(work(10**6), 16),
+                None,
+                single,
+            ),
+            Case("BLT, T = 10⁶", lambda: matrix_factorization.optimal_blt(work(10**6)), None, single),
         ]
     return chosen
 

@@ -26,9 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hush.checkpoint import Checkpoints
+from hush.checkpointing import Checkpoints
 from hush.cli import main as hush
-from hush.ledger.account import Ledger
+from hush.ledger.book import Ledger
 
 STEPS = 240
 COMMON = ["train", "--problem", "breast-cancer-mlp", "--noise-multiplier", "1", "--json", "--checkpoint-every", "5"]

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from hush.gradients.convolution import Convolution, Windowed
-from hush.gradients.rounding import bound_squares
-from hush.gradients.tape import Weights
+from hush.per_example.conv import Convolution, Windowed
+from hush.per_example.result import Weights
+from hush.per_example.rounding import bound_squares
 
 N = 256
 # inputs, outputs, side, kernel, stride, padding, and for transposed ones the output padding

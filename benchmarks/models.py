@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from hush.problems.models import VAE, ResNet18, lenet5, mlp, p1, p2, vae_losses
+from hush.datasets.models import VAE, ResNet18, lenet5, mlp, p1, p2, vae_losses
 
 
 @dataclass(frozen=True)

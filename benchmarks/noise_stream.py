@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from hush import matrices
-from hush.matrices import Structure, prefix_sums
+from hush import matrix_factorization
+from hush.matrix_factorization import Strategy, prefix_sums
 from hush.noise import make_noise
 from hush.randomness import Secret, normal
 
@@ -36,14 +36,14 @@ LENET, P1 = 61_706, 258_762
 SIZES = (LENET, 10**6, 10**7)
 EPOCHS, PER_EPOCH, BATCH = 30, 49, 1024  # P1 on 50 000 images
 
-STREAMS: dict[str, Callable[[], Structure]] = {
-    "independent": lambda: matrices.identity(T),
-    "tree": lambda: matrices.Tree(T),
-    "tree, Honaker": lambda: matrices.Tree(T, estimate="honaker"),
-    "banded square root, 8 bands": lambda: matrices.square_root(prefix_sums(T), 8),
-    "banded square root, 16 bands": lambda: matrices.square_root(prefix_sums(T), 16),
-    "banded inverse square root, 16 bands": lambda: matrices.inverse_square_root(prefix_sums(T), 16),
-    "BLT": lambda: matrices.optimal_blt(prefix_sums(T), None, times=1, apart=T).structure,
+STREAMS: dict[str, Callable[[], Strategy]] = {
+    "independent": lambda: matrix_factorization.identity(T),
+    "tree": lambda: matrix_factorization.Tree(T),
+    "tree, Honaker": lambda: matrix_factorization.Tree(T, estimate="honaker"),
+    "banded square root, 8 bands": lambda: matrix_factorization.square_root(prefix_sums(T), 8),
+    "banded square root, 16 bands": lambda: matrix_factorization.square_root(prefix_sums(T), 16),
+    "banded inverse square root, 16 bands": lambda: matrix_factorization.inverse_square_root(prefix_sums(T), 16),
+    "BLT": lambda: matrix_factorization.optimal_blt(prefix_sums(T), None, times=1, apart=T).structure,
 }
 
 
@@ -61,7 +61,7 @@ def peak() -> float:
 class Stream:
     """A structure's noise on d coordinates, step after step."""
 
-    def __init__(self, structure: Structure, size: int) -> None:
+    def __init__(self, structure: Strategy, size: int) -> None:
         self.noise, self.like, self.step = make_noise(structure), torch.empty(size, dtype=torch.float64), 0
         self.state, self.secret = self.noise.init(self.like), Secret.from_seed(0, "benchmark")
 
@@ -119,7 +119,7 @@ def one_long(name: str, steps: int) -> dict[str, Any]:
 def one_dense(name: str, steps: int) -> dict[str, Any]:
     """All steps of the dense optimum for P1, or of independent noise, in one process each."""
     work = prefix_sums(EPOCHS * PER_EPOCH)
-    solved = matrices.identity(work.steps) if name == "independent" else _optimum(work)
+    solved = matrix_factorization.identity(work.steps) if name == "independent" else _optimum(work)
     before = resident()
     stream = Stream(solved, P1)
     seconds = stream.take(min(steps, work.steps))
@@ -127,21 +127,21 @@ def one_dense(name: str, steps: int) -> dict[str, Any]:
             "before_mb": before}  # fmt: skip
 
 
-def _optimum(work: matrices.Workload) -> Structure:
-    return matrices.optimal_epochs(work, PER_EPOCH).structure
+def _optimum(work: matrix_factorization.Workload) -> Strategy:
+    return matrix_factorization.optimal_epochs(work, PER_EPOCH).structure
 
 
 def one_solve(name: str, size: int) -> dict[str, Any]:
     """Find the optimum and leave it in the cache, so that solving does not count as noise."""
     started = time.process_time()
-    found = matrices.optimal_epochs(prefix_sums(EPOCHS * PER_EPOCH), PER_EPOCH)
+    found = matrix_factorization.optimal_epochs(prefix_sums(EPOCHS * PER_EPOCH), PER_EPOCH)
     return {"stream": name, "error": found.error, "seconds_or_cached": time.process_time() - started}
 
 
 def one_run(name: str, steps: int) -> dict[str, Any]:
     """The first steps of a run of P1 at batch 1024 on images of random pixels: time of a step, and the peak."""
+    from hush.datasets.models import p1
     from hush.methods import make_plan
-    from hush.problems.models import p1
 
     examples = BATCH * PER_EPOCH
     images, labels = torch.rand(examples, 3, 32, 32), torch.randint(0, 10, (examples,))

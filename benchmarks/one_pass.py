@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from hush import problems
-from hush.loop import train
+from hush.data_source import as_source
+from hush.datasets import catalogue
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import seeded
-from hush.source import as_source
+from hush.training import train
 from optimizers import ChannelsLast, evaluated
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "one-pass.jsonl"
@@ -67,7 +67,7 @@ def specs(seeds: int) -> Iterator[Spec]:
 
 def measured(spec: Spec) -> dict[str, Any]:
     """One run from its first weights to its accuracy on the test rows."""
-    task = problems.load(spec.problem, seed=0)
+    task = catalogue.load(spec.problem, seed=0)
     plan = spec.plan(len(as_source(task.train)))
     with seeded(spec.seed):
         model = ChannelsLast(task.model())

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from hush import problems
-from hush.loop import train
+from hush.data_source import as_source
+from hush.datasets import catalogue, problem
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import seeded
 from hush.run import Run
-from hush.source import as_source
+from hush.training import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "optimizers.jsonl"
 VALIDATION = 0.1
@@ -145,9 +145,9 @@ class ChannelsLast(torch.nn.Module):
         return out
 
 
-def begun(spec: Spec) -> tuple[problems.Problem, Run]:
+def begun(spec: Spec) -> tuple[problem.Problem, Run]:
     """A problem, and a run on it before its first step."""
-    task = problems.load(spec.problem, seed=0, validation=VALIDATION if spec.phase == "search" else 0.0)
+    task = catalogue.load(spec.problem, seed=0, validation=VALIDATION if spec.phase == "search" else 0.0)
     plan = spec.plan(len(as_source(task.train)))
     with seeded(spec.seed):
         model = ChannelsLast(task.model()) if spec.problem == "fashion-p2" else task.model()

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hush
-from hush.gradients import record
-from hush.gradients.spot_checks import FIRST
-from hush.problems.models import ImageLayers
+from hush.datasets.models import ImageLayers
+from hush.per_example.engine import FIRST
+from hush.per_example.gradients import per_example_gradients
 from models import Case
 
 Step = Callable[[], Any]
@@ -72,7 +72,7 @@ def torch_func(case: Case, data: Data) -> Step:
 
     def step() -> None:
         batch = fetched(data)
-        tape = record(model, case.losses, batch, engine="functional")
+        tape = per_example_gradients(model, case.losses, batch, engine="functional")
         norms = torch.stack(list(tape.squared_norms().values())).sum(0).sqrt()
         sums = tape.sum((CLIP / norms).clamp(max=1))
         with torch.no_grad():

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from hush.report.report_page import render_report
+from hush.report.page import render_report
+from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
-from hush.report.store_rows import read_results
 from synthetic import make_many, write_plainly
 
 RUNS = 2476

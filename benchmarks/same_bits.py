@@ -37,7 +37,7 @@ import hush
 
 # Names inside hush, which may move; everything else here is exported by `hush` itself.
 from hush.bench.spec import read_spec
-from hush.checkpoint import Checkpoints
+from hush.checkpointing import Checkpoints
 from hush.cli import main as command_line
 from hush.methods import catalogue
 

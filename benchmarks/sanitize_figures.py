@@ -26,16 +26,16 @@ import torch
 from torch import nn
 
 import hush
-from hush import problems
-from hush.files import write_atomic
-from hush.loop import train as take_steps
-from hush.problems import Problem
-from hush.problems.evaluation import evaluate_problem
-from hush.problems.models import Funnel
+from hush._internal.storage import write_atomic
+from hush.datasets import catalogue
+from hush.datasets.evaluation import evaluate_problem
+from hush.datasets.models import Funnel
+from hush.datasets.problem import Problem
 from hush.randomness import seeded
-from hush.sanitize import Sanitize, find_stop, flag_flat, flag_steady, insert, state_stop
-from hush.sanitize.stopping import watch_epochs
-from hush.sanitize.threshold import find_weight, measure_norm
+from hush.sanitize.adaptive import find_weight, measure_norm
+from hush.sanitize.early_stopping import find_stop, flag_flat, flag_steady, state_stop, watch_epochs
+from hush.sanitize.layer import Sanitize, insert
+from hush.training import train as take_steps
 
 VECTOR = (2.8, 0.9, 1.5)
 
@@ -156,7 +156,7 @@ def keep(figures: Figures, store: Path) -> Iterator[dict[str, Any]]:
     for run in figures.list_runs():
         path = store / f"{run.key}.json"
         if not path.exists():
-            task = task or problems.load(run.problem)
+            task = task or catalogue.load(run.problem)
             write_atomic(path, json.dumps(train(run, task)).encode())
         yield json.loads(path.read_text())
 

@@ -14,8 +14,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from hush.report.cells import Cell, draw_cells
-from hush.report.drawing import Axis, Point, Series, draw_lines
+from hush.report.svg import Axis, Cell, Point, Series, draw_cells, draw_lines
 from published.pictures import arrange
 from published.records import table, wrap
 from sanitize_figures import VECTOR

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hush.sanitize import Stop
+from hush.sanitize.early_stopping import Stop
 from published.records import Record, pick, read, spread, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sanitize.md"

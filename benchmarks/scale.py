@@ -27,10 +27,10 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.datasets.models import lenet5, mlp, p1
+from hush.distributed.group import init_distributed
 from hush.methods import make_plan
-from hush.noising import cut_shards
-from hush.problems.models import lenet5, mlp, p1
-from hush.ranks import join_ranks
+from hush.noise_addition import cut_shards
 from hush.run import Run
 
 POINTS = [("dp-sgd", {}), ("dp-bandmf", {"bands": 4}), ("dp-bandmf", {"bands": 2}), ("dp-blt", {"buffers": 3})]
@@ -108,7 +108,7 @@ def work(rank: int, world: int, folder: str, timed: bool, repeats: int) -> None:
 
 def count_points(world: int) -> list[dict[str, Any]]:
     """Bytes of every point, counted and by formula."""
-    ranks, counted, rows = join_ranks(), {}, []
+    ranks, counted, rows = init_distributed(), {}, []
     count_sent(world, counted)
     for method, options in POINTS:
         for width in WIDTHS:
@@ -129,7 +129,7 @@ def count_points(world: int) -> list[dict[str, Any]]:
 
 def time_steps(world: int, repeats: int) -> list[dict[str, Any]]:
     """Of every network the seconds of some steps at the same total work, the best of several goes."""
-    ranks, warm, rows = join_ranks(), 4, []
+    ranks, warm, rows = init_distributed(), 4, []
     for name, network in NETWORKS.items():
         best, last = float("inf"), warm + TIMED["steps"]
         for _ in range(repeats):

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-import hush.summing
+import hush.aggregation
 from hush import make_plan
-from hush.gradients.spot_checks import PERIOD, Watch
+from hush.per_example.engine import PERIOD, SpotChecks
 
 Content = tuple[Tensor, Tensor]
 
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Content]] = {
 
 def one_step(run: Any, every: int) -> float:
     """CPU seconds of the next step, with a check where every step has one."""
-    hush.summing.Watch = lambda secret: Watch(secret, period=every, first=-1)  # type: ignore[assignment,misc]
+    hush.aggregation.SpotChecks = lambda secret: SpotChecks(secret, period=every, first=-1)  # type: ignore[assignment,misc]
     batch = next(run.batches())
     start = time.process_time()
     run.step(batch)

@@ -26,9 +26,9 @@ import torch
 from torch import nn
 
 from hush.cli.main import main as run_hush
-from hush.problems import from_files
-from hush.problems.models import Encoder
-from hush.problems.table_defaults import choose_numbers
+from hush.datasets.models import Encoder
+from hush.tabular.defaults import choose_numbers
+from hush.tabular.problem import from_files
 from render_tables import PAGE, RECORDS, render
 from table_files import DEVELOPMENT, TABLES, Table
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hush.charging import charge
-from hush.checkpoint import Checkpoints
-from hush.ledger.account import Ledger
-from hush.loop import train
+from hush.checkpointing import Checkpoints
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import charge
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.run import Run
+from hush.training import train
 
 N, STEPS, BATCH = 40, 8, 10
 

@@ -1,6 +1,6 @@
 """The shipped models at sizes that a test can afford, and neighbours made to move a sum by more than one clip.
 
-A `Stage` holds one run that stands before its first step, on data that can be changed under it. It stops every step
+A `CanarySetup` holds one run that stands before its first step, on data that can be changed under it. It stops every step
 where its sums would meet the noise, so that the sums of two neighbouring datasets are compared at equal parameters and
 an equal secret.
 """
@@ -16,10 +16,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from hush.data.schema import Column
-from hush.methods import make_plan
-from hush.plan import Plan
-from hush.problems.models import (
+from hush.data_source import Tensors
+from hush.datasets.models import (
     VAE,
     Encoder,
     Funnel,
@@ -32,9 +30,11 @@ from hush.problems.models import (
     small_cnn,
     vae_losses,
 )
+from hush.methods import make_plan
+from hush.plan import Plan
 from hush.randomness import Secret
 from hush.sampling import Poisson
-from hush.source import Tensors
+from hush.tabular.columns import Column
 from replay import distance
 
 CLIP = 0.5

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from hush.named import Named, State, Sums
+from hush._internal.tensors import Named, State, Sums
+from hush.clipping import Channel, Claim, PlainSumProof, Query
+from hush.noise.base import Release
+from hush.optimizers import Rule
 from hush.plan import Plan
-from hush.queries import ByTable, Channel, Claim, Query
 from hush.randomness import Secret
-from hush.release import Release
-from hush.rules import Rule
 from hush.sampling import Participation
 
 
@@ -32,7 +32,7 @@ class RecordingQuery:
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
-    ) -> tuple[Claim, ...] | ByTable:
+    ) -> tuple[Claim, ...] | PlainSumProof:
         return self.query.claims(participation, noise_std, steps)
 
     @property

@@ -16,20 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hush
-from hush.attempts import Attempt
-from hush.charging import charge
-from hush.checkpoint import Checkpoints, share_state
-from hush.checksum import checksum
-from hush.cli.together import release_first
+from hush._internal.tensors import checksum
+from hush.checkpointing import Checkpoints, share_state
+from hush.cli.train import release_first
+from hush.distributed.group import Stopped, init_distributed
 from hush.errors import Refused
-from hush.ledger.account import BudgetSpent, Ledger
-from hush.loop import train
+from hush.guarantees import Replay
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import BudgetSpent, charge
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
-from hush.ranks import join_ranks
 from hush.run import Run
-from hush.stepping import Stopped
+from hush.training import train
 
 N, STEPS = 36, 50
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
@@ -92,7 +91,7 @@ def play(scene: str, world: int, folder: Path) -> Path:
 
 
 def take_every_case(rank: int, folder: Path) -> None:
-    ranks = join_ranks()
+    ranks = init_distributed()
     for case in METHODS:
         run = take_all(plan(case).start(model(), losses, data(), secret=1, microbatch=4, ranks=ranks))
         save_file(dict(run.model.state_dict()), folder / f"{case}-{rank}")
@@ -101,7 +100,7 @@ def take_every_case(rank: int, folder: Path) -> None:
 
 
 def refuse_what_differs(rank: int, folder: Path) -> None:
-    ranks, rows = join_ranks(), data()
+    ranks, rows = init_distributed(), data()
     with pytest.raises(Refused, match="do not have the same weights"):
         plan("dp-sgd").start(model(seed=rank), losses, rows, secret=1, ranks=ranks)
     with pytest.raises(Refused, match="do not have the same data"):
@@ -122,7 +121,7 @@ def refuse_what_differs(rank: int, folder: Path) -> None:
 
 def refuse_other_pieces(rank: int, folder: Path) -> None:
     """Cut into other pieces, a batch has examples that two processes sum, and others that nobody does."""
-    ranks, rows = join_ranks(), data()
+    ranks, rows = init_distributed(), data()
     with pytest.raises(Refused, match="do not have the same microbatch"):
         plan("dp-sgd").start(model(), losses, rows, microbatch=4 - rank, ranks=ranks)
     with pytest.raises(Refused, match="do not have the same noise_shards"):
@@ -151,7 +150,7 @@ def change_pieces(run: Run) -> None:
 
 
 def wait_for_the_ledger(rank: int, folder: Path) -> None:
-    run = plan("dp-sgd").start(model(), losses, data(), ranks=join_ranks())
+    run = plan("dp-sgd").start(model(), losses, data(), ranks=init_distributed())
     if rank == 0:
         ledger = Ledger(folder / "ledger")
         ledger.set_budget("rows", run.plan.guarantee(7).epsilon, 1e-5)
@@ -170,7 +169,7 @@ def wait_for_the_ledger(rank: int, folder: Path) -> None:
 
 def resume_with_other_processes(rank: int, folder: Path) -> None:
     """From a checkpoint after 4 of 9 steps; the noise of steps 5 and 6 has met sums already."""
-    ranks = join_ranks()
+    ranks = init_distributed()
     run = plan("dp-bandmf", 9).start(model(), losses, data(), secret=1, microbatch=4, ranks=ranks)
     checkpoints = Checkpoints(folder / "private") if rank == 0 else None
     if checkpoints is not None:
@@ -195,7 +194,7 @@ def hear_what_was_released(rank: int, folder: Path) -> None:
         assert rank == 0
         return {"ranges": {"limits": torch.tensor([[0.1, 1 / 3]]).double()}, "counts": {"a/b": torch.arange(3)}}
 
-    heard = release_first(join_ranks(), release)
+    heard = release_first(init_distributed(), release)
     assert torch.equal(heard["ranges"]["limits"], torch.tensor([[0.1, 1 / 3]]).double())
     assert torch.equal(heard["counts"]["a/b"], torch.arange(3))
 
@@ -203,11 +202,11 @@ def hear_what_was_released(rank: int, folder: Path) -> None:
 def know_earlier_attempts(rank: int, folder: Path) -> None:
     """The record of process 0 knows of a stretch that was taken under another secret; what each process says of its ε
     counts it."""
-    run = plan("dp-sgd", 9).start(model(), losses, data(), ranks=join_ranks())
+    run = plan("dp-sgd", 9).start(model(), losses, data(), ranks=init_distributed())
     if rank == 0:
         run.witnessed_by(Remembers(run))
     run.step(run.batch(0))
-    assert run.history.attempts == (Attempt(0, 1), Attempt(0, 5))
+    assert run.history.attempts == (Replay(0, 1), Replay(0, 5))
     assert run.guarantee.epsilon > run.plan.guarantee().epsilon
 
 
@@ -216,7 +215,7 @@ class Remembers:
         self.run = run
 
     def meets(self, sums: Any) -> bool:
-        self.run.recall((Attempt(0, 0), Attempt(0, 5)))
+        self.run.recall((Replay(0, 0), Replay(0, 5)))
         return True
 
     def releasing(self) -> None: ...
@@ -224,7 +223,7 @@ class Remembers:
 
 def cut_noise(rank: int, folder: Path) -> None:
     """Independent, banded and BLT noise of a wide model: each process holds the state of its own coordinates."""
-    ranks, rows = join_ranks(), (torch.randn(N, 70_000, generator=torch.Generator().manual_seed(1)), data()[1])
+    ranks, rows = init_distributed(), (torch.randn(N, 70_000, generator=torch.Generator().manual_seed(1)), data()[1])
     for method in WIDE:
         made = make_plan(method, examples=N, batch_size=6, steps=4, noise_multiplier=3.0, lr=0.2, clip=1.0)
         whole, cut = (
@@ -243,7 +242,7 @@ def cut_noise(rank: int, folder: Path) -> None:
 
 def resume_slices(made: Plan, rows: Any, folder: Path) -> int:
     """Two of four steps with noise in slices, and the others from a checkpoint: the checksum of the weights."""
-    runs = [made.start(wide(), losses, rows, secret=5, ranks=join_ranks(), noise_shards=True) for _ in range(2)]
+    runs = [made.start(wide(), losses, rows, secret=5, ranks=init_distributed(), noise_shards=True) for _ in range(2)]
     checkpoints = Checkpoints(folder) if runs[0].ranks.rank == 0 else None
     if checkpoints is not None:
         checkpoints.begin(runs[0])

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hush.checkpoint import Checkpoints
-from hush.loop import train
+from hush.checkpointing import Checkpoints
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
+from hush.training import train
 
 N, STEPS = 40, 7
 METHODS = [name for name in catalogue() if not name.startswith("sanitize")]  # these need a layer: tests/sanitize

@@ -17,14 +17,14 @@ from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hush.arithmetic import BLOCK, HALF, UNIT, Seats, charge
-from hush.card import make_card
-from hush.charging import charge as charge_run
+from hush.accounting.guarantee import ROUNDING
 from hush.cli import main
-from hush.errors import BadInput, Refused
-from hush.ledger.account import Ledger
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import make_card
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import charge as charge_run
 from hush.methods import make_plan
-from hush.privacy.assumptions import ROUNDING
+from hush.per_example.chunks import BLOCK, HALF, UNIT, Seats, charge
 from hush.randomness import Secret
 from hush.sampling import Cyclic, FixedSize, Partitioned, Poisson, Room, Shuffled
 from replay import recorded, sensitivities
@@ -63,7 +63,7 @@ class TestPlaces:
     def test_more_data_than_planned_is_refused(self) -> None:
         sampler = Poisson(100, 0.5, 3)
         assert len(sampler.indices(SECRET, 0, 101)) > 0  # a neighbour
-        with pytest.raises(BadInput, match="made for 100 examples and the data has more"):
+        with pytest.raises(InvalidInputError, match="made for 100 examples and the data has more"):
             sampler.indices(SECRET, 0, 102)
 
     @settings(max_examples=60, deadline=None)
@@ -316,5 +316,5 @@ class TestRigorous:
         assert any("rounding" in text for text in said["assumptions"])
 
     def test_unknown_words_are_refused(self) -> None:
-        with pytest.raises(BadInput, match="arithmetic"):
+        with pytest.raises(InvalidInputError, match="arithmetic"):
             plan(500, 60, "exact")

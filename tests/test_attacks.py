@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hush import Refused, Secret, make_plan
-from hush.gradients import record
-from hush.queries import Clipping
+from hush.clipping import Clipping
+from hush.per_example.gradients import per_example_gradients
 from replay import sensitivities
 
 X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
@@ -51,7 +51,7 @@ def seed_with_batches(plan, model, *, first_empty: bool) -> int:
 
 
 @pytest.mark.parametrize("through_data", [False, True])
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_a_buffer_that_learns_is_not_released_though_the_first_batch_is_empty(tmp_path, through_data):
     model, plan = Remembers(through_data=through_data), plan_for(24, batch_size=3)
     run = plan.start(model, cross_entropy, (X, Y), secret=seed_with_batches(plan, model, first_empty=True))
@@ -64,7 +64,7 @@ def test_a_buffer_that_learns_is_not_released_though_the_first_batch_is_empty(tm
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_an_embedding_that_shrinks_the_rows_it_sees_is_refused(tmp_path, trained):
     embedding = nn.Embedding(9, 4, max_norm=0.1)
     embedding.weight.requires_grad_(trained)
@@ -76,7 +76,7 @@ def test_an_embedding_that_shrinks_the_rows_it_sees_is_refused(tmp_path, trained
         run.release(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_a_batch_norm_that_is_switched_to_training_is_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
     run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
@@ -134,8 +134,8 @@ def test_examples_whose_positions_cancel_are_clipped():
     x = 1e7 * torch.randn(32, 2, 64, generator=make)
     x[:, 1] = -x[:, 0] + 100 * torch.randn(32, 64, generator=make)
     content = (x, torch.arange(32) % 3)
-    norms = record(Pooled(), cross_entropy, content, engine="book-keeping").squared_norms()
-    right = record(Pooled(), cross_entropy, content, engine="functional").squared_norms()
+    norms = per_example_gradients(Pooled(), cross_entropy, content, engine="book-keeping").squared_norms()
+    right = per_example_gradients(Pooled(), cross_entropy, content, engine="functional").squared_norms()
     added = Clipping(1.0).weigh(norms).weights * right["linear.weight"].sqrt()
     assert 0 < added.max() <= 1.0001  # it was above 100: their Gram matrices cancel to nothing or less
 
@@ -152,7 +152,7 @@ def hardest_four(model, content):
     return losses * (losses >= losses.detach().topk(min(4, len(losses))).values[-1])
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_a_loss_that_compares_more_examples_than_are_probed_is_found_out():
     x, y = torch.cat([X, 20 * torch.ones(1, 4)]), torch.cat([Y, torch.tensor([2])])
     moved = sensitivities(plan_for(24, batch_size=20, steps=6), seeded_linear, hardest_four, (x, y), (X, Y))
@@ -180,13 +180,13 @@ class WithTable(nn.Module):
         return self.fc(self.odd(x, self.table))
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_a_table_as_long_as_the_batch_is_no_batch():
     model = WithTable()
-    record(model, cross_entropy, (X[:7], Y[:7]))
+    per_example_gradients(model, cross_entropy, (X[:7], Y[:7]))
     for n in (19, 20, 21):
-        ours = record(model, cross_entropy, (X[:n], Y[:n])).squared_norms()
-        right = record(model, cross_entropy, (X[:n], Y[:n]), engine="functional").squared_norms()
+        ours = per_example_gradients(model, cross_entropy, (X[:n], Y[:n])).squared_norms()
+        right = per_example_gradients(model, cross_entropy, (X[:n], Y[:n]), engine="functional").squared_norms()
         for name in right:
             torch.testing.assert_close(ours[name], right[name], rtol=1e-4, atol=1e-6)
 

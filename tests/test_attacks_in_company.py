@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hush import Refused, make_plan
-from hush.gradients import Augmented
+from hush.per_example.augmentation import Augmented
 from test_attacks import X, Y, cross_entropy, plan_for, seeded_linear
 
 MATRIX = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
@@ -187,7 +187,7 @@ def same(peak, x):
 
 
 @pytest.mark.parametrize("keep", [largest, numpy_largest, in_a_tuple])
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_a_number_that_a_forward_keeps_of_its_batch_is_refused(keep):
     run = plan_for(24).start(Peak(keep), cross_entropy, (X, Y), secret=1)
     with pytest.raises(Refused, match="'peak' of the Peak holds other numbers after a training forward"):

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from hush import BadInput, Refused, make_plan
-from hush.attempts import Attempt, History
-from hush.privacy.assumptions import FIXED, HOOKED, TRAINED
-from hush.units import number_units
+from hush import InvalidInputError, Refused, make_plan
+from hush.accounting.guarantee import FIXED, HOOKED, TRAINED
+from hush.guarantees import Replay, ReplayHistory
+from hush.privacy_unit import number_units
 
 X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
 
@@ -48,11 +48,11 @@ def test_a_run_is_not_set_back_by_hand():
 def test_what_a_record_says_was_taken_is_never_less_than_the_run_knows():
     run = plan_for(24).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
     run.step(run.batch(0))
-    for other in ((Attempt(),), (Attempt(0, 0), Attempt(5, 5)), (Attempt(1, 1),)):
+    for other in ((Replay(),), (Replay(0, 0), Replay(5, 5)), (Replay(1, 1),)):
         run.recall(other)
-        assert run.history.attempts[0] == Attempt(0, 1)
+        assert run.history.attempts[0] == Replay(0, 1)
         assert run.history.current == 0
-    assert History((Attempt(0, 3),)).joined([Attempt(2, 4)]).attempts == (Attempt(0, 4),)
+    assert ReplayHistory((Replay(0, 3),)).joined([Replay(2, 4)]).attempts == (Replay(0, 4),)
 
 
 def test_a_run_is_not_copied_and_keeps_its_data():
@@ -76,17 +76,17 @@ TWICE = {
 
 @pytest.mark.parametrize("which", TWICE)
 def test_one_person_under_two_names_is_not_two_units(which):
-    with pytest.raises(BadInput, match="two units that differ in how they are written alone"):
+    with pytest.raises(InvalidInputError, match="two units that differ in how they are written alone"):
         number_units(TWICE[which])
     kinds = {type(name) for name in TWICE[which]}
     if kinds == {str}:
-        with pytest.raises(BadInput, match="two units that differ in how"):
+        with pytest.raises(InvalidInputError, match="two units that differ in how"):
             number_units(np.asarray(TWICE[which]))
 
 
 @pytest.mark.parametrize("missing", [("x", None), ("x", float("nan")), ("x", (1, float("nan")))])
 def test_a_key_of_several_parts_with_one_missing_names_nobody(missing):
-    with pytest.raises(BadInput, match="some rows have no unit"):
+    with pytest.raises(InvalidInputError, match="some rows have no unit"):
         number_units([("x", 1), missing])
 
 

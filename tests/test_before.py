@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush import make_plan
-from hush.before import Before, Values, make_releases
-from hush.charging import charge
-from hush.checkpoint import Checkpoints
-from hush.errors import BadInput, Refused
-from hush.ledger.account import BudgetSpent, Ledger
+from hush.checkpointing import Checkpoints
+from hush.data_release import DataRelease, Values, make_releases
+from hush.errors import InvalidInputError, Refused
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import BudgetSpent, charge
 from hush.plan import Plan
 from hush.randomness import Secret
-from hush.ranges import calibrate_ranges, plan_ranges
 from hush.run import Run
+from hush.statistics.ranges import calibrate_ranges, plan_ranges
 
 ROWS = 400
 SETTING = {"examples": ROWS, "batch_size": 40, "steps": 20, "delta": 1e-5, "counted": True}
@@ -41,17 +41,17 @@ def losses(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(content[0] / 100), content[1], reduction="none")
 
 
-def part_for(rows: Tensor, near: str = "zero-out") -> Before:
+def part_for(rows: Tensor, near: str = "zero-out") -> DataRelease:
     return plan_ranges(rows, [0, 1], calibrate_ranges(1.0, 1e-6, columns=2, adjacency=near), population=ROWS)
 
 
-def start(rows: tuple[Tensor, Tensor], part: Before, secret: int | Secret | None = 3, **given: object) -> Run:
+def start(rows: tuple[Tensor, Tensor], part: DataRelease, secret: int | Secret | None = 3, **given: object) -> Run:
     torch.manual_seed(0)
     plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,), **given)
     return plan.start(nn.Linear(2, 2), losses, rows, secret=secret)
 
 
-def start_on_pairs(part: Before) -> Run:
+def start_on_pairs(part: DataRelease) -> Run:
     """A run in which two rows are one example."""
     torch.manual_seed(0)
     setting = SETTING | {"examples": ROWS // 2, "unit": "pair", "epsilon": 3.0}
@@ -62,8 +62,8 @@ def start_on_pairs(part: Before) -> Run:
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a process of its own, as far as noise that was drawn is concerned."""
-    monkeypatch.setattr("hush.before._met", {})
-    monkeypatch.setattr("hush.before._made", {})
+    monkeypatch.setattr("hush.data_release._met", {})
+    monkeypatch.setattr("hush.data_release._made", {})
 
 
 def spent(path: Path) -> list[object]:
@@ -136,7 +136,7 @@ def in_a_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def begin(folder: Path, rows: tuple[Tensor, Tensor], part: Before) -> tuple[Run, Checkpoints]:
+def begin(folder: Path, rows: tuple[Tensor, Tensor], part: DataRelease) -> tuple[Run, Checkpoints]:
     """A run in its private directory, new or resumed, entered in a ledger."""
     checkpoints = Checkpoints(folder)
     checkpoints.tell = lambda text: None
@@ -222,7 +222,7 @@ def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pyte
         make_releases(again, [part_for(other[0])], tmp_path)
     with pytest.raises(Refused, match="was drawn for other data"):
         make_releases(again, [part_for(other[0])])  # in this process, with nothing kept
-    monkeypatch.setattr("hush.before._met", {})  # in another process the file knows
+    monkeypatch.setattr("hush.data_release._met", {})  # in another process the file knows
     with pytest.raises(Refused, match="was drawn for other data"):
         make_releases(again, [part_for(other[0])], tmp_path)
     one = rows[0].clone()
@@ -241,7 +241,7 @@ def test_the_same_noise_never_comes_at_two_scales(tmp_path: Path, monkeypatch: p
     for folder in (None, tmp_path):
         with pytest.raises(Refused, match="or at another scale"):
             make_releases(start(rows, more, secret), [more], folder)
-        monkeypatch.setattr("hush.before._met", {})
+        monkeypatch.setattr("hush.data_release._met", {})
 
 
 def test_one_entry_of_the_plan_pays_for_one_release() -> None:
@@ -290,14 +290,14 @@ def test_what_the_event_does_not_hold_is_refused() -> None:
     less = replace(part, beside=replace(part.beside, event=dp_event.GaussianDpEvent(0.1)))
     with pytest.raises(Refused, match="does not hold"):
         make_releases(start(data(), part), [less])
-    with pytest.raises(BadInput, match="have the same key"):
+    with pytest.raises(InvalidInputError, match="have the same key"):
         make_releases(start(data(), part), [part, part])
 
 
 def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
     part = part_for(data()[0])
     (tmp_path / "before-ranges.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(BadInput, match="is damaged, and what it holds is released once: start a new run"):
+    with pytest.raises(InvalidInputError, match="is damaged, and what it holds is released once: start a new run"):
         make_releases(start(data(), part), [part], tmp_path)
 
 

@@ -13,20 +13,20 @@ from dp_accounting import dp_event, pld, privacy_accountant
 from torch import nn
 
 from hush import make_plan
-from hush.attempts import Attempt, History
-from hush.beside import Beside
-from hush.card import make_card
-from hush.charging import cost_of
-from hush.claims import account_attempts, claim_attempts
-from hush.errors import BadInput, Refused
+from hush.accounting import events
+from hush.accounting.accountant import epsilon
+from hush.accounting.guarantee import ROUNDING
+from hush.data_release import ComposedRelease
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import Replay, ReplayHistory, account_attempts, claim_attempts, make_card
+from hush.ledger.run_account import cost_of
 from hush.plan import Plan
-from hush.privacy import event_json
-from hush.privacy.accounting import epsilon
-from hush.privacy.assumptions import ROUNDING
 
 SETTING = {"examples": 1000, "batch_size": 100, "steps": 50, "delta": 1e-5}
-AGES = Beside("a noisy histogram of the ages", dp_event.GaussianDpEvent(8.0), "add-remove", assumptions=("bins",))
-FIGURES = Beside("noisy figures", dp_event.GaussianDpEvent(5.0), "add-remove", lost=1e-8)
+AGES = ComposedRelease(
+    "a noisy histogram of the ages", dp_event.GaussianDpEvent(8.0), "add-remove", assumptions=("bins",)
+)
+FIGURES = ComposedRelease("noisy figures", dp_event.GaussianDpEvent(5.0), "add-remove", lost=1e-8)
 
 
 def plan(sigma: float = 1.5, **given: object) -> Plan:
@@ -80,7 +80,7 @@ def test_every_number_of_steps_holds_them() -> None:
 
 
 def test_steps_taken_again_are_composed_with_them_once() -> None:
-    both, history = plan(beside=(FIGURES,)), History((Attempt(0, 30), Attempt(10, 50)), 1)
+    both, history = plan(beside=(FIGURES,)), ReplayHistory((Replay(0, 30), Replay(10, 50)), 1)
     claim = claim_attempts(both, history.attempts)[0]
     alone = claim_attempts(plan(), history.attempts)[0]
     assert claim.event == dp_event.ComposedDpEvent([alone.event, FIGURES.event])
@@ -107,7 +107,7 @@ def test_the_sentence_and_the_card_name_them() -> None:
 
 @pytest.mark.parametrize("name", ["guarantee", "claims", "accounting", "steps", "plan", "digests", "own_digest"])
 def test_figures_take_no_place_of_the_card(name: str) -> None:
-    with pytest.raises(BadInput, match=f"cannot have the name '{name}'"):
+    with pytest.raises(InvalidInputError, match=f"cannot have the name '{name}'"):
         make_card(plan(), steps_taken=50, figures={"accuracy": 0.5, name: {"epsilon": 0.1}})
 
 
@@ -115,7 +115,7 @@ def test_the_ledger_pays_for_them_from_the_first_step_on() -> None:
     first, last = (cost_of(plan(beside=(FIGURES,)))(steps) for steps in (1, 50))
     assert first.event.events[1] == last.event.events[1] == FIGURES.event
     assert first.lost >= 1e-8
-    assert event_json.from_json(event_json.to_json(last.event)) == last.event
+    assert events.from_json(events.to_json(last.event)) == last.event
 
 
 def test_the_identity_speaks_of_them_only_where_they_are() -> None:
@@ -146,9 +146,9 @@ def test_what_cannot_be_composed_is_refused() -> None:
         make_plan("dp-dice", **SETTING, noise_multiplier=2.0, beside=(FIGURES,))
     with pytest.raises(Refused, match="adds no noise, so noisy figures beside it would protect nobody"):
         replace(make_plan("sgd", **SETTING), beside=(FIGURES,))
-    with pytest.raises(BadInput, match="must be one of dp-accounting's that can be written down"):
-        Beside("mystery", object(), "add-remove")
-    with pytest.raises(BadInput, match="needs a name"):
-        Beside(" ", dp_event.GaussianDpEvent(1.0), "add-remove")
-    with pytest.raises(BadInput, match="must lie between 0 and 1"):
+    with pytest.raises(InvalidInputError, match="must be one of dp-accounting's that can be written down"):
+        ComposedRelease("mystery", object(), "add-remove")
+    with pytest.raises(InvalidInputError, match="needs a name"):
+        ComposedRelease(" ", dp_event.GaussianDpEvent(1.0), "add-remove")
+    with pytest.raises(InvalidInputError, match="must lie between 0 and 1"):
         replace(FIGURES, lost=1.0)

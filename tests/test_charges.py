@@ -12,20 +12,19 @@ from dp_accounting import dp_event
 from torch import nn
 from torch.nn import functional
 
-from hush.attempts import Attempt, History
-from hush.charging import charge, cost_of
-from hush.checkpoint import Checkpoints
-from hush.claims import find_accounted_delta
-from hush.errors import BadInput, Refused
-from hush.ledger.account import Ledger
-from hush.loop import train
-from hush.matrices.tree import Tree
+from hush.accounting.accountant import epsilon
+from hush.accounting.noise_tails import SHARE, Tails
+from hush.checkpointing import Checkpoints
+from hush.clipping import ErrorFeedback
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import Replay, ReplayHistory, find_accounted_delta
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import charge, cost_of
+from hush.matrix_factorization.tree import Tree
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.privacy.accounting import epsilon
-from hush.privacy.scale import SHARE, Tails
-from hush.queries import ErrorFeedback
 from hush.run import Run
+from hush.training import train
 
 N, STEPS, BATCH = 40, 8, 10
 
@@ -93,7 +92,7 @@ def renewed(p: Plan, directory: Path, **how) -> Run:
     begun(p, directory, 4, **how)
     (directory / "checkpoint-0000000004.safetensors").unlink()
     run = resumed(p, directory, 6, told=other_losses, **how)
-    assert run.history.attempts == (Attempt(0, 4), Attempt(3, 6))
+    assert run.history.attempts == (Replay(0, 4), Replay(3, 6))
     return run
 
 
@@ -204,7 +203,7 @@ def test_a_run_set_back_by_hand_does_not_use_its_noise_twice(tmp_path) -> None:
     run._summing.losses = other_losses
     go(run, kept, STEPS)
     kept.close()
-    assert run.history.attempts == (Attempt(0, 6), Attempt(3, STEPS))
+    assert run.history.attempts == (Replay(0, 6), Replay(3, STEPS))
 
 
 @pytest.mark.parametrize("ledger", [["x"], {}, {"name": 1, "path": "l", "dataset": "d"}, "l.jsonl"])
@@ -213,7 +212,7 @@ def test_a_checkpoint_whose_ledger_is_none_is_said_to_be_crafted(ledger, tmp_pat
     run, kept = start(plan()), Checkpoints(tmp_path)
     saved = kept.newest().saved
     try:
-        with pytest.raises(BadInput, match="holds a checkpoint that this hush did not write"):
+        with pytest.raises(InvalidInputError, match="holds a checkpoint that this hush did not write"):
             kept.restore(run, replace(saved, facts={**saved.facts, "ledger": ledger}))
     finally:
         kept.close()
@@ -268,7 +267,7 @@ def test_tails_that_one_run_can_afford_are_counted_whole_where_several_are_compo
 def test_a_run_with_steps_taken_again_counts_its_tails_whole() -> None:
     p, adds_up = with_short_tails()
     run = start(p)
-    run._history = History((Attempt(0, 4), Attempt(3, 6)), 1)
+    run._history = ReplayHistory((Replay(0, 4), Replay(3, 6)), 1)
     event, left = run.guarantee.event, p.delta - 2 * adds_up
     assert run.guarantee.epsilon >= epsilon(event, left, adjacency=p.neighbours) * (1 - 1e-9)
 
@@ -279,7 +278,7 @@ def test_every_attempt_of_a_run_that_is_one_gaussian_has_tails_of_its_own() -> N
     p = run.plan
     assert p.find_tails(run.coordinates).shared  # by all steps
     assert p.tails > 0
-    history = History((Attempt(0, 2), Attempt(1, 3), Attempt(2, 2)), 2)
+    history = ReplayHistory((Replay(0, 2), Replay(1, 3), Replay(2, 2)), 2)
     found = find_accounted_delta(p, history, run.coordinates)
     assert p.delta - found >= 3 * p.find_tails(run.coordinates).cost() * (1 - 1e-9)
     run._history = history

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hush.checkpoint import Checkpoints
-from hush.loop import train
-from hush.rules import SGD, Adam, TorchOptim
+from hush.checkpointing import Checkpoints
+from hush.optimizers import SGD, Adam, TorchOptim
+from hush.training import train
 from stopping import METHODS, STEPS, plan, resumed, same, start, stopped, straight
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hush.checkpoint import Checkpoints, Unreadable
-from hush.checkpoint.file import read_checkpoint, to_bytes
+from hush.checkpointing import Checkpoints, Unreadable
+from hush.checkpointing.checkpoint import read_checkpoint, to_bytes
 from hush.errors import Refused
-from hush.loop import train
+from hush.training import train
 from stopping import STEPS, plan, resumed, same, start, stopped, straight
 
 
@@ -72,7 +72,7 @@ class TestFile:
             read_checkpoint(path)
 
     def test_one_of_an_earlier_version_says_what_to_do(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("hush.checkpoint.file.FORMAT", "hush checkpoint 2")
+        monkeypatch.setattr("hush.checkpointing.checkpoint.FORMAT", "hush checkpoint 2")
         stopped(plan(), tmp_path, 3)
         monkeypatch.undo()
         with pytest.raises(Unreadable, match="another version of hush.*finish the run with that version"):

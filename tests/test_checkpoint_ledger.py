@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from hush.charging import charge
-from hush.checkpoint import Checkpoints
-from hush.checkpoint.file import read_checkpoint
+from hush.checkpointing import Checkpoints
+from hush.checkpointing.checkpoint import read_checkpoint
 from hush.errors import Refused
-from hush.ledger.account import Ledger
-from hush.ledger.scope import Scope
-from hush.loop import train
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import charge
+from hush.ledger.total import Scope
+from hush.training import train
 from stopping import METHODS, STEPS, plan, start, stopped
 
 

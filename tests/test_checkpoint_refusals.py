@@ -9,13 +9,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from hush.checkpoint import Checkpoints
-from hush.checkpoint.directory import tell_difference
-from hush.checkpoint.file import read_checkpoint
-from hush.errors import BadInput, HushError, Refused
-from hush.loop import train
+from hush.checkpointing import Checkpoints
+from hush.checkpointing.checkpoint import read_checkpoint, tell_difference
+from hush.errors import HushError, InvalidInputError, Refused
+from hush.optimizers import SGD
 from hush.plan import Plan
-from hush.rules import SGD
+from hush.training import train
 from stopping import STEPS, N, data, losses, model, plan, resumed, same, start, stopped, straight
 
 
@@ -83,7 +82,9 @@ class TestRefusals:
     def test_another_model(self, tmp_path):
         stopped(plan(), tmp_path, 3)
         other = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 3))
-        self.refuse(tmp_path, plan(), "the saved model is another one: it differs in 0.bias", BadInput, model=other)
+        self.refuse(
+            tmp_path, plan(), "the saved model is another one: it differs in 0.bias", InvalidInputError, model=other
+        )
 
     def test_other_frozen_weights(self, tmp_path):
         def frozen(seed: int) -> nn.Module:
@@ -102,7 +103,7 @@ class TestRefusals:
 
     def test_two_at_once(self, tmp_path):
         first = Checkpoints(tmp_path / "private")
-        with pytest.raises(BadInput, match="another process is training in"):
+        with pytest.raises(InvalidInputError, match="another process is training in"):
             Checkpoints(tmp_path / "private")
         first.close()
         Checkpoints(tmp_path / "private").close()

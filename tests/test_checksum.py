@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.checksum import EVERY, WIDTH, _mix_places, _weigh_rows, checksum, fold_words, multiply_by_sums
+from hush._internal.tensors import EVERY, WIDTH, _mix_places, _weigh_rows, checksum, fold_words, multiply_by_sums
 
 CPU = torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(1)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hush.arithmetic import BLOCK, DOUBLE, Seats, charge
+from hush.clipping import BY_TABLE, Channel, PlainSumProof
+from hush.distributed.consistency import STANDING
+from hush.distributed.group import Batch, SingleProcess
 from hush.errors import Refused
-from hush.gradients import record
-from hush.gradients.verdicts import verdict_of
 from hush.methods import make_plan
-from hush.queries import BY_TABLE, ByTable, Channel
+from hush.per_example.chunks import BLOCK, DOUBLE, Seats, charge
+from hush.per_example.engine import verdict_of
+from hush.per_example.gradients import per_example_gradients
 from hush.sampling import Room
-from hush.standing import STANDING
-from hush.stepping import Alone, Batch
 from neighbours import CLIP, Shipped, Stage
 
 
@@ -185,7 +185,7 @@ class Counting:
     def observe(self, release: Any, update: Any, public: Any) -> Any:
         return public
 
-    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> ByTable:
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
         return BY_TABLE
 
 
@@ -223,7 +223,7 @@ def test_rows_padded_to_their_batch_are_refused_in_rigorous_arithmetic() -> None
 
 
 def test_what_processes_add_is_in_float64() -> None:
-    class Two(Alone):
+    class Two(SingleProcess):
         def total(self, sums: Any) -> Any:
             assert all(v.dtype == torch.float64 for named in sums.values() for v in named.values())
             if STANDING in sums:
@@ -253,8 +253,8 @@ def test_a_comparison_that_stops_with_an_error_is_made_again() -> None:
 
     model = Once(20, 3)
     with pytest.raises(ValueError, match="not yet"):
-        record(model, losses, data(9))
+        per_example_gradients(model, losses, data(9))
     assert not verdict_of(model, losses).checked
     model.broken = False
-    record(model, losses, data(9))
+    per_example_gradients(model, losses, data(9))
     assert verdict_of(model, losses).checked

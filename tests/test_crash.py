@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from hush.checkpoint import Checkpoints
+from hush.checkpointing import Checkpoints
 from hush.cli import main
-from hush.handover import verify_release
-from hush.ledger.account import Ledger
+from hush.ledger.book import Ledger
 from hush.methods import make_plan
+from hush.release.verify import verify_release
 
 KILLS = int(os.environ.get("HUSH_KILLS", "8"))
 STEPS, EVERY = 60, 5
@@ -283,9 +283,9 @@ def test_asked_to_stop_it_stops_cleanly(number, straight, stated, tmp_path, capf
     read, write = os.pipe()
 
     def work() -> int:
-        from hush.cli import taking
+        from hush.cli import train
 
-        take = taking.take_steps
+        take = train.take_steps
 
         def told(run, **how):
             for record in take(run, **how):
@@ -293,7 +293,7 @@ def test_asked_to_stop_it_stops_cleanly(number, straight, stated, tmp_path, capf
                     os.kill(os.getpid(), number)
                 yield record
 
-        taking.take_steps = told
+        train.take_steps = told
         sys.stderr = os.fdopen(write, "w", buffering=1)
         return main(training(out))
 

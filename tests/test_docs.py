@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import hush
-import hush.data
-from hush import matrices
+import hush.tabular
+from hush import matrix_factorization
 from hush.cli import main
+from hush.datasets import catalogue as table
 from hush.methods import catalogue, correlated
-from hush.problems import table
 from replay import sensitivities
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,9 +109,9 @@ def _losses(model, content) -> torch.Tensor:
 def test_extend_by_a_dataset(here: Path, monkeypatch) -> None:
     loader, data, row = blocks("extend.md", "py")
     (here / "wine.py").write_text(loader)
-    monkeypatch.setattr(hush.data, "__path__", [*hush.data.__path__, str(here)])
+    monkeypatch.setattr(hush.tabular, "__path__", [*hush.tabular.__path__, str(here)])
     text = Path(table.__file__).read_text()
-    for place, added in (("from hush.data import ", "wine, "), ("adult.CLASSES)\n", data), ("\n_ROWS = (\n", row)):
+    for place, added in (("from hush.tabular import ", "wine, "), ("adult.CLASSES)\n", data), ("\n_ROWS = (\n", row)):
         assert text.count(place) == 1
         text = text.replace(place, place + added)
     (here / "table_with_wine.py").write_text(text)
@@ -211,14 +211,20 @@ def test_methods_that_are_named_exist(page: Path) -> None:
 
 
 def test_the_readme_of_matrices_has_every_correlated_method_and_only_functions_that_exist() -> None:
-    text = (ROOT / "src" / "hush" / "matrices" / "README.md").read_text()
+    text = (ROOT / "src" / "hush" / "matrix_factorization" / "README.md").read_text()
     correlated_ones = {name for name, method in catalogue().items() if method.__module__ == correlated.__name__}
     rows = set(re.findall(r"^\| `(dp-[a-z-]+)`", text, re.MULTILINE))
     assert rows == correlated_ones
     functions = set(re.findall(r"`([A-Za-z_]+)\(", text))
     assert len(functions) > 10
-    assert {name for name in functions if not hasattr(matrices, name)} <= {"first", "step"}  # methods of a structure
+    assert {name for name in functions if not hasattr(matrix_factorization, name)} <= {
+        "first",
+        "step",
+    }  # methods of a structure
     for name in re.findall(r"`\.([a-z_]+)\(", text):
-        assert any(hasattr(kind, name) for kind in (matrices.Structure, matrices.Tree, matrices.Workload)), name
+        assert any(
+            hasattr(kind, name)
+            for kind in (matrix_factorization.Strategy, matrix_factorization.Tree, matrix_factorization.Workload)
+        ), name
     files = set(re.findall(r"`([a-z_]+\.py)`", text))
-    assert files <= {path.name for path in (ROOT / "src" / "hush" / "matrices").glob("*.py")}
+    assert files <= {path.name for path in (ROOT / "src" / "hush" / "matrix_factorization").glob("*.py")}

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.artefact import Architecture, Description
-from hush.artefact.description import describe_table
-from hush.data.schema import Column, Schema
-from hush.data.tables import read_table
-from hush.errors import BadInput
-from hush.exchange import FORMATS, describe_columns, describe_pixels, export_program, export_release
-from hush.problems.models import Encoder, mlp, small_cnn
+from hush.datasets.models import Encoder, mlp, small_cnn
+from hush.errors import InvalidInputError
+from hush.release.description import Architecture, Description, describe_table
+from hush.release.export import FORMATS, describe_columns, describe_pixels, export_program, export_release
+from hush.tabular.columns import Column
+from hush.tabular.encode import read_table
+from hush.tabular.schema import Schema
 
 COLUMNS = (
     Column("ward", "category", values=("north", "south", "east")),
@@ -210,16 +210,16 @@ class Peeking(nn.Module):
 
 
 def test_a_model_whose_code_looks_at_values_is_refused_in_words() -> None:
-    with pytest.raises(BadInput, match="must not depend on what the inputs hold"):
+    with pytest.raises(InvalidInputError, match="must not depend on what the inputs hold"):
         export_program(Peeking(), (4,), "torch")
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(BadInput, match="format"):
+    with pytest.raises(InvalidInputError, match="format"):
         export_program(mlp([4, 3, 2]), (4,), "pickle")
 
 
 def test_without_onnx_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(BadInput, match=r"pip install '\S+\[onnx\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install '\S+\[onnx\]'"):
         export_program(mlp([4, 3, 2]), (4,), "onnx")

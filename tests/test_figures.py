@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from hush.errors import BadInput
-from hush.figures import Counts, count_rows, from_counts, judge_classes, judge_values, verdict
+from hush.errors import InvalidInputError
+from hush.statistics.metrics import Counts, count_rows, from_counts, judge_classes, judge_values, verdict
 
 
 def example(rows: int, classes: int, seed: int = 0, skill: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -139,9 +139,9 @@ def test_numbers_have_the_oracle_s_figures() -> None:
     assert found.rmse == pytest.approx(metrics.root_mean_squared_error(targets, predictions))
     assert found.r2 == pytest.approx(metrics.r2_score(targets, predictions))
     assert judge_values([1.0, 3.0], [2.0, 2.0]).r2 is None
-    with pytest.raises(BadInput, match="finite"):
+    with pytest.raises(InvalidInputError, match="finite"):
         judge_values([math.nan], [1.0])
-    with pytest.raises(BadInput, match="one for each"):
+    with pytest.raises(InvalidInputError, match="one for each"):
         judge_values([1.0], [1.0, 2.0])
 
 
@@ -160,5 +160,5 @@ def test_numbers_have_the_oracle_s_figures() -> None:
     ],
 )
 def test_what_cannot_be_judged_is_refused(shares: list, labels: list, words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         judge_classes(shares, labels)

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from hush import files
-from hush.files import (
+from hush._internal import storage
+from hush._internal.storage import (
     NoLocks,
     append_durably,
+    cache_put,
+    file_lock,
     find_cache,
-    give_back,
-    keep,
     lock_file,
     move_atomic,
     recall,
-    take_turn,
     try_lock,
+    unlock,
     write_atomic,
 )
 
-SOURCE = Path(files.__file__).parent
+SOURCE = Path(storage.__file__).parent
 CALLS = re.compile(r"fcntl|flock|os\.replace|os\.rename|os\.link|fsync|tempfile|mkstemp")
 
 
@@ -52,7 +52,7 @@ def test_no_other_module_does_this() -> None:
 class TestWholeOrAbsent:
     def test_a_write_that_fails_leaves_what_was_there(self, tmp_path, monkeypatch):
         path = tmp_path / "file"
-        write_atomic(path, b"old", mode=files.PRIVATE)
+        write_atomic(path, b"old", mode=storage.PRIVATE)
         assert path.stat().st_mode & 0o777 == 0o600
         monkeypatch.setattr(os, "fsync", refuse)
         with pytest.raises(OSError, match="No locks"):
@@ -63,7 +63,7 @@ class TestWholeOrAbsent:
     @pytest.mark.parametrize("where", ["write", "fsync"])
     def test_an_append_that_fails_leaves_what_was_there(self, tmp_path, monkeypatch, where):
         path = tmp_path / "log"
-        append_durably(path, b"one\n", mode=files.PRIVATE)
+        append_durably(path, b"one\n", mode=storage.PRIVATE)
         real = os.write
 
         def some(descriptor: int, content: bytes) -> int:
@@ -98,38 +98,36 @@ class TestWholeOrAbsent:
 
 class TestLocks:
     def test_a_lock_on_a_file_that_was_removed_meanwhile_is_taken_anew(self, tmp_path, monkeypatch):
-        path, real = tmp_path / "lock", files._lock
+        path, real = tmp_path / "lock", storage._lock
 
         def remove_first(descriptor, at, *, wait):
-            monkeypatch.setattr(files, "_lock", real)
+            monkeypatch.setattr(storage, "_lock", real)
             path.unlink()
             return real(descriptor, at, wait=wait)
 
-        monkeypatch.setattr(files, "_lock", remove_first)
+        monkeypatch.setattr(storage, "_lock", remove_first)
         held = try_lock(path)
         assert path.exists()
         assert try_lock(path) is None
-        give_back(held)
+        unlock(held)
 
     def test_one_holder(self, tmp_path):
         path = tmp_path / "lock"
-        held = try_lock(path, mode=files.PRIVATE)
+        held = try_lock(path, mode=storage.PRIVATE)
         assert held is not None
         assert path.stat().st_mode & 0o777 == 0o600
         assert try_lock(path) is None
-        give_back(held)
+        unlock(held)
         again = try_lock(path)
         assert again is not None
-        give_back(again)
+        unlock(again)
 
     def test_it_ends_with_its_holder(self, tmp_path):
-        script = (
-            "import os, sys, pathlib; from hush.files import try_lock; try_lock(pathlib.Path(sys.argv[1])); os._exit(9)"
-        )
+        script = "import os, sys, pathlib; from hush._internal.storage import try_lock; try_lock(pathlib.Path(sys.argv[1])); os._exit(9)"
         assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], check=False).returncode == 9
         held = try_lock(tmp_path / "lock")
         assert held is not None
-        give_back(held)
+        unlock(held)
 
     def test_it_ends_with_its_holder_though_a_worker_lives_on(self, tmp_path):
         path = tmp_path / "lock"
@@ -141,10 +139,10 @@ class TestLocks:
         assert here.recv() == "begun"
         try:
             assert try_lock(path) is None
-            give_back(held)
+            unlock(held)
             again = try_lock(path)
             assert again is not None
-            give_back(again)
+            unlock(again)
         finally:
             worker.terminate()
             worker.join()
@@ -163,11 +161,11 @@ class TestLocks:
         path = tmp_path / "turn"
         if kind == "folder":
             path.mkdir()
-        with take_turn(path):
+        with file_lock(path):
             other = os.open(path, os.O_RDONLY)
             assert not lock_file(other, wait=False)
             os.close(other)
-        with take_turn(path):
+        with file_lock(path):
             pass
 
     def test_a_disk_without_locks(self, tmp_path, monkeypatch):
@@ -175,14 +173,14 @@ class TestLocks:
         sentence = r"the disk under '.*' cannot lock files \(no locks available\): use a local disk"
         with pytest.raises(NoLocks, match=sentence):
             try_lock(tmp_path / "lock")
-        with pytest.raises(NoLocks, match=sentence), take_turn(tmp_path / "turn"):
+        with pytest.raises(NoLocks, match=sentence), file_lock(tmp_path / "turn"):
             pytest.fail("nobody has a turn here")
 
     def test_locks_that_do_nothing(self, tmp_path, monkeypatch):
         monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-        with pytest.raises(NoLocks, match="locks do nothing"), take_turn(tmp_path / "turn"):
+        with pytest.raises(NoLocks, match="locks do nothing"), file_lock(tmp_path / "turn"):
             pytest.fail("nobody has a turn here")
-        with take_turn(tmp_path / "turn", prove=False):
+        with file_lock(tmp_path / "turn", prove=False):
             pass
 
 
@@ -203,7 +201,7 @@ class TestCache:
     def test_one_that_cannot_be_written_is_no_failure(self, tmp_path):
         (tmp_path / "file").write_text("")
         path = tmp_path / "file" / "entry"
-        keep(path, b"content")
+        cache_put(path, b"content")
         assert recall(path, read, lambda: "made.", str.encode) == "made."
         assert (tmp_path / "file").read_text() == ""
 

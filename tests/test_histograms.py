@@ -14,12 +14,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from hush.class_counts import calibrate_class_counts, plan_class_weights, weigh_classes
-from hush.errors import BadInput
-from hush.histograms import FINEST, HistogramNoise, add_cell_noise, calibrate_histograms, count_cells, weigh_units
-from hush.privacy.scale import grid
+from hush.accounting.noise_tails import grid
+from hush.errors import InvalidInputError
 from hush.randomness import Secret
-from hush.ranges import (
+from hush.statistics.class_counts import calibrate_class_counts, plan_class_weights, weigh_classes
+from hush.statistics.histogram import (
+    FINEST,
+    HistogramNoise,
+    add_cell_noise,
+    calibrate_histograms,
+    count_cells,
+    weigh_units,
+)
+from hush.statistics.ranges import (
     COARSE,
     FINE,
     SHARES,
@@ -108,7 +115,7 @@ def test_cells_are_what_they_are_said_to_be() -> None:
     middle = COARSE // 2
     assert find_octaves(values).tolist() == [middle, 103, 103, 104, 41, 39, middle, 73, COARSE - 1, 0, -1]
     assert count_cells(np.array([1, -1, 1]), 3).tolist() == [0, 2, 0]
-    with pytest.raises(BadInput, match="a cell has the number 3, and there are 3"):
+    with pytest.raises(InvalidInputError, match="a cell has the number 3, and there are 3"):
         count_cells(np.array([3]), 3)
 
 
@@ -154,7 +161,7 @@ def test_the_noise_is_calibrated_to_its_epsilon(adjacency: str) -> None:
 def test_more_rounds_and_columns_of_noise_are_charged_for() -> None:
     one = calibrate_histograms(1.0, 1e-6, columns=1, cells=10)
     assert calibrate_histograms(1.0, 1e-6, columns=1, cells=10, rounds=2).lost > 1.9 * one.lost
-    with pytest.raises(BadInput, match="the noise is for 1 columns, and 2 are counted"):
+    with pytest.raises(InvalidInputError, match="the noise is for 1 columns, and 2 are counted"):
         add_cell_noise(np.zeros((2, 3)), one, Secret.from_seed(1), 0)
 
 
@@ -195,7 +202,7 @@ def test_missing_values_do_not_contribute() -> None:
 def test_columns_in_pieces_are_counted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, weights = people(1000), weigh_units(np.arange(1000) // 3)
     whole = count_octaves(rows, [0, 2], weights), count_spans(rows, [0], [(0.0, 100.0)], weights)
-    monkeypatch.setattr("hush.ranges.PIECE", 7)
+    monkeypatch.setattr("hush.statistics.ranges.PIECE", 7)
     assert np.array_equal(whole[0], count_octaves(rows, [0, 2], weights))
     assert np.array_equal(whole[1], count_spans(rows, [0], [(0.0, 100.0)], weights))
     assert whole[1].shape == (1, FINE)
@@ -203,12 +210,14 @@ def test_columns_in_pieces_are_counted_alike(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_units_that_are_not_as_many_as_the_rows_are_refused() -> None:
     for ids in (np.arange(4), np.arange(9)):
-        with pytest.raises(BadInput, match="the units are not as many as the rows"):
+        with pytest.raises(InvalidInputError, match="the units are not as many as the rows"):
             count_octaves(people(5)[:, :1], [0], weigh_units(ids)[:4] if len(ids) < 5 else weigh_units(ids))
 
 
 def test_no_column_is_one_sentence() -> None:
-    with pytest.raises(BadInput, match="there is no numeric column without a range: leave --private-ranges out"):
+    with pytest.raises(
+        InvalidInputError, match="there is no numeric column without a range: leave --private-ranges out"
+    ):
         plan_ranges(people(5), [], calibrate_ranges(1.0, 1e-6, columns=1), population=5)
 
 

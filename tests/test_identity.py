@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from hush.checkpoint import Checkpoints
+from hush.checkpointing import Checkpoints
 from hush.errors import Refused
-from hush.loop import train
 from hush.methods import catalogue, make_plan
 from hush.noise import Independent, Stages
+from hush.optimizers import SGD, Adam, Cosine, Grouped, TorchOptim
 from hush.plan import Plan
-from hush.rules import SGD, Adam, Cosine, Grouped, TorchOptim
+from hush.training import train
 
 N, STEPS = 40, 10
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+from hush._internal.identity import NoIdentity, Scope, declared, digest
+from hush._internal.tensors import Named, State
+from hush.clipping import Channel, ClippedSum
 from hush.errors import Refused
-from hush.identity import NoIdentity, Scope, declared, digest
-from hush.matrices import Diagonal
+from hush.matrix_factorization import Diagonal
 from hush.methods import make_plan
-from hush.named import Named, State
 from hush.noise import Independent
+from hush.noise.base import Release
+from hush.optimizers import SGD, TorchOptim
 from hush.plan import Plan
-from hush.queries import Channel, ClippedSum
-from hush.release import Release
-from hush.rules import SGD, TorchOptim
 
 SCOPE = Scope(4)
 

@@ -20,19 +20,20 @@ from dp_accounting import dp_event
 from torch import nn
 from torch.nn import functional
 
+from hush._internal.tensors import Named, State, Sums, trainable
+from hush.accounting.events import find_leaves
+from hush.clipping import BY_TABLE, Channel, Claim, ClippedSum, PlainSumProof, clip_factors, total_norms
+from hush.distributed.group import init_distributed
 from hush.errors import Refused
-from hush.gradients import Point, record
-from hush.matrices import Structure
+from hush.matrix_factorization import Strategy
 from hush.methods import make_plan
-from hush.named import Named, State, Sums, trainable
 from hush.noise import Independent, Rows
+from hush.noise.base import Release
+from hush.optimizers import SGD
+from hush.per_example.augmentation import Point
+from hush.per_example.gradients import per_example_gradients
 from hush.plan import Plan
-from hush.privacy.leaves import find_leaves
-from hush.queries import BY_TABLE, ByTable, Channel, Claim, ClippedSum, clip_factors, total_norms
 from hush.randomness import Secret
-from hush.ranks import join_ranks
-from hush.release import Release
-from hush.rules import SGD
 from hush.sampling import OnePass, Partitioned, Poisson
 from replay import distance, recorded
 
@@ -75,7 +76,7 @@ class TwoPoint:
 
     def piece(self, model, losses, content, public: State) -> Sums:
         ahead = {n: p.detach() + self.gamma * public["direction"][n] for n, p in trainable(model).items()}
-        tape = record(model, losses, content, points=[Point(self.a, ahead), Point(1 - self.a, None)])
+        tape = per_example_gradients(model, losses, content, points=[Point(self.a, ahead), Point(1 - self.a, None)])
         return {"gradient": tape.sum(clip_factors(total_norms(tape.squared_norms()), self.clip, "plain"))}
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
@@ -84,7 +85,7 @@ class TwoPoint:
     def observe(self, release: Release, update: Named, public: State) -> State:
         return {"direction": update}
 
-    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> ByTable:
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
         return BY_TABLE
 
 
@@ -144,7 +145,7 @@ class ErrorFeedback:
         return {}, {"error": {n: torch.zeros_like(p) for n, p in params.items()}}
 
     def piece(self, model, losses, content, public: State) -> Sums:
-        tape = record(model, losses, content)
+        tape = per_example_gradients(model, losses, content)
         weights = clip_factors(total_norms(tape.squared_norms()), self.c1, "plain")
         return {"clipped": tape.sum(weights), "raw": tape.sum((weights > 0).double())}
 
@@ -190,7 +191,7 @@ def test_hidden_state_without_a_claim_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class TwoLeafTree(Structure):
+class TwoLeafTree(Strategy):
     """A binary tree of two leaves as noise: C = [[1, 0], [0, 1], [1, 1]] is tall, three rows of Z for two steps.
 
     The prefix sums are estimated from complete nodes: step 1 sees node 0, step 2 the root, node 2. The noise of a step
@@ -299,7 +300,7 @@ class Rowwise:
     def observe(self, release: Release, update: Named, public: State) -> State:
         return public
 
-    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> ByTable:
+    def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
         return BY_TABLE
 
 
@@ -332,7 +333,7 @@ def test_a_single_release_of_rows() -> None:
 
 def _rank(rank: int, world: int, path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=world)
-    run = plan().start(model(), losses, data(), secret=1, ranks=join_ranks())
+    run = plan().start(model(), losses, data(), secret=1, ranks=init_distributed())
     for batch in run.batches():
         run.step(batch)
     torch.save(run.model.state_dict(), f"{path}/{rank}.pt")

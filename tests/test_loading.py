@@ -11,11 +11,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from hush import BadInput, Refused, make_plan
-from hush.checkpoint import Checkpoints
-from hush.loop import train
+from hush import InvalidInputError, Refused, make_plan
+from hush.checkpointing import Checkpoints
+from hush.data_source import as_source, check_rows, tensors_of
 from hush.plan import COLLATED, DRAWN
-from hush.source import as_source, check_rows, tensors_of
+from hush.training import train
 from replay import sensitivities
 
 N, STEPS = 40, 6
@@ -240,7 +240,7 @@ def mixup(items):
 def test_a_collate_function_that_mixes_examples_is_refused() -> None:
     with pytest.raises(Refused, match="makes an example's row from other examples"):
         plan().start(network(), losses, DataLoader(PAIRS, collate_fn=mixup))
-    with pytest.raises(BadInput, match="examples in its first dimension"):
+    with pytest.raises(InvalidInputError, match="examples in its first dimension"):
         check_rows(as_source(DataLoader(PAIRS, collate_fn=lambda items: (stack(items)[0].mT, torch.tensor(3)))))
 
 
@@ -256,11 +256,13 @@ class Endless(Dataset):
 
 def test_streams_and_loaders_that_do_not_collate_are_refused_in_words() -> None:
     for data in (Stream(), DataLoader(Stream(), batch_size=4)):
-        with pytest.raises(BadInput, match=r"Stream is an IterableDataset.* read it into a list or a map-style"):
+        with pytest.raises(
+            InvalidInputError, match=r"Stream is an IterableDataset.* read it into a list or a map-style"
+        ):
             plan().start(network(), losses, data)
-    with pytest.raises(BadInput, match="give it a batch_size"):
+    with pytest.raises(InvalidInputError, match="give it a batch_size"):
         plan().start(network(), losses, DataLoader(PAIRS, batch_size=None))
-    with pytest.raises(BadInput, match="give the dataset a __len__"):
+    with pytest.raises(InvalidInputError, match="give the dataset a __len__"):
         plan().start(network(), losses, Endless())
 
 
@@ -276,7 +278,7 @@ def test_numpy_arrays_are_data() -> None:
         torch.int64,
     ]
     for bad in (np.array(["a", "b"]), x[::-1], np.array([None])):
-        with pytest.raises(BadInput, match="make it contiguous numbers"):
+        with pytest.raises(InvalidInputError, match="make it contiguous numbers"):
             as_source(bad)
 
 
@@ -301,11 +303,11 @@ def test_data_of_another_size_than_the_plans_are_refused(more, planned, there, s
     if said is None:
         assert p.start(network(), losses, (torch.zeros(there, 3), torch.zeros(there).long())).next == 0
         return
-    with pytest.raises(BadInput, match=f"{said}: make the plan for the number there is"):
+    with pytest.raises(InvalidInputError, match=f"{said}: make the plan for the number there is"):
         p.start(network(), losses, (torch.zeros(there, 3), torch.zeros(there).long()))
 
 
 def test_a_plan_that_was_changed_keeps_the_number_it_was_made_for() -> None:
     swapped = replace(plan(), sampler=plan(examples=50).sampler)
-    with pytest.raises(BadInput, match="made for 50 examples"):
+    with pytest.raises(InvalidInputError, match="made for 50 examples"):
         swapped.start(network(), losses, (X, Y))

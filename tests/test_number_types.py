@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hush import BadInput, make_plan
+from hush import InvalidInputError, make_plan
 
 X, Y = torch.randn(24, 3, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 2
 
@@ -48,7 +48,7 @@ def start(model, data, how=losses):
     ],
 )
 def test_another_type_is_named_before_the_run(model, data, how, said) -> None:
-    with pytest.raises(BadInput, match="the data is " + said.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(InvalidInputError, match="the data is " + said.replace("(", r"\(").replace(")", r"\)")):
         start(model, data, how)
 
 

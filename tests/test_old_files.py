@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hush.bench.execute import Inline
-from hush.bench.frame import read_curves, read_runs
+from hush.bench.dataframes import read_curves, read_runs
+from hush.bench.executors import Inline
 from hush.bench.spec import read_spec
 from hush.bench.store import Store
-from hush.bench.sweeps import sweep
+from hush.bench.sweep import sweep
 from hush.cli import main
 
 OLD = Path(__file__).parent / "fixtures" / "v0.1.0"

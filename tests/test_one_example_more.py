@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hush.queries import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
+from hush.clipping import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
 from neighbours import CLIP, KINDS, MODELS, Shipped, Stage, climb
 
 SEARCH = int(os.environ.get("HUSH_SEARCH", "0"))

@@ -12,13 +12,13 @@ import pytest
 import torch
 from dp_accounting import dp_event
 
-from hush.errors import BadInput, Refused
-from hush.matrices import Diagonal, Structure
+from hush.accounting.guarantee import ROUNDING
+from hush.clipping import BY_TABLE, Channel, Claim
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import event_of
+from hush.matrix_factorization import Diagonal, Strategy
 from hush.methods import catalogue, find, make_plan
 from hush.noise import Independent
-from hush.privacy.assumptions import ROUNDING
-from hush.proofs import event_of
-from hush.queries import BY_TABLE, Channel, Claim
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
 
 T = 12
@@ -26,7 +26,7 @@ IDENTITY = Diagonal(T)
 
 
 @dataclass(frozen=True)
-class Dense(Structure):
+class Dense(Strategy):
     """Correlated noise as far as the table is concerned."""
 
     steps: int = T
@@ -255,44 +255,44 @@ def test_every_private_method_proves_or_labels_its_epsilon(method) -> None:
 class TestBadInput:
     @pytest.mark.parametrize("epsilon", [0, -1.0, math.inf, math.nan])
     def test_epsilon(self, epsilon):
-        with pytest.raises(BadInput, match="epsilon must be"):
+        with pytest.raises(InvalidInputError, match="epsilon must be"):
             plan(noise_multiplier=None, epsilon=epsilon)
 
     @pytest.mark.parametrize("delta", [0, 1, 1.5, -1e-5, math.nan])
     def test_delta(self, delta):
-        with pytest.raises(BadInput, match="delta must"):
+        with pytest.raises(InvalidInputError, match="delta must"):
             plan(delta=delta)
 
     @pytest.mark.parametrize("sigma", [0, -1.0, math.inf, math.nan])
     def test_sigma(self, sigma):
-        with pytest.raises(BadInput, match="noise_multiplier must be"):
+        with pytest.raises(InvalidInputError, match="noise_multiplier must be"):
             plan(noise_multiplier=sigma)
 
     def test_batch_larger_than_the_data(self):
-        with pytest.raises(BadInput, match="batch size 70000 is larger than the data: 60000 examples"):
+        with pytest.raises(InvalidInputError, match="batch size 70000 is larger than the data: 60000 examples"):
             plan(batch_size=70_000)
 
     def test_unknown_names_offer_the_nearest(self):
-        with pytest.raises(BadInput, match="unknown method 'dp-sdg': did you mean 'dp-sgd'"):
+        with pytest.raises(InvalidInputError, match="unknown method 'dp-sdg': did you mean 'dp-sgd'"):
             plan("dp-sdg")
-        with pytest.raises(BadInput, match="no option 'clp': did you mean 'clip'"):
+        with pytest.raises(InvalidInputError, match="no option 'clp': did you mean 'clip'"):
             plan(clp=1.0)
-        with pytest.raises(BadInput, match="unknown sampling 'poison': did you mean 'poisson'"):
+        with pytest.raises(InvalidInputError, match="unknown sampling 'poison': did you mean 'poisson'"):
             plan(sampling="poison")
-        with pytest.raises(BadInput, match="unknown accountant"):
+        with pytest.raises(InvalidInputError, match="unknown accountant"):
             plan(accountant="pdl")
 
     def test_two_noises(self):
-        with pytest.raises(BadInput, match="exactly one of"):
+        with pytest.raises(InvalidInputError, match="exactly one of"):
             plan(epsilon=1.0)
 
     def test_noise_for_ordinary_training(self):
-        with pytest.raises(BadInput, match="adds no noise"):
+        with pytest.raises(InvalidInputError, match="adds no noise"):
             plan("sgd")
 
     def test_a_method_of_ones_own(self):
         assert find("hush.methods.independent:dp_sgd") is catalogue()["dp-sgd"]
-        with pytest.raises(BadInput, match="cannot be imported"):
+        with pytest.raises(InvalidInputError, match="cannot be imported"):
             find("hush.methods:nothing")
 
 

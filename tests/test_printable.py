@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hush._internal.text import dump_json, escape_cell, make_printable
 from hush.cli import main
-from hush.printable import dump_json, escape_cell, make_printable
 
 NASTY = "a\x1b[31mred\x07\x9b2J\u202egnp.\u2028b\r\nc\x00\x7f"
 

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hush.errors import BadInput, Refused
-from hush.figures import Counts, count_rows, from_counts, judge_classes
-from hush.histograms import weigh_units
-from hush.privacy.profile import gaussian_epsilon
-from hush.privacy.scale import grid
-from hush.private_figures import (
+from hush.accounting.gaussian import gaussian_epsilon
+from hush.accounting.noise_tails import grid
+from hush.errors import InvalidInputError, Refused
+from hush.randomness import Secret
+from hush.statistics.histogram import weigh_units
+from hush.statistics.metrics import Counts, count_rows, from_counts, judge_classes
+from hush.statistics.private_metrics import (
     SENSITIVITY,
     CountNoise,
     _with_noise,
@@ -25,7 +26,6 @@ from hush.private_figures import (
     noise_stds,
     release_counts,
 )
-from hush.randomness import Secret
 from hush.textbook.gaussian import analytic_sigma
 from test_figures import example
 
@@ -83,7 +83,7 @@ def test_weights_are_exact_multiples_that_sum_to_one_at_most() -> None:
     shares, labels = example(6, 2)
     released = release_counts(shares, labels, 5.0, 1e-5, units=["a", "b", "a", "c", "a", "b"], unit="person")
     assert released.guarantee.unit == "person"
-    with pytest.raises(BadInput, match="6 rows need as many weights"):
+    with pytest.raises(InvalidInputError, match="6 rows need as many weights"):
         release_counts(shares, labels, 5.0, 1e-5, units=["a"])
 
 
@@ -183,13 +183,13 @@ def test_figures_follow_from_the_noisy_counts(classes: int) -> None:
 
 def test_bad_requests_are_refused() -> None:
     shares, labels = example(30, 2)
-    with pytest.raises(BadInput, match="unknown adjacency"):
+    with pytest.raises(InvalidInputError, match="unknown adjacency"):
         release_counts(shares, labels, 1.0, 1e-5, adjacency="removal")
-    with pytest.raises(BadInput, match="epsilon must be above zero"):
+    with pytest.raises(InvalidInputError, match="epsilon must be above zero"):
         release_counts(shares, labels, 0.0, 1e-5)
     with pytest.raises(Refused, match="cannot deliver"):
         release_counts(shares, labels, 1.0, 1e-18)
-    with pytest.raises(BadInput, match="per patient needs to know whose each row is"):
+    with pytest.raises(InvalidInputError, match="per patient needs to know whose each row is"):
         release_counts(shares, labels, 1.0, 1e-5, unit="patient")
 
 

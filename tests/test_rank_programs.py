@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 ENDS = """
 import atexit, weakref
 import torch.distributed as dist
-from hush.ranks import join_ranks
+from hush.distributed.group import init_distributed as join_ranks
 
 def tell():
     print(dist.is_initialized(), group() is None)

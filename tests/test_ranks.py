@@ -9,17 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hush.checkpoint import Checkpoints
-from hush.checksum import checksum
+from hush._internal.tensors import checksum
+from hush.checkpointing import Checkpoints
+from hush.distributed.consistency import check_shareable
+from hush.distributed.group import SingleProcess, find_own_device
 from hush.errors import Refused
-from hush.loop import train
 from hush.methods import make_plan
-from hush.noising import cut_shards
+from hush.noise_addition import cut_shards
 from hush.randomness import BLOCK
-from hush.ranks import find_own_device
 from hush.run import Run
-from hush.standing import check_shareable
-from hush.stepping import Alone
+from hush.training import train
 from scenes import METHODS, STEPS, N, data, losses, model, plan, play, run_the_page, take_all
 
 
@@ -167,6 +166,6 @@ def test_the_rounding_that_is_charged_holds_for_many_processes() -> None:
 def test_rows_released_before_the_first_step_are_for_one_process() -> None:
     made = make_plan("sanitize-once", examples=N, batch_size=6, steps=6, noise_multiplier=3.0)
     with pytest.raises(Refused, match="in one process"):
-        check_shareable(made, Alone(0, 2))
-    check_shareable(made, Alone())
-    check_shareable(plan("dp-sgd"), Alone(0, 2))
+        check_shareable(made, SingleProcess(0, 2))
+    check_shareable(made, SingleProcess())
+    check_shareable(plan("dp-sgd"), SingleProcess(0, 2))

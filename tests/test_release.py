@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from hush._internal.tensors import State
+from hush.accounting.noise_tails import grid
+from hush.distributed.group import SingleProcess
 from hush.errors import Refused
 from hush.methods import make_plan
-from hush.named import State
 from hush.noise import Independent, Rows
-from hush.noising import Noising
+from hush.noise.base import add_noise
+from hush.noise_addition import NoiseAdder
 from hush.randomness import BLOCK, Secret, normal_of_key
-from hush.release import add_noise, grid
-from hush.stepping import Alone
 from replay import recorded
 
 
@@ -99,7 +100,7 @@ def test_a_large_model_gets_its_noise_in_pieces(monkeypatch: pytest.MonkeyPatch)
     plan = make_plan("dp-sgd", examples=8, batch_size=4, steps=2, noise_multiplier=1.0, noise_end=0.5, noise_stages=2)
     found = []
     for piece in (BLOCK, 10 * BLOCK):
-        monkeypatch.setattr("hush.noising.PIECE", piece)
+        monkeypatch.setattr("hush.noise_addition.PIECE", piece)
         model = nn.Linear(300, 301)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
@@ -130,7 +131,7 @@ def test_noise_with_a_state_that_says_it_comes_in_pieces_is_refused() -> None:
 
 def test_in_slices_it_is_refused_too() -> None:
     made = make_plan("dp-sgd", examples=8, batch_size=4, steps=2, noise_multiplier=1.0)
-    noising = Noising(replace(made, noise=Walking(2)), {"w": torch.zeros(3)}, Alone())
+    noising = NoiseAdder(replace(made, noise=Walking(2)), {"w": torch.zeros(3)}, SingleProcess())
     with pytest.raises(Refused, match="Walking says that it can be drawn in pieces and keeps a state"):
         next(noising.draw("gradient", 3, Secret(b"1" * 32), 0))
 
@@ -148,7 +149,7 @@ ONE_BAND = {
 @pytest.mark.parametrize("method", ONE_BAND)
 def test_no_two_coordinates_share_their_noise(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Noise that is independent over steps comes from streams of several kinds; some keep a block for all pieces."""
-    monkeypatch.setattr("hush.noising.PIECE", BLOCK)
+    monkeypatch.setattr("hush.noise_addition.PIECE", BLOCK)
     how = {"examples": 8, "batch_size": 4, "steps": 2, "noise_multiplier": 1.0} | ONE_BAND[method]
     plan = make_plan(method, **how)
     model = nn.Linear(256, 300)

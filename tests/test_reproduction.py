@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 import pytest
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from hush.accounting.accountant import epsilon
+from hush.accounting.gaussian import gaussian_delta
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.matrices.tree import Tree
-from hush.privacy.accounting import epsilon
-from hush.textbook.gaussian import analytic_sigma, gaussian_delta
+from hush.matrix_factorization.tree import Tree
+from hush.textbook.gaussian import analytic_sigma
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = sorted((ROOT / "results").glob("*.jsonl"))

@@ -215,7 +215,7 @@ def test_a_loss_that_still_moves_says_so(published: SimpleNamespace) -> None:
 
 def test_what_a_loss_of_the_autoencoder_is_worth(published: SimpleNamespace, monkeypatch, data_dir: Path) -> None:
     monkeypatch.setenv("HUSH_DATA", str(data_dir))
-    problem = hush.problems.load("fashion-vae", seed=0)
+    problem = hush.datasets.catalogue.load("fashion-vae", seed=0)
     seen, new = problem.train[0].double(), problem.test[0].double()
 
     def loss(told: Tensor) -> float:

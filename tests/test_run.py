@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from hush.errors import BadInput, Refused
+from hush.errors import InvalidInputError, Refused
 from hush.methods import make_plan
 from hush.randomness import Secret
 from replay import recorded, sensitivities
@@ -252,18 +252,18 @@ class TestRefusals:
     def test_skipped_batch(self):
         batches = plan().start(mlp(), losses, data()).batches()
         next(batches)
-        with pytest.raises(BadInput, match="was not used"):
+        with pytest.raises(InvalidInputError, match="was not used"):
             next(batches)
 
     def test_scalar_loss(self):
         run = plan(sample_rate=1.0).start(mlp(), lambda m, c: functional.cross_entropy(m(c[0]), c[1]), data())
-        with pytest.raises(BadInput, match="one loss per example|one per example"):
+        with pytest.raises(InvalidInputError, match="one loss per example|one per example"):
             run.step(run.batch(0))
 
     @pytest.mark.parametrize(("width", "advice"), [(1, ", or .squeeze(1)"), (2, "")])
     def test_losses_of_two_dimensions(self, width, advice):
         run = plan(sample_rate=1.0).start(mlp(), lambda m, c: m(c[0])[:, :width] ** 2, data())
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(InvalidInputError) as caught:
             run.step(run.batch(0))
         assert str(caught.value).endswith(f"got 2 dimensions: take the mean over the other dimensions{advice}")
 
@@ -292,13 +292,13 @@ class TestRefusals:
         model = mlp()
         for p in model.parameters():
             p.requires_grad_(False)
-        with pytest.raises(BadInput, match="no parameter to train"):
+        with pytest.raises(InvalidInputError, match="no parameter to train"):
             plan().start(model, losses, data())
 
     def test_features_that_are_not_finite(self):
         x, y = data()
         x[3, 2] = math.nan
-        with pytest.raises(BadInput, match="not finite"):
+        with pytest.raises(InvalidInputError, match="not finite"):
             plan().start(mlp(), losses, (x, y))
 
 

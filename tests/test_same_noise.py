@@ -25,12 +25,12 @@ from going_back import (
     taken_back,
     weights,
 )
-from hush.attempts import Attempt, History
-from hush.checkpoint import Checkpoints
-from hush.checkpoint.sums import TagFile
+from hush.checkpointing import Checkpoints
+from hush.checkpointing.sum_log import SumLog
 from hush.errors import Refused
-from hush.gradients import Augmented
-from hush.rules import SGD
+from hush.guarantees import Replay, ReplayHistory
+from hush.optimizers import SGD
+from hush.per_example.augmentation import Augmented
 
 
 def turned(by: float):
@@ -52,7 +52,7 @@ def test_what_changed_the_sums_gets_fresh_noise_and_a_second_charge(which, tmp_p
     assert first.guarantee.epsilon == pytest.approx(p.guarantee().epsilon, rel=1e-6)
     run = resumed(p, tmp_path, **after)
     assert run.secret.key != first.secret.key
-    assert run.history.attempts == (Attempt(0, STEPS), Attempt(3, STEPS))
+    assert run.history.attempts == (Replay(0, STEPS), Replay(3, STEPS))
     both = plan(steps=STEPS + STEPS - 3, noise_multiplier=0.9)  # 8 steps and 5 again, all of the same kind
     assert run.guarantee.epsilon == pytest.approx(both.guarantee().epsilon, rel=1e-4)
     assert run.guarantee.status == "proven"
@@ -72,7 +72,7 @@ def test_unchanged_it_is_the_same_release_and_costs_nothing(which, tmp_path, cap
     again = resumed(p, tmp_path, **before)
     assert torch.equal(weights(again), weights(first))
     assert again.guarantee == first.guarantee
-    assert again.history == History((Attempt(0, STEPS),))
+    assert again.history == ReplayHistory((Replay(0, STEPS),))
     assert capsys.readouterr().err == ""
 
 
@@ -154,7 +154,7 @@ def test_another_order_of_addition_counts(tmp_path) -> None:
     run._summing.microbatch = 11
     go(run, kept)
     kept.close()
-    assert run.history.again == (Attempt(3, STEPS),)
+    assert run.history.again == (Replay(3, STEPS),)
 
 
 class TestBrokenOff:
@@ -167,7 +167,7 @@ class TestBrokenOff:
             taken_back(p, directory, 3)
             calls = 0
             with monkeypatch.context() as patch:
-                real = TagFile.append
+                real = SumLog.append
 
                 def broken(self, *arguments, real=real, number=number):
                     nonlocal calls
@@ -176,13 +176,13 @@ class TestBrokenOff:
                         raise KeyboardInterrupt
                     real(self, *arguments)
 
-                patch.setattr(TagFile, "append", broken)
+                patch.setattr(SumLog, "append", broken)
                 try:
                     resumed(p, directory, losses=other_losses)
                 except KeyboardInterrupt:
                     assert calls == number
             run = resumed(p, directory, losses=other_losses)
-            assert run.history.attempts == (Attempt(0, STEPS), Attempt(3, STEPS))
+            assert run.history.attempts == (Replay(0, STEPS), Replay(3, STEPS))
 
     def test_an_older_checkpoint_with_the_first_secret_goes_on_beside(self, tmp_path) -> None:
         """Fresh noise from step 3 on, then back to a checkpoint from before it: three stretches, all counted."""
@@ -195,5 +195,5 @@ class TestBrokenOff:
         (tmp_path / "old").rename(tmp_path / "checkpoint-0000000003.safetensors")
         run = resumed(p, tmp_path)
         assert torch.equal(weights(run), weights(first))  # the first secret, the first sums
-        assert run.history.attempts == (Attempt(0, STEPS), Attempt(3, 6))
+        assert run.history.attempts == (Replay(0, STEPS), Replay(3, 6))
         assert run.guarantee.epsilon == pytest.approx(plan(steps=STEPS + 3).guarantee().epsilon, rel=1e-4)

@@ -18,12 +18,11 @@ from going_back import (
     start,
     taken_back,
 )
-from hush.attempts import Attempt, History
-from hush.checkpoint import Checkpoints
-from hush.claims import account_attempts
+from hush.accounting.accountant import epsilon
+from hush.checkpointing import Checkpoints
+from hush.guarantees import Replay, ReplayHistory, account_attempts
 from hush.noise import Independent, Stages
 from hush.plan import Plan
-from hush.privacy.accounting import epsilon
 from hush.randomness import Secret, generator
 from hush.sampling import Room, SameOrder
 
@@ -55,7 +54,7 @@ class TestCosts:
     """E(1…s) ∘ E(t+1…T) where every step stands alone; two whole runs where noise or batches tie the steps together."""
 
     def cost(self, p: Plan, start: int, taken: int) -> float:
-        return account_attempts(p, History((Attempt(0, taken), Attempt(start, start)), 1))[0].epsilon
+        return account_attempts(p, ReplayHistory((Replay(0, taken), Replay(start, start)), 1))[0].epsilon
 
     def test_a_schedule(self) -> None:
         p = replace(plan(), noise=Independent(STEPS, Stages(STEPS, 0.5, 4)))
@@ -89,7 +88,7 @@ class TestCosts:
 
     def test_several_times(self) -> None:
         p = plan()
-        history = History((Attempt(0, 6), Attempt(3, 5), Attempt(4, 4)), 2)
+        history = ReplayHistory((Replay(0, 6), Replay(3, 5), Replay(4, 4)), 2)
         found = account_attempts(p, history)[0]
         assert found.epsilon == pytest.approx(plan(steps=6 + 2 + STEPS - 4).guarantee().epsilon, rel=1e-4)
 
@@ -98,7 +97,7 @@ class TestCosts:
         p = plan(method) if method != "dp-matrix-se" else plan(method, steps=N // BATCH)
         taken_back(p, tmp_path, 2)
         run = resumed(p, tmp_path, losses=other_losses)
-        assert run.history.attempts == (Attempt(0, p.steps), Attempt(2, p.steps))
+        assert run.history.attempts == (Replay(0, p.steps), Replay(2, p.steps))
         assert run.guarantee.epsilon == pytest.approx(self.cost(p, 2, p.steps), rel=1e-4)
         back = start(p)
         kept = Checkpoints(tmp_path)

@@ -16,9 +16,9 @@ from going_back import (
     start,
     taken_back,
 )
-from hush.attempts import Attempt
-from hush.checkpoint import Checkpoints
-from hush.checkpoint.sums import ROW, TagFile, tag_of
+from hush.checkpointing import Checkpoints
+from hush.checkpointing.sum_log import ROW, SumLog, tag_of
+from hush.guarantees import Replay
 from hush.randomness import Secret
 from hush.randomness.cipher import compute_tag, encrypt_counters
 
@@ -91,7 +91,7 @@ class TestRecord:
         first = begun(p, tmp_path, 5)
         self.damaged(tmp_path, how)
         run = resumed(p, tmp_path)
-        assert run.history.attempts == (Attempt(0, STEPS), Attempt(5, STEPS))
+        assert run.history.attempts == (Replay(0, STEPS), Replay(5, STEPS))
         assert run.secret.key != first.secret.key
         both = plan(steps=STEPS + STEPS - 5)
         assert run.guarantee.epsilon == pytest.approx(both.guarantee().epsilon, rel=1e-4)
@@ -109,7 +109,7 @@ class TestRecord:
         content = bytearray(path.read_bytes())
         content[content.index(b"\n") + 1 + 5 * ROW.itemsize + 12] ^= 1
         path.write_bytes(bytes(content))
-        assert resumed(p, tmp_path).history.attempts == (Attempt(0, STEPS), Attempt(5, STEPS))
+        assert resumed(p, tmp_path).history.attempts == (Replay(0, STEPS), Replay(5, STEPS))
 
     def test_half_a_tag_is_what_a_kill_left(self, tmp_path) -> None:
         p = plan()
@@ -119,14 +119,14 @@ class TestRecord:
             file.write(b"\x00\x00\x00\x00\x05")
         run = resumed(p, tmp_path)
         assert not run.history.again
-        assert TagFile.read(path).attempts == [Attempt(0, STEPS)]
+        assert SumLog.read(path).attempts == [Replay(0, STEPS)]
 
     def test_it_says_nothing_without_the_secret_and_is_its_owners(self, tmp_path) -> None:
         for name in ("a", "b"):
             begun(plan(), tmp_path / name, 2)
         paths = [next((tmp_path / name).glob("sums-*")) for name in ("a", "b")]
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in paths)
-        tags = [set(TagFile.read(path).again.values()) for path in paths]
+        tags = [set(SumLog.read(path).again.values()) for path in paths]
         assert len(tags[0] | tags[1]) == 4
 
     def test_a_finished_run_may_be_looked_at_without_it(self, tmp_path) -> None:

@@ -20,14 +20,14 @@ from going_back import (
     taken_back,
     weights,
 )
-from hush.attempts import Attempt
-from hush.charging import charge
-from hush.checkpoint import Checkpoints
-from hush.checkpoint.sums import ROW, TagFile
-from hush.checkpoint.witness import read_releases
+from hush.accounting.guarantee import rounded_up
+from hush.checkpointing import Checkpoints
+from hush.checkpointing.noise_reuse_guard import read_releases
+from hush.checkpointing.sum_log import ROW, SumLog
 from hush.errors import Refused
-from hush.ledger.account import BudgetSpent, Ledger
-from hush.privacy.guarantee import rounded_up
+from hush.guarantees import Replay
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import BudgetSpent, charge
 
 
 class TestCard:
@@ -75,7 +75,7 @@ class TestCard:
         content = path.read_bytes()
         path.write_bytes(content[: content.index(b"\n") + 1 + 3 * ROW.itemsize])  # as long as the checkpoint needs
         run = resumed(p, tmp_path)
-        assert run.history.attempts == (Attempt(0, STEPS), Attempt(3, STEPS))
+        assert run.history.attempts == (Replay(0, STEPS), Replay(3, STEPS))
 
 
 class TestLedger:
@@ -95,7 +95,7 @@ class TestLedger:
             return other_losses(made, content)
 
         back = resumed(p, tmp_path / "run", STEPS, ledger, losses=watched)
-        assert back.history.attempts == (Attempt(0, 7), Attempt(6, STEPS))
+        assert back.history.attempts == (Replay(0, 7), Replay(6, STEPS))
         spends = Ledger(ledger).spends("d")
         assert [(s.steps, s.planned) for s in spends.values()] == [(STEPS, STEPS), (2, 2)]
         assert seen[-1] == 2
@@ -110,10 +110,10 @@ class TestLedger:
         with pytest.raises(BudgetSpent, match="would bring dataset 'd'"):
             resumed(p, tmp_path / "run", STEPS, ledger, losses=other_losses)
         assert ledger.read_bytes() == before
-        assert TagFile.read(next((tmp_path / "run").glob("sums-*"))).attempts == [Attempt(0, 5)]
+        assert SumLog.read(next((tmp_path / "run").glob("sums-*"))).attempts == [Replay(0, 5)]
         Ledger(ledger).set_budget("d", 10 * p.guarantee().epsilon, p.delta)
         run = resumed(p, tmp_path / "run", STEPS, ledger, losses=other_losses)
-        assert run.history.attempts == (Attempt(0, 5), Attempt(4, STEPS))
+        assert run.history.attempts == (Replay(0, 5), Replay(4, STEPS))
 
     def test_begun_without_one_everything_is_entered(self, tmp_path) -> None:
         p, ledger = plan(), tmp_path / "l.jsonl"
@@ -156,6 +156,6 @@ class TestSeed:
         assert torch.equal(weights(again), weights(first))
         assert again.guarantee == first.guarantee
         other = begun(p, tmp_path, secret=7, losses=other_losses)
-        assert other.history.attempts == (Attempt(0, STEPS), Attempt(0, STEPS))
+        assert other.history.attempts == (Replay(0, STEPS), Replay(0, STEPS))
         assert other.guarantee.epsilon == pytest.approx(plan(steps=2 * STEPS).guarantee().epsilon, rel=1e-4)
         assert "secret seed" in other.guarantee.sentence()

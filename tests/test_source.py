@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from hush import BadInput
-from hush.source import Tensors, as_source, tensors_of, to_each
+from hush import InvalidInputError
+from hush.data_source import Tensors, as_source, tensors_of, to_each
 
 N = 11
 FEATURES = torch.arange(N * 6, dtype=torch.float32).view(N, 2, 3)
@@ -54,7 +54,7 @@ def test_the_length_is_the_number_of_examples(source):
 
 @pytest.mark.parametrize("empty", [FEATURES[:0], (FEATURES[:0], LABELS[:0])])
 def test_no_examples_are_no_data(empty):
-    with pytest.raises(BadInput, match="holds no examples"):
+    with pytest.raises(InvalidInputError, match="holds no examples"):
         as_source(empty)
 
 
@@ -77,11 +77,11 @@ def test_examples_lie_in_dimension_0_and_the_others_stay(source, indices):
 
 
 def test_tensors_of_different_lengths_and_numbers_that_are_not_finite_are_refused():
-    with pytest.raises(BadInput, match=r"share their first dimension, got lengths \[10, 11\]"):
+    with pytest.raises(InvalidInputError, match=r"share their first dimension, got lengths \[10, 11\]"):
         Tensors((FEATURES, LABELS[1:]))
-    with pytest.raises(BadInput, match="tensor 0 of the data holds values that are not finite"):
+    with pytest.raises(InvalidInputError, match="tensor 0 of the data holds values that are not finite"):
         Tensors((torch.tensor([1.0, float("nan")]),))
-    with pytest.raises(BadInput, match="got int"):
+    with pytest.raises(InvalidInputError, match="got int"):
         as_source(3)
 
 
@@ -124,7 +124,7 @@ class Frame:
     ],
 )
 def test_columns_are_not_taken_for_examples(data, said) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInputError, match=said):
         as_source(data)
 
 

@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from hush.artefact.folder import CARD
-from hush.cli import task as tasks
+from hush.accounting.accountant import epsilon
+from hush.accounting.selection import INDEPENDENT, Trials, random_trials
+from hush.cli import options as tasks
 from hush.cli import tune as tuned
 from hush.cli.main import main
-from hush.errors import BadInput, Refused
-from hush.ledger.account import Ledger
+from hush.errors import InvalidInputError, Refused
+from hush.ledger.book import Ledger
 from hush.methods import make_plan
+from hush.optimizers.wrappers import Averaged
 from hush.plan import Plan
-from hush.privacy.accounting import epsilon
-from hush.privacy.selection import INDEPENDENT, Trials, random_trials
 from hush.randomness import Secret
-from hush.rules.averaged import Averaged
+from hush.release.folder import CARD
 from hush.tuning import Choice, Range, check_space, read_space, select_best
 
 SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
@@ -121,7 +121,7 @@ def test_a_number_of_trials_that_cannot_be_drawn_is_refused() -> None:
     assert Trials(700.0, math.inf).count(0.5) == 700
     assert 100 < Trials(300.0, 300.0).count(0.5) < 400
     for mean, shape in ((800.0, math.inf), (2000.0, 2000.0)):
-        with pytest.raises(BadInput, match="smaller mean"):
+        with pytest.raises(InvalidInputError, match="smaller mean"):
             Trials(mean, shape)
 
 
@@ -140,7 +140,7 @@ def test_what_changes_the_event_is_no_candidate() -> None:
 def test_ranges_and_choices_are_read() -> None:
     assert read_space(["lr=0.1..2", "clip=0.5,1"]) == {"lr": Range(0.1, 2.0), "clip": Choice((0.5, 1.0))}
     for wrong in ("lr", "lr=", "lr=a..b", "lr=2..1", "lr=0..1"):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInputError):
             read_space([wrong])
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.gradients import Augmented
-from hush.named import Losses, State, Sums
+from hush._internal.tensors import Losses, State, Sums
+from hush.clipping import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
+from hush.clipping.clipped import clipped_sums
+from hush.data_source import Tensors
+from hush.per_example.augmentation import Augmented
 from hush.plan import Plan
-from hush.queries import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
-from hush.queries.clipped import clipped_sums
-from hush.source import Tensors
-from hush.units import UnitRows, Units, spread_rows
+from hush.privacy_unit import UnitRows, Units, spread_rows
 from replay import distance, recorded
 from unit_tables import CLIP, MOST, Table, losses, make, make_model, make_table
 
@@ -79,13 +79,13 @@ class RowWise:
 
 
 def _tape(model: nn.Module, rows: Any) -> Any:
-    from hush.gradients.functional import record_functional
-    from hush.gradients.points import Point
+    from hush.per_example.augmentation import Point
+    from hush.per_example.functional import record_functional
 
     return record_functional(model, losses, rows, len(rows[0]), [Point()])
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_clipping_rows_before_their_mean_is_not_needed_and_adding_them_up_fails() -> None:
     """The mean of clipped rows obeys the bound that the clipped mean obeys; their sum has three times as much."""
     plan, table = make(steps=6), make_table()
@@ -117,7 +117,7 @@ def test_a_cap_that_looks_at_other_units_fails(monkeypatch) -> None:
         return UnitRows(content.rows, (content.weights > 0).double() / most)
 
     monkeypatch.setattr(Units, "of", staticmethod(of_the_largest))
-    monkeypatch.setattr("hush.units.spread_rows", divided_alike)
+    monkeypatch.setattr("hush.privacy_unit.spread_rows", divided_alike)
     assert moved(plan, alike, pull) > 2.0
 
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hush import make_plan
-from hush.artefact.folder import CARD
-from hush.checkpoint import Checkpoints
-from hush.errors import BadInput, Refused
-from hush.loop import train
+from hush.checkpointing import Checkpoints
+from hush.data_source import Tensors
+from hush.errors import InvalidInputError, Refused
 from hush.methods import catalogue
+from hush.privacy_unit import ROWS_PER_UNIT, Units, number_units, spread_rows
 from hush.randomness import Secret
-from hush.source import Tensors
-from hush.units import ROWS_PER_UNIT, Units, number_units, spread_rows
+from hush.release.folder import CARD
+from hush.training import train
 from unit_tables import MOST, UNITS, Table, losses, make, make_model, make_table, params, start, trained
 
 # how the rows of a unit are chosen
@@ -54,7 +54,7 @@ def test_units_are_numbered_as_they_appear_whatever_names_them() -> None:
     ],
 )
 def test_units_that_are_none_are_refused(ids: Any, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInputError, match=said):
         Units.of(Tensors((torch.zeros(2, 1),)), ids)
 
 
@@ -136,20 +136,20 @@ def test_a_units_epsilon_is_that_of_as_many_examples() -> None:
 
 def test_a_plan_and_its_data_agree_about_the_unit() -> None:
     table = make_table()
-    with pytest.raises(BadInput, match="protects single rows"):
+    with pytest.raises(InvalidInputError, match="protects single rows"):
         start(make(unit="example"), table)
-    with pytest.raises(BadInput, match="start it with unit="):
+    with pytest.raises(InvalidInputError, match="start it with unit="):
         make().start(make_model(), losses, table.content)
-    with pytest.raises(BadInput, match="rows_per_unit is for data whose rows have a unit"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit is for data whose rows have a unit"):
         make(unit="example", examples=len(table.x)).start(make_model(), losses, table.content, rows_per_unit=2)
-    with pytest.raises(BadInput, match=r"made for 240 units \(patient_id\)"):
+    with pytest.raises(InvalidInputError, match=r"made for 240 units \(patient_id\)"):
         start(make(examples=240), table)
-    with pytest.raises(BadInput, match="rows_per_unit must be a whole number"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit must be a whole number"):
         start(make(), table, rows_per_unit=0)
-    with pytest.raises(BadInput, match="rows_per_unit must be at most 4096"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit must be at most 4096"):
         start(make(), table, rows_per_unit=10**11)
     for name in ("", " ", "a\nb", "x" * 101):
-        with pytest.raises(BadInput, match="unit must be a name"):
+        with pytest.raises(InvalidInputError, match="unit must be a name"):
             make(unit=name)
     assert start(make(), table, rows_per_unit=None).source.most == ROWS_PER_UNIT
 
@@ -216,7 +216,7 @@ def test_workers_fetch_the_rows_that_will_be_chosen(monkeypatch) -> None:
     table = make_table()
     data: Any = DataLoader(Listed(table), batch_size=4, num_workers=1)
     run = make().start(make_model(), losses, data, secret=1, unit=table.ids, rows_per_unit=MOST)
-    monkeypatch.setattr("hush.source.Collated._take_here", never)
+    monkeypatch.setattr("hush.data_source.Collated._take_here", never)
     assert torch.equal(trained(run), trained(start(make(), table)))
 
 

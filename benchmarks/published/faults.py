@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hush.privacy.guarantee import rounded_up
+from hush.accounting.guarantee import rounded_up
 from published import records
 from published.records import Record, table, wrap
 
@@ -39,7 +39,7 @@ def read_audit(method: str, status: str) -> Record:
 
 def read_refuted(method: str) -> Record:
     """What hush prints of a claim that was refuted."""
-    found = json.loads((records.ROOT / "src" / "hush" / "privacy" / "refuted.json").read_text())
+    found = json.loads((records.ROOT / "src" / "hush" / "accounting" / "refuted.json").read_text())
     return next(one for one in found if one["method"] == method)
 
 

@@ -6,9 +6,8 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from hush.report.cells import Cell as Square
-from hush.report.cells import draw_cells
-from hush.report.drawing import WIDTH, Axis, Point, Series, draw_lines, make_standalone, text_of
+from hush.report.svg import WIDTH, Axis, Point, Series, draw_cells, draw_lines, make_standalone, text_of
+from hush.report.svg import Cell as Square
 from published import mnist
 from published.mnist import Row
 from published.records import Record, epsilon, pick, read

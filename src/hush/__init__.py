@@ -1,28 +1,27 @@
 """Train neural networks on private data, and say truthfully how private the result is."""
 
-from hush.artefact import Architecture, Description, Inputs
-from hush.audit.own_plan import audit_plan
-from hush.errors import BadInput, HushError, Refused
-from hush.gradients import to_group_norm
-from hush.handover import Predictions, load
-from hush.loop import train
+from hush.accounting.guarantee import Guarantee
+from hush.audit.audit import audit_plan
+from hush.clipping import ClippedSum
+from hush.distributed.group import Batch, Record, init_distributed
+from hush.errors import HushError, InvalidInputError, Refused
 from hush.methods import make_plan
 from hush.noise import Independent
+from hush.optimizers import SGD, Adam, TorchOptim
+from hush.per_example.model_checks import to_group_norm
 from hush.plan import Plan
-from hush.privacy.guarantee import Guarantee
-from hush.queries import ClippedSum
 from hush.randomness import Secret
-from hush.ranks import join_ranks
-from hush.rules import SGD, Adam, TorchOptim
+from hush.release.description import Architecture, Description, Inputs
+from hush.release.load import Predictions, load
 from hush.run import Run
 from hush.sampling import FixedSize, Partitioned, Poisson, Shuffled
-from hush.stepping import Batch, Record
+from hush.training import train
 
 __all__ = [
     "SGD",
     "Adam",
     "Architecture",
-    "BadInput",
+    "InvalidInputError",
     "Batch",
     "ClippedSum",
     "Description",
@@ -42,7 +41,7 @@ __all__ = [
     "Shuffled",
     "TorchOptim",
     "audit_plan",
-    "join_ranks",
+    "init_distributed",
     "load",
     "make_plan",
     "to_group_norm",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from hush.synonyms import translate
+from hush._internal.text import translate
 
 
 class HushError(Exception):
     """Base of every error that hush raises on purpose; its text is one sentence for the person at the keyboard."""
 
 
-class BadInput(HushError, ValueError):
+class InvalidInputError(HushError, ValueError):
     """A value, file or name that hush cannot work with; the text names it and says what was expected."""
 
 

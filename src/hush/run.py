@@ -11,31 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from hush.artefact.description import Description
-from hush.artefact.folder import check_room, write_release
-from hush.attempts import Attempt, History, pick_secret
-from hush.bystanders import list_hooks, note_training, refuse_new_hooks, was_trained
-from hush.card import make_card
-from hush.claims import account_attempts
-from hush.errors import BadInput, Refused
-from hush.gradients import check_model
-from hush.mechanism import Mechanism
-from hush.named import Losses, State, Sums, copy_into, trainable
-from hush.noising import Noising
-from hush.privacy.assumptions import HOOKED, TRAINED
-from hush.privacy.guarantee import Guarantee
-from hush.queries import Preparing, Start
+from hush._internal.tensors import Losses, State, Sums, copy_into, trainable
+from hush.accounting.guarantee import HOOKED, TRAINED, Guarantee
+from hush.aggregation import Aggregator
+from hush.clipping import NeedsPreparation, Start
+from hush.data_source import Collated, Source
+from hush.distributed.consistency import check_same_run, check_shareable, find_shards
+from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import Replay, ReplayHistory, account_attempts, make_card, pick_secret
+from hush.noise_addition import NoiseAdder
+from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
+from hush.privacy_unit import as_units
 from hush.randomness import Secret
-from hush.source import Collated, Source
-from hush.standing import check_same_run, check_shareable, find_shards
-from hush.stepping import MICROBATCH, Alone, Batch, Ranks, Record, SumsGuard, ask_first
-from hush.summing import Summing
-from hush.units import as_units
+from hush.release.description import Description
+from hush.release.folder import check_room, write_release
+
+if TYPE_CHECKING:
+    from hush.plan import Mechanism
 
 
 class Run:
@@ -50,27 +48,27 @@ class Run:
         secret: Secret,
         *,
         microbatch: int = MICROBATCH,
-        ranks: Ranks | None = None,
+        ranks: ProcessGroup | None = None,
         noise_shards: bool = False,
     ) -> None:
         self._plan, self._model = plan, model
-        self._ranks = ranks or Alone()
+        self._ranks = ranks or SingleProcess()
         check_shareable(plan, self.ranks)
         self._next = 0
         self._source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
-            raise BadInput("the model has no parameter to train: every requires_grad is False")
+            raise InvalidInputError("the model has no parameter to train: every requires_grad is False")
         if plan.private:
             check_model(model)
         self.device = next(iter(self._params.values())).device
         self._query, taken = plan.query, source
-        if plan.releases_rows and not isinstance(plan.query, Preparing):
-            raise BadInput(
+        if plan.releases_rows and not isinstance(plan.query, NeedsPreparation):
+            raise InvalidInputError(
                 f"{type(plan.query).__name__} releases single records and cannot be prepared for a run: it needs every "
-                "method of hush.queries.Preparing"
+                "method of hush.clipping.NeedsPreparation"
             )
-        if isinstance(plan.query, Preparing):
+        if isinstance(plan.query, NeedsPreparation):
             start = Start(model, losses, source, lambda: self._secret, plan.channel_stds())
             self._query, taken = plan.query.prepare(start)
         self._coordinates = count_coordinates(plan, model, source)
@@ -82,11 +80,11 @@ class Run:
         self._trained_before, self._noted = was_trained(model), False
         self._whole = True
         self._cover: Callable[[int], None] | None = None
-        self._witness: SumsGuard | None = None
-        self._history = History()
+        self._witness: NoiseReuseGuard | None = None
+        self._history = ReplayHistory()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
-        self._noising = Noising(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
-        self._summing = Summing(
+        self._noising = NoiseAdder(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
+        self._summing = Aggregator(
             plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
         )
         rows = as_units(taken).rows
@@ -110,7 +108,7 @@ class Run:
         return self._source
 
     @property
-    def ranks(self) -> Ranks:
+    def ranks(self) -> ProcessGroup:
         """The processes that share the run."""
         return self._ranks
 
@@ -120,11 +118,11 @@ class Run:
         return self._next
 
     @property
-    def history(self) -> History:
+    def history(self) -> ReplayHistory:
         """What was taken, with which noise."""
         return self._history
 
-    def recall(self, attempts: Sequence[Attempt]) -> None:
+    def recall(self, attempts: Sequence[Replay]) -> None:
         """Have it known what a record says was taken, which is more than the run knows where it was set back."""
         self._history = self._history.joined(attempts)
 
@@ -134,7 +132,9 @@ class Run:
             step = self.next
             yield self.batch(step)
             if self.next == step:
-                raise BadInput(f"the batch of step {step} was not used: hand every batch to run.step before the next")
+                raise InvalidInputError(
+                    f"the batch of step {step} was not used: hand every batch to run.step before the next"
+                )
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
@@ -154,7 +154,7 @@ class Run:
     def step(self, batch: Batch) -> Record:
         """Sum, add noise, update."""
         self._check(batch)
-        if isinstance(self._query, Preparing):
+        if isinstance(self._query, NeedsPreparation):
             self._query.make_ready(batch.step)
         if self.ranks.world == 1:
             self.cover()
@@ -185,9 +185,9 @@ class Run:
             met = self._witness is None or self._witness.meets(channels)
             return {"fresh": None if met else self._secret.to_json(), "history": self.history.to_json()}
 
-        told = ask_first(self.ranks, decide)
+        told = on_rank_zero(self.ranks, decide)
         if self.ranks.rank:
-            self._history = History.from_json(told["history"])  # all that was taken, by the record of process 0
+            self._history = ReplayHistory.from_json(told["history"])  # all that was taken, by the record of process 0
             if told["fresh"] is not None:
                 self._change_secret(Secret.from_json(told["fresh"]), self.history)
         return told["fresh"] is None
@@ -206,13 +206,13 @@ class Run:
         if self._cover is not None:
             self._cover(self.next + 1)
 
-    def witnessed_by(self, witness: SumsGuard) -> None:
+    def witnessed_by(self, witness: NoiseReuseGuard) -> None:
         """Have ``witness.meets(sums)`` called before noise is drawn, and ``witness.releasing()`` before a release."""
         self._witness = witness if self.plan.private else None
 
     def renew(self) -> None:
         """Take the steps from here on with a fresh secret: fresh coins, fresh noise that starts anew, the same fixed
-        batches. What the attempts cost together is in `hush.claims`."""
+        batches. What the attempts cost together is in `hush.guarantees`."""
         if self.plan.releases_rows:
             raise Refused(
                 f"method '{self.plan.method}' cannot go on with fresh noise, for every record would be released once "
@@ -221,13 +221,13 @@ class Run:
             )
         self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
 
-    def _change_secret(self, secret: Secret, history: History) -> None:
+    def _change_secret(self, secret: Secret, history: ReplayHistory) -> None:
         self._secret, self._history = secret, history
         self._drawn = (-1, self._drawn[1])
         self._noising.start_anew(history.now.start)
 
     def prepare(self, write: Callable[[nn.Module], None]) -> None:
-        """Have values that were released before training (`hush.before`) written into the model's buffers: before the
+        """Have values that were released before training (`hush.data_release`) written into the model's buffers: before the
         first step, or the same ones again when the run goes on."""
         write(self.model)
         if self.next == 0:
@@ -258,10 +258,10 @@ class Run:
     ) -> Path:
         """Write the released artefact, the folder that may be copied: weights, description and privacy card.
 
-        ``description`` says how the network is built and what its inputs are (`hush.problems.Problem.describe` does for
+        ``description`` says how the network is built and what its inputs are (`hush.datasets.problem.Problem.describe` does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
         replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
-        ``figures`` go into the card (`hush.card.make_card`). Of several processes only process 0 writes."""
+        ``figures`` go into the card (`hush.guarantees.make_card`). Of several processes only process 0 writes."""
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
@@ -297,7 +297,7 @@ class Run:
     def restore(self, state: State, *, compared: bool = False) -> None:
         """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
 
-        Nothing is compared here. `hush.checkpoint.Checkpoints` does, and says so by ``compared``; it sees to it that no
+        Nothing is compared here. `hush.checkpointing.Checkpoints` does, and says so by ``compared``; it sees to it that no
         noise meets two sums (with another number of processes they differ in their last bits). Without anybody who
         does, a private run is not set back: the same noise on other sums gives away their difference.
         """
@@ -310,10 +310,10 @@ class Run:
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             copy_into(own, state[kind])
         self._next, self._whole = state["step"], True
-        self._secret, self._history = Secret.from_json(state["secret"]), History.from_json(state["history"])
+        self._secret, self._history = Secret.from_json(state["secret"]), ReplayHistory.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # drawn by the secret before
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
-        if isinstance(self._query, Preparing):
+        if isinstance(self._query, NeedsPreparation):
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
         self._summing.restore(state["microbatch"], state["company"], begun=self.next > 0)
@@ -338,7 +338,7 @@ class Run:
         """No copy is made, by whatever means: it would have the same noise for other sums."""
         raise Refused(
             "a run cannot be copied, for two of them would add the same noise to different sums: start another run, or "
-            "keep checkpoints (hush.checkpoint.Checkpoints)"
+            "keep checkpoints (hush.checkpointing.Checkpoints)"
         )
 
     def _sum(self, batch: Batch) -> tuple[Sums, Sums, State]:
@@ -371,5 +371,5 @@ class Run:
 def count_coordinates(plan: Mechanism, model: nn.Module, source: Source) -> int:
     """How many numbers get noise at a time, at most: as many as are trained, or as a released row has."""
     trained = max(1, sum(p.numel() for p in trainable(model).values()))
-    rows = plan.query.count_numbers(model, source) if isinstance(plan.query, Preparing) else 0
+    rows = plan.query.count_numbers(model, source) if isinstance(plan.query, NeedsPreparation) else 0
     return max(trained, rows)

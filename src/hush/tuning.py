@@ -3,7 +3,7 @@
 Papernot and Steinke 2022 (*Hyperparameter tuning with Rényi differential privacy*): draw a number K from a truncated
 negative binomial or Poisson distribution, run the same randomised mechanism K times, each time on its own, and release
 the best. The Rényi divergence of what is released is bounded by that of one trial, K's mean and shape
-(`hush.privacy.selection.Trials`). What the proof needs, and what is done for it here:
+(`hush.accounting.selection.Trials`). What the proof needs, and what is done for it here:
 
 - *trials are independent and alike*: every trial draws its candidate anew from one public distribution (`Range`,
   `Choice`), its own secret from the operating system, and looks at nothing that another trial gave. A search that
@@ -29,10 +29,10 @@ from typing import Any, Generic, TypeVar
 
 from numpy.random import Generator
 
-from hush.errors import BadInput, Refused
+from hush.accounting import events
+from hush.accounting.selection import Trials
+from hush.errors import InvalidInputError, Refused
 from hush.plan import Plan
-from hush.privacy import event_json
-from hush.privacy.selection import Trials
 from hush.randomness import Secret, generator
 
 Model = TypeVar("Model")
@@ -48,7 +48,7 @@ class Range:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < math.inf:
-            raise BadInput(
+            raise InvalidInputError(
                 f"a range to search goes from a positive number to a larger one, got {self.low}..{self.high}"
             )
 
@@ -113,7 +113,7 @@ def costs_the_same(plan: Plan, other: Plan) -> bool:
 
 
 def _list_price(plan: Plan) -> tuple[Any, ...]:
-    return event_json.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.beside, plan.trials
+    return events.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.beside, plan.trials
 
 
 def select_best(
@@ -163,9 +163,9 @@ def read_space(texts: list[str]) -> dict[str, Range | Choice]:
         try:
             found[name] = Range(float(low), float(high)) if dots else Choice(tuple(map(float, values.split(","))))
         except ValueError as error:
-            if isinstance(error, BadInput):
+            if isinstance(error, InvalidInputError):
                 raise
-            raise BadInput(f"--search takes name=low..high or name=a,b,c, got '{text}'") from error
+            raise InvalidInputError(f"--search takes name=low..high or name=a,b,c, got '{text}'") from error
         if not equals or not name:
-            raise BadInput(f"--search takes name=low..high or name=a,b,c, got '{text}'")
+            raise InvalidInputError(f"--search takes name=low..high or name=a,b,c, got '{text}'")
     return found

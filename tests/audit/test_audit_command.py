@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hush.audit import method as catalogue_of_audits
-from hush.audit.method import list_audited, make_audit_plan, make_audit_stage
-from hush.audit.store import AuditSettings, find_audits, read_audits
+from hush.audit import audit as catalogue_of_audits
+from hush.audit.audit import AuditSettings, find_audits, list_audited, make_audit_plan, make_audit_stage, read_audits
 from hush.cli import main
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
 from hush.methods import catalogue
 
 FEW = ("--runs", "8", "--seed", "3")
@@ -130,7 +129,7 @@ def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp
 def test_another_file_is_no_store(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"method": "dp-sgd"}\n')
-    with pytest.raises(BadInput, match="line 1 of .* is no audit"):
+    with pytest.raises(InvalidInputError, match="line 1 of .* is no audit"):
         read_audits(path)
 
 

@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from hush.audit.method import list_audited
-from hush.audit.store import read_audits
+from hush.audit.audit import list_audited, read_audits
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,17 +20,17 @@ import torch
 from twins import Scaled
 
 import hush
-from hush.audit.auditing import Scores, judge_claim
-from hush.audit.stage import Stage, make_digits_stage
-from hush.audit.watching import Game, measure_loss
-from hush.privacy.guarantee import Guarantee
-from hush.privacy.selection import Trials, fixed_grid, price
+from hush.accounting.guarantee import Guarantee
+from hush.accounting.selection import Trials, fixed_grid, price
+from hush.audit.adversaries import AuditGame, measure_loss
+from hush.audit.audit import Scores, judge_claim
+from hush.audit.canary import CanarySetup, make_digits_stage
 from hush.randomness import Secret
 from hush.tuning import Choice, select_best
 
 RATES = (0.9, 1.0, 1.1)
 DELTA = 1e-5
-Score = Callable[[Game, Any, bool], float]
+Score = Callable[[AuditGame, Any, bool], float]
 
 
 def _plan(lr: float, epsilon: float, trials: Trials | None = None) -> hush.Plan:
@@ -41,35 +41,35 @@ def _plan(lr: float, epsilon: float, trials: Trials | None = None) -> hush.Plan:
     return replace(hush.make_plan("dp-sgd", noise_multiplier=1.0, **given), trials=trials).calibrated(epsilon)
 
 
-def _games(epsilon: float, trials: Trials | None = None, noise: float = 1.0) -> dict[float, Game]:
+def _games(epsilon: float, trials: Trials | None = None, noise: float = 1.0) -> dict[float, AuditGame]:
     plans = {lr: _plan(lr, epsilon, trials) for lr in RATES}
     stage = make_digits_stage()
-    return {lr: Game(replace(plan, noise=Scaled(plan.noise, noise)), stage) for lr, plan in plans.items()}
+    return {lr: AuditGame(replace(plan, noise=Scaled(plan.noise, noise)), stage) for lr, plan in plans.items()}
 
 
-def _on_public_rows(game: Game, model: Any, present: bool) -> float:
+def _on_public_rows(game: AuditGame, model: Any, present: bool) -> float:
     """A public row that looks like the canary; its loss is what is compared."""
     return -measure_loss(game.stage, model)
 
 
-def _on_private_rows(game: Game, model: Any, present: bool) -> float:
+def _on_private_rows(game: AuditGame, model: Any, present: bool) -> float:
     """The mean loss of the rows that were trained on."""
     return -float(game.stage.losses(model, game.stage.data(game.plan, present)).mean())
 
 
 @torch.no_grad()
-def _try(game: Game, score: Score, secret: Secret, present: bool) -> tuple[float, Any]:
+def _try(game: AuditGame, score: Score, secret: Secret, present: bool) -> tuple[float, Any]:
     """A trial: how good it is, and its weights."""
     model = game.watch(secret, present=present).model
     return score(game, model, present), {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def _read_winner(stage: Stage, plan: hush.Plan, lr: float, weights: Any) -> float:
+def _read_winner(stage: CanarySetup, plan: hush.Plan, lr: float, weights: Any) -> float:
     """The winner's noisy sum along the canary's direction: its weights began at zero and took one step."""
     return -float(stage.pick(weights) @ stage.components) * plan.divisor / lr
 
 
-def _report_grid(games: dict[float, Game], score: Score, seeds: int, secret: Secret, present: bool) -> float:
+def _report_grid(games: dict[float, AuditGame], score: Score, seeds: int, secret: Secret, present: bool) -> float:
     """Every rate with so many seeds, and what the best of them shows."""
     best, found = -np.inf, 0.0
     for lr, game in games.items():
@@ -80,7 +80,7 @@ def _report_grid(games: dict[float, Game], score: Score, seeds: int, secret: Sec
     return found
 
 
-def _report_search(games: dict[float, Game], trials: Trials, secret: Secret, present: bool) -> float:
+def _report_search(games: dict[float, AuditGame], trials: Trials, secret: Secret, present: bool) -> float:
     """What the best of a secret number of trials shows, as `hush tune` runs them; nothing where there is no trial."""
     source = iter(range(10_000))
 

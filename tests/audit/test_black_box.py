@@ -10,8 +10,8 @@ from twins import Scaled
 
 import hush
 from hush.audit.adversaries import BlackBox
-from hush.audit.auditing import audit_stage, collect_scores
-from hush.audit.stage import make_mislabelled_stage
+from hush.audit.audit import audit_stage, collect_scores
+from hush.audit.canary import make_mislabelled_stage
 
 
 def test_a_mislabelled_example_shows_where_there_is_little_noise_and_is_hidden_by_enough() -> None:

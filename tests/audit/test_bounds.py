@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from hush.audit.auditing import Scores
+from hush.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from hush.accounting.tradeoff import GaussianCurve, curve_of_points
+from hush.audit.audit import Scores
 from hush.audit.bounds import (
     Errors,
     GaussianFit,
@@ -20,9 +22,7 @@ from hush.audit.bounds import (
     is_refuted,
     refutation_p,
 )
-from hush.errors import BadInput
-from hush.privacy.profile import gaussian_epsilon, gaussian_mu
-from hush.privacy.tradeoff import GaussianCurve, curve_of_points
+from hush.errors import InvalidInputError
 
 DELTA = 1e-5
 REPETITIONS = 2000
@@ -89,12 +89,12 @@ def test_ties_and_infinities_are_counted() -> None:
 
 @pytest.mark.parametrize("scores", [[], [np.nan, 1.0], [[1.0]]])
 def test_scores_that_are_none_are_refused(scores: list[float]) -> None:
-    with pytest.raises(BadInput, match="scores are a list"):
+    with pytest.raises(InvalidInputError, match="scores are a list"):
         count_errors(scores, [1.0], 0.0)
 
 
 def test_a_verdict_at_several_thresholds_is_refused() -> None:
-    with pytest.raises(BadInput, match="one threshold"):
+    with pytest.raises(InvalidInputError, match="one threshold"):
         is_refuted(count_errors([1.0], [0.0], [0.2, 0.5]), GaussianCurve(1.0), 0.95)
 
 

@@ -25,11 +25,10 @@ from twins import (
 
 import hush
 from hush.audit.adversaries import Adversary, Difference, FixedPlaces, LowBits, WhiteBox
-from hush.audit.auditing import audit_stage, judge_claim
-from hush.audit.method import make_audit_plan, make_audit_stage
-from hush.audit.stage import Stage, make_digits_stage
-from hush.audit.verdict import Verdict
-from hush.matrices.workloads import distances, prefix_sums
+from hush.audit.audit import audit_stage, judge_claim, make_audit_plan, make_audit_stage
+from hush.audit.bounds import Verdict
+from hush.audit.canary import CanarySetup, make_digits_stage
+from hush.matrix_factorization.workloads import distances, prefix_sums
 
 # Runs, of which a quarter chooses the threshold. Where nothing overlaps 26 + 26 that count are needed at ε = 4. Half
 # the noise at ε = 10 (600 runs) and the fixed partition (400): simulated scores were refuted in all of 600 trials
@@ -45,7 +44,7 @@ def _whole(steps: int = 1, **more: object) -> hush.Plan:
 
 
 def _audit(
-    plan: hush.Plan, adversary: Adversary, runs: int, stage: Stage | None = None, claim: int = -1, seed: int = 101
+    plan: hush.Plan, adversary: Adversary, runs: int, stage: CanarySetup | None = None, claim: int = -1, seed: int = 101
 ) -> Verdict:
     return audit_stage(plan, stage or make_digits_stage(), adversary=adversary, runs=runs, seed=seed).verdicts[claim]
 
@@ -144,7 +143,7 @@ def test_float32_noise_without_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_grid.verdicts[0].verdict == "consistent"
     assert not on_grid.scores.inside.any()
     assert not on_grid.scores.outside.any()
-    monkeypatch.setattr("hush.noising.add_noise", add_float32_noise)
+    monkeypatch.setattr("hush.noise_addition.add_noise", add_float32_noise)
     assert _audit(plan, LowBits(), 300).verdict == "refuted"
 
 

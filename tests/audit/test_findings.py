@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hush.audit.findings import add_findings
-from hush.audit.verdict import Verdict
-from hush.errors import BadInput
-from hush.privacy.guarantee import Finding
+from hush.accounting.guarantee import Finding
+from hush.audit.audit import add_findings
+from hush.audit.bounds import Verdict
+from hush.errors import InvalidInputError
 
 REFUTED = Verdict("dp-x", "claimed", 1.0, 1e-5, 2.5, "refuted", "white-box", 1e-9, 1, 100)
 
@@ -32,6 +32,6 @@ def test_only_refuted_claims_are_found_and_earlier_ones_stay(tmp_path: Path) -> 
 def test_another_file_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "findings.json"
     path.write_text('{"a": 1}')
-    with pytest.raises(BadInput, match="no file of findings"):
+    with pytest.raises(InvalidInputError, match="no file of findings"):
         add_findings(path, [REFUTED])
     assert path.read_text() == '{"a": 1}'

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from hush.accounting.gaussian import gaussian_mu
+from hush.accounting.tradeoff import GaussianCurve, curve_of_points
 from hush.audit.one_run import (
     Guesses,
     bound_epsilon_if_gaussian,
@@ -19,9 +21,7 @@ from hush.audit.one_run import (
     guess_coins,
     is_possible,
 )
-from hush.errors import BadInput
-from hush.privacy.profile import gaussian_mu
-from hush.privacy.tradeoff import GaussianCurve, curve_of_points
+from hush.errors import InvalidInputError
 
 DELTA = 1e-5
 REPETITIONS = 2000
@@ -80,14 +80,14 @@ def test_guesses_take_both_ends_and_look_at_no_coin() -> None:
     assert guess_coins(scores, [1, 1, 0, 1, 0, 0], 4) == Guesses(6, 4, 4)
     assert guess_coins(scores, [1, 1, 0, 1, 0, 0], 6) == Guesses(6, 6, 4)
     assert guess_coins([1.0] * 6, [0, 0, 0, 1, 1, 1], 6) == Guesses(6, 6, 0)
-    with pytest.raises(BadInput, match="more than there are"):
+    with pytest.raises(InvalidInputError, match="more than there are"):
         guess_coins(scores, [1, 1, 0, 1, 0, 0], 7)
-    with pytest.raises(BadInput, match="no NaN"):
+    with pytest.raises(InvalidInputError, match="no NaN"):
         guess_coins([math.nan], [1], 1)
 
 
 def test_more_right_guesses_than_guesses_are_refused() -> None:
-    with pytest.raises(BadInput, match="each is at most the next"):
+    with pytest.raises(InvalidInputError, match="each is at most the next"):
         Guesses(10, 5, 6)
 
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.audit.stage import LONG, Stage, make_digits_stage
-from hush.gradients import Tape, record
-from hush.named import Losses, State, Sums
-from hush.noise.noise import Noise, Rows
-from hush.queries.adaptive import CHANNEL, Adaptive
-from hush.queries.clipped import clipped_sums
+from hush._internal.tensors import Losses, State, Sums
+from hush.audit.canary import LONG, CanarySetup, make_digits_stage
+from hush.clipping.adaptive import CHANNEL, Adaptive
+from hush.clipping.clipped import clipped_sums
+from hush.noise.base import Noise, Rows
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import PerExampleGradients
 from hush.randomness import Secret, generator
 from hush.sampling import PoissonSampled, Room
 
@@ -98,8 +99,8 @@ class RealLength(hush.ClippedSum):
 
     expected: float = 1.0
 
-    def tape(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Tape:
-        return record(model, losses, content, engine=self.engine)
+    def tape(self, model: nn.Module, losses: Losses, content: Any, public: State) -> PerExampleGradients:
+        return per_example_gradients(model, losses, content, engine=self.engine)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         scale = self.expected / float(sums["diagnostics"]["examples"])
@@ -160,7 +161,7 @@ def add_float32_noise(
         flat = flat[count:]
 
 
-def make_crowded_stage() -> Stage:
+def make_crowded_stage() -> CanarySetup:
     """Every other example pulls against the canary, at the clip."""
     stage = make_digits_stage()
     blank = stage.canary[0].expand(200, -1).clone()

@@ -13,20 +13,28 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hush import problems
-from hush.bench.accounts import POINTS, Accounts, pick_steps
-from hush.bench.choosing import price_choices
-from hush.bench.execute import Inline
-from hush.bench.figures import WatchedLosses
-from hush.bench.run import Conditions, load_problem, make_trial_plan, perform
+from hush.bench.executors import Inline
+from hush.bench.selection_cost import price_choices
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweeps import sweep
+from hush.bench.sweep import sweep
 from hush.bench.timing import estimate
-from hush.loop import train
+from hush.bench.trial import (
+    POINTS,
+    Accounts,
+    RunOptions,
+    WatchedLosses,
+    load_problem,
+    make_trial_plan,
+    pick_steps,
+    run_trial,
+)
+from hush.datasets import catalogue
+from hush.datasets.evaluation import evaluate_problem
+from hush.datasets.problem import cross_entropy
 from hush.methods import make_plan
-from hush.problems import cross_entropy, evaluate_problem
 from hush.randomness import Secret, seeded
+from hush.training import train
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def store(tmp_path):
 
 
 def run_one(store, trial, **settings):
-    store.finish(trial.key, perform(trial, store, Conditions(**settings)))
+    store.finish(trial.key, run_trial(trial, store, RunOptions(**settings)))
     return store.record(trial.key)
 
 
@@ -67,7 +75,7 @@ def test_a_record_says_what_was_run_and_what_came_of_it(store, write_spec) -> No
 def test_the_record_is_that_of_the_bare_loop(store, small) -> None:
     trial = small.trials[0]
     record = run_one(store, trial)
-    problem = problems.load(trial.problem, seed=trial.split_seed, validation=0.1)
+    problem = catalogue.load(trial.problem, seed=trial.split_seed, validation=0.1)
     options = trial.settings | trial.options
     public = {"examples": len(problem.train[0]), "counted": True, "assumptions": problem.assumptions}
     plan = make_plan("dp-sgd", **public, **options)
@@ -216,9 +224,9 @@ def test_a_run_that_cannot_go_on_does_not_say_that_it_spent_nothing(store, small
         raise Stop
 
     with pytest.raises(Stop):
-        perform(trial, store, Conditions(checkpoint_seconds=0, pulse=stop))
-    monkeypatch.setattr("hush.bench.run.load_problem", lambda *_: 1 / 0)
-    record = perform(trial, store, Conditions()).record
+        run_trial(trial, store, RunOptions(checkpoint_seconds=0, pulse=stop))
+    monkeypatch.setattr("hush.bench.trial.load_problem", lambda *_: 1 / 0)
+    record = run_trial(trial, store, RunOptions()).record
     assert record["outcome"] == "failed"
     assert not {"begun", "epsilon"} & set(record)
 
@@ -240,7 +248,7 @@ def test_a_run_interrupted_inside_resumes_to_the_same_bits(tmp_path, small, afte
             raise Stop
 
     with pytest.raises(Stop):
-        perform(trial, broken, Conditions(checkpoint_seconds=0, pulse=pulse))
+        run_trial(trial, broken, RunOptions(checkpoint_seconds=0, pulse=pulse))
     assert not broken.has(trial.key)
     assert (broken.root / "working" / trial.key).stat().st_mode & 0o077 == 0
     resumed = run_one(broken, trial, checkpoint_seconds=0)
@@ -260,7 +268,7 @@ def test_warnings_are_kept_in_the_private_part(store, small, monkeypatch) -> Non
         warnings.warn("row 3 looks odd", UserWarning, stacklevel=2)
         return make_trial_plan(*arguments)
 
-    monkeypatch.setattr("hush.bench.run.make_trial_plan", noisy)
+    monkeypatch.setattr("hush.bench.trial.make_trial_plan", noisy)
     trial = small.trials[0]
     with warnings.catch_warnings():
         warnings.simplefilter("always")  # as outside of these tests, where warnings are errors
@@ -328,9 +336,9 @@ THEIRS = '''
 """Somebody else's optimizer: the sign of the noisy gradient."""
 from dataclasses import dataclass
 import torch
-from hush.methods import Setting
+from hush.methods import PlanConfig as Setting
 from hush.noise import Independent
-from hush.queries import ClippedSum
+from hush.clipping import ClippedSum
 
 __version__ = "1.2"
 
@@ -364,7 +372,7 @@ noise_multiplier = 1.0
 lr = [0.01, 0.05]
 """
     spec = read_spec(write_spec(text))
-    from hush.bench.check import check_spec
+    from hush.bench.spec import check_spec
 
     check_spec(spec)
     assert sweep(spec, store, Inline()).summary() == {"runs": 4, "done": 4, "failed": 0, "skipped": 0, "diverged": 0}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event
 
-from hush.bench.choosing import price_choices, price_runs
-from hush.privacy import event_json
-from hush.privacy.accounting import epsilon
+from hush.accounting import events
+from hush.accounting.accountant import epsilon
+from hush.bench.selection_cost import price_choices, price_runs
 
 RUN = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0)), 100)
 
@@ -17,7 +17,7 @@ RUN = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event
 def record(accuracy: float, **more: Any) -> dict[str, Any]:
     config = {"problem": "digits", "method": "dp-sgd", "epsilon": 1.0}
     stated = {"epsilon": 0.9, "delta": 1e-5, "status": "proven", "adjacency": "add-remove", "lost_delta": 0.0}
-    told = {"config": config, "outcome": "finished", "test_accuracy": accuracy, "event": event_json.to_json(RUN)}
+    told = {"config": config, "outcome": "finished", "test_accuracy": accuracy, "event": events.to_json(RUN)}
     return {**told, **stated, **more}
 
 

@@ -8,9 +8,9 @@ import json
 import pytest
 from rich.console import Console
 
-from hush.bench.execute import Inline
-from hush.bench.store import StoreTrouble, open_store
-from hush.bench.sweeps import make_table, show_live, sweep, tell_duration
+from hush.bench.executors import Inline
+from hush.bench.store import StoreFullError, open_store
+from hush.bench.sweep import make_table, show_live, sweep, tell_duration
 from hush.cli import main
 
 TINY = """
@@ -107,7 +107,7 @@ def test_a_dry_run_calls_no_code_of_others(capsys, write_spec, tmp_path, monkeyp
 
 def test_a_factory_in_a_spec_runs(capsys, write_spec, tmp_path, monkeypatch) -> None:
     (tmp_path / "own_factories.py").write_text(
-        "from hush.problems import load\nfrom hush.methods import call_method, find\n"
+        "from hush.datasets.catalogue import load\nfrom hush.methods import call_method, find\n"
         "def problem(seed, validation):\n    return load('breast-cancer-logistic', seed=seed, validation=validation)\n"
         "def method(setting, *, lr: float = 0.1):\n    return call_method(find('dp-sgd'), setting, {'lr': lr})\n"
     )
@@ -121,8 +121,8 @@ def test_a_factory_in_a_spec_runs(capsys, write_spec, tmp_path, monkeypatch) -> 
 
 def test_a_problem_of_ones_own_keeps_its_units_and_its_class_weights(capsys, write_spec, tmp_path, monkeypatch) -> None:
     (tmp_path / "own_units.py").write_text(
-        "from dataclasses import replace\nimport numpy as np\nfrom hush.data.splits import Owners\n"
-        "from hush.problems import load\n"
+        "from dataclasses import replace\nimport numpy as np\nfrom hush.datasets.splits import Owners\n"
+        "from hush.datasets.catalogue import load\n"
         "def problem(seed, validation):\n"
         "    found = load('breast-cancer-logistic', seed=seed, validation=validation)\n"
         "    whose = [np.arange(len(part[0])) // 2 for part in (found.train, found.test)]\n"
@@ -140,12 +140,12 @@ def test_a_problem_of_ones_own_keeps_its_units_and_its_class_weights(capsys, wri
 
 
 def test_a_dry_run_downloads_nothing(capsys, write_spec, tmp_path, monkeypatch) -> None:
-    from hush.data import shelf
+    from hush.datasets import registry
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a download")
 
-    monkeypatch.setattr(shelf, "fetch_missing", never)
+    monkeypatch.setattr(registry, "fetch_missing", never)
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HUSH_DATA", raising=False)
     code, out, err = call(
@@ -192,7 +192,7 @@ def test_bad_input_gets_one_sentence(capsys, tmp_path, write_spec, monkeypatch, 
 
 def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, monkeypatch) -> None:
     def full(*_: object) -> None:
-        raise StoreTrouble(28, "No space left on device", "s")
+        raise StoreFullError(28, "No space left on device", "s")
 
     monkeypatch.setattr(Inline, "carry_out", full)
     code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
@@ -238,8 +238,8 @@ def test_the_live_table(tmp_path, small) -> None:
 
 
 def test_running_and_failed_are_counted(tmp_path, small) -> None:
-    from hush.bench.run import record_failure
-    from hush.bench.sweeps import Tally
+    from hush.bench.sweep import Tally
+    from hush.bench.trial import record_failure
 
     store = open_store(tmp_path / "s")
     assert store.locks.take(small.trials[0].key) is not None

@@ -13,21 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from hush import files
-from hush.bench import execute, run
+from hush._internal import storage
+from hush.bench import executors, trial
 from hush.bench import store as store_module
-from hush.bench.execute import Inline, Local
-from hush.bench.executors import Wishes, make_executor
+from hush.bench.executors import Inline, Local
 from hush.bench.ray_cluster import OnRay
-from hush.bench.run import Conditions
 from hush.bench.spec import read_spec
-from hush.bench.store import Store, StoreTrouble, open_store
-from hush.bench.sweeps import sweep
-from hush.checkpoint import Checkpoints
-from hush.errors import BadInput
+from hush.bench.store import Store, StoreFullError, open_store
+from hush.bench.sweep import ExecutorOptions, make_executor, sweep
+from hush.bench.trial import RunOptions
+from hush.checkpointing import Checkpoints
+from hush.errors import InvalidInputError
 
 TIMES = {"started", "seconds", "train_seconds", "evaluation_seconds", "inference_seconds", "resumed", "machine"}
-EVERY_STEP = Conditions(checkpoint_seconds=0)
+EVERY_STEP = RunOptions(checkpoint_seconds=0)
 
 
 def contents(store: Store) -> dict[str, tuple]:
@@ -74,8 +73,8 @@ def die_at(event: int) -> None:
 
         return moved
 
-    files.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.figures import Figures
+    storage.os.replace, store_module.os.rename = dying(replace), dying(rename)
+    from hush.bench.trial import Figures
 
     step = Figures.step
 
@@ -113,14 +112,14 @@ def test_a_sweep_killed_again_and_again_ends_like_one_that_was_not(tmp_path, sma
 def test_two_sweeps_on_one_store_run_nothing_twice(tmp_path, small, whole, monkeypatch) -> None:
     store = open_store(tmp_path / "shared")
     log = tmp_path / "log"
-    real = execute.perform
+    real = executors.run_trial
 
     def logged(trial, *arguments):
         with log.open("a") as file:
             file.write(f"{trial.key} {os.getpid()}\n")
         return real(trial, *arguments)
 
-    monkeypatch.setattr(execute, "perform", logged)
+    monkeypatch.setattr(executors, "run_trial", logged)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         children = []
@@ -151,10 +150,10 @@ def test_a_disk_that_fills_up_stops_the_sweep_and_it_resumes(tmp_path, small, wh
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    with pytest.raises(StoreTrouble):
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    with pytest.raises(StoreFullError):
         sweep(small, store, Inline(), settings=EVERY_STEP)
-    monkeypatch.setattr(files.os, "fsync", real)
+    monkeypatch.setattr(storage.os, "fsync", real)
     assert all(store.record(key)["outcome"] == "finished" for key in sorted(store.keys()))
     assert sweep(small, store, Inline(), settings=EVERY_STEP).summary()["failed"] == 0
     assert contents(store) == whole
@@ -172,7 +171,7 @@ def test_a_disk_that_is_really_full(tmp_path, small, whole) -> None:
         pytest.skip(f"this user may not mount a small disk: {mounted.stderr.strip()}")
     try:
         store = open_store(place / "store")
-        with pytest.raises(StoreTrouble, match="No space left"):
+        with pytest.raises(StoreFullError, match="No space left"):
             sweep(small, store, Inline())
         assert len(store.keys()) < 4
         assert all(store.record(key)["outcome"] == "finished" for key in sorted(store.keys()))
@@ -226,17 +225,17 @@ def test_a_run_that_kills_its_worker_becomes_a_failure(tmp_path, write_spec, mon
 
 def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
     store = open_store(tmp_path / "store")
-    real = run.make_trial_plan
+    real = trial.make_trial_plan
 
     def broken(trial, *arguments):
         if trial.options["lr"] == 0.5:
             raise RuntimeError("a passing trouble")
         return real(trial, *arguments)
 
-    monkeypatch.setattr(run, "make_trial_plan", broken)
+    monkeypatch.setattr(trial, "make_trial_plan", broken)
     assert sweep(small, store, Inline()).summary() == {"runs": 4, "done": 2, "failed": 2, "skipped": 0, "diverged": 0}
     assert store.record(small.trials[1].key)["reason"] == "RuntimeError (see private/traceback.txt)"
-    monkeypatch.setattr(run, "make_trial_plan", real)
+    monkeypatch.setattr(trial, "make_trial_plan", real)
     assert sweep(small, store, Inline()).summary()["skipped"] == 4
     found = sweep(small, store, Inline(), retry_failed=True).summary()
     assert found == {"runs": 4, "done": 2, "failed": 0, "skipped": 2, "diverged": 0}
@@ -244,34 +243,34 @@ def test_failed_runs_are_kept_or_retried(tmp_path, small, monkeypatch) -> None:
 
 def test_executors_by_name() -> None:
     assert make_executor("inline") == Inline()
-    assert make_executor("local", Wishes(3)) == Local(3)
-    assert make_executor("local", Wishes(3, retries=0)) == Local(3, retries=0)
+    assert make_executor("local", ExecutorOptions(3)) == Local(3)
+    assert make_executor("local", ExecutorOptions(3, retries=0)) == Local(3, retries=0)
     assert make_executor("ray") == OnRay(None, 1.0, 0.0, None, 2)
-    assert make_executor("ray", Wishes(4, 1, "auto", 2.0, 0.5)) == OnRay("auto", 2.0, 0.5, 4, 1)
-    with pytest.raises(BadInput, match="unknown executor 'locl': did you mean 'local'"):
+    assert make_executor("ray", ExecutorOptions(4, 1, "auto", 2.0, 0.5)) == OnRay("auto", 2.0, 0.5, 4, 1)
+    with pytest.raises(InvalidInputError, match="unknown executor 'locl': did you mean 'local'"):
         make_executor("locl")
 
 
 @pytest.mark.parametrize(
     ("name", "wishes", "said"),
     [
-        ("local", Wishes(workers=0), "workers must be a whole number"),
-        ("local", Wishes(retries=-1), "retries must be zero or above"),
-        ("local", Wishes(cpus=2.0), "--cpus means nothing to the executor 'local'"),
-        ("local", Wishes(address="auto"), "--address means nothing to the executor 'local'"),
-        ("inline", Wishes(gpus=0.0), "--gpus means nothing to the executor 'inline'"),
-        ("inline", Wishes(retries=1), "--retries means nothing to the executor 'inline'"),
-        ("ray", Wishes(cpus=0.0), "cpus must be above zero"),
-        ("ray", Wishes(gpus=-1.0), "gpus must be zero or above"),
+        ("local", ExecutorOptions(workers=0), "workers must be a whole number"),
+        ("local", ExecutorOptions(retries=-1), "retries must be zero or above"),
+        ("local", ExecutorOptions(cpus=2.0), "--cpus means nothing to the executor 'local'"),
+        ("local", ExecutorOptions(address="auto"), "--address means nothing to the executor 'local'"),
+        ("inline", ExecutorOptions(gpus=0.0), "--gpus means nothing to the executor 'inline'"),
+        ("inline", ExecutorOptions(retries=1), "--retries means nothing to the executor 'inline'"),
+        ("ray", ExecutorOptions(cpus=0.0), "cpus must be above zero"),
+        ("ray", ExecutorOptions(gpus=-1.0), "gpus must be zero or above"),
     ],
 )
 def test_what_an_executor_has_no_use_for_is_refused(name, wishes, said) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInputError, match=said):
         make_executor(name, wishes)
 
 
 def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:
-    from hush.bench.execute import Job, _worker
+    from hush.bench.executors import Job, _worker
 
     store = open_store(tmp_path / "store")
     with pytest.raises(SystemExit):
@@ -283,8 +282,8 @@ def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:
 def test_a_run_whose_lock_was_removed_is_left_to_the_worker_that_is_at_it(tmp_path: Path, small) -> None:
     store, (trial, *_) = open_store(tmp_path / "store"), small.trials
     living = Checkpoints(store.working(trial.key) / "run")
-    assert not execute.attempt(trial, store, Conditions())
+    assert not executors.try_trial(trial, store, RunOptions())
     assert not store.has(trial.key)
     living.close()
-    assert execute.attempt(trial, store, Conditions())
+    assert executors.try_trial(trial, store, RunOptions())
     assert store.record(trial.key)["outcome"] == "finished"

@@ -11,23 +11,21 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
-from hush.bench.execute import Inline, Local
-from hush.bench.figures import COPIES, Figures, read_figures, write_figures
-from hush.bench.locks import JobLocks
-from hush.bench.run import Conditions
+from hush.bench.executors import Inline, Local
 from hush.bench.spec import read_spec
-from hush.bench.store import open_store
-from hush.bench.sweeps import sweep
+from hush.bench.store import JobLocks, open_store
+from hush.bench.sweep import sweep
+from hush.bench.trial import COPIES, Figures, RunOptions, read_figures, write_figures
 from hush.cli import main
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
 
-EVERY_STEP = Conditions(checkpoint_seconds=0)
+EVERY_STEP = RunOptions(checkpoint_seconds=0)
 
 DEADLY = '''
 """A problem whose process dies in its fifth step, as long as a file lies beside it."""
 import os, pathlib, signal
 from dataclasses import replace
-from hush.problems import load
+from hush.datasets.catalogue import load
 
 def problem(seed, validation):
     found, calls = load("breast-cancer-logistic", seed=seed, validation=validation), [0]
@@ -90,7 +88,7 @@ def stopped(small, store) -> Path:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(small, store, Inline(), settings=Conditions(checkpoint_seconds=0, pulse=pulse))
+        sweep(small, store, Inline(), settings=RunOptions(checkpoint_seconds=0, pulse=pulse))
     return store.root / "working" / small.trials[0].key
 
 
@@ -159,13 +157,13 @@ def test_a_disk_that_cannot_lock_is_told_in_one_sentence(tmp_path, small, monkey
 
 def test_locks_that_do_nothing_are_noticed(tmp_path, small, monkeypatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    with pytest.raises(BadInput, match="locks do nothing"):
+    with pytest.raises(InvalidInputError, match="locks do nothing"):
         sweep(small, open_store(tmp_path / "store"), Inline())
 
 
 def test_a_job_lock_is_read_back(tmp_path, monkeypatch) -> None:
     locks = JobLocks(tmp_path)
-    from hush.bench import locks as module
+    from hush.bench import store as module
 
     real = module.write_in_place
 
@@ -174,5 +172,5 @@ def test_a_job_lock_is_read_back(tmp_path, monkeypatch) -> None:
         real(descriptor, json.dumps(json.loads(content) | {"nonce": "theirs"}).encode())
 
     monkeypatch.setattr(module, "write_in_place", and_somebody_else)
-    with pytest.raises(BadInput, match="locks do nothing"):
+    with pytest.raises(InvalidInputError, match="locks do nothing"):
         locks.take("key")

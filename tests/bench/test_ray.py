@@ -20,19 +20,16 @@ from typing import Any
 import pytest
 from test_execute import contents
 
+from hush._internal.storage import try_lock, unlock, write_atomic
 from hush.bench import ray_cluster
-from hush.bench.errands import FULL, Answer, run_errand
-from hush.bench.execute import Inline
-from hush.bench.locks import MUTEX, Claim
-from hush.bench.meeting import NotShared, call_meeting, clear_meetings
-from hush.bench.ray_cluster import OnRay
+from hush.bench.executors import Inline
+from hush.bench.ray_cluster import FULL, OnRay, TaskResult, run_errand
 from hush.bench.spec import read_spec
-from hush.bench.store import Store, StoreTrouble, open_store
-from hush.bench.sweeps import sweep
+from hush.bench.store import MUTEX, NotShared, Store, StoreFullError, TrialLock, clear_meetings, open_probe, open_store
+from hush.bench.sweep import sweep
 from hush.bench.trial import Trial
 from hush.cli import main
-from hush.errors import BadInput
-from hush.files import give_back, try_lock, write_atomic
+from hush.errors import InvalidInputError
 
 Errand = Callable[[str], str]
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -127,10 +124,10 @@ def test_a_sweep_on_two_nodes_is_that_of_one_process(store, small, whole, desk) 
 
 
 def test_a_node_runs_nothing_before_it_was_met(store, small, desk) -> None:
-    answers: list[Answer] = []
+    answers: list[TaskResult] = []
 
     def do(text: str) -> str:
-        answers.append(Answer.read(on("node")(text)))
+        answers.append(TaskResult.read(on("node")(text)))
         return answers[-1].to_text()
 
     desk(do)
@@ -157,7 +154,7 @@ def test_a_store_of_the_same_name_that_is_not_shared_is_refused(store, tmp_path,
     shutil.copytree(store.root, tmp_path / "elsewhere")
     desk(lambda text: run_errand(change(text, store=str(tmp_path / "elsewhere")), "far"))
     with pytest.raises(
-        BadInput, match=r"is not shared by all nodes \(node far does not see this sweep's files in it\)"
+        InvalidInputError, match=r"is not shared by all nodes \(node far does not see this sweep's files in it\)"
     ):
         sweep(small, store, OnRay())
     assert store.keys() == Store(tmp_path / "elsewhere").keys() == set()
@@ -171,7 +168,7 @@ def test_a_copy_that_is_brought_up_to_date_is_no_shared_store(store, tmp_path, s
         return run_errand(change(text, store=str(tmp_path / "copy")), "far")
 
     desk(do)
-    with pytest.raises(BadInput, match="on node far its locks do not hold against other machines"):
+    with pytest.raises(InvalidInputError, match="on node far its locks do not hold against other machines"):
         sweep(small, store, OnRay())
 
 
@@ -189,7 +186,9 @@ def test_an_answer_that_does_not_arrive_is_noticed(store, small, desk) -> None:
 
 def test_another_version_of_hush_is_refused(store, small, desk) -> None:
     desk(lambda text: run_errand(change(text, versions={"hush": "0.0.1", "dp-accounting": "0"}), "old"))
-    with pytest.raises(BadInput, match=r"node old .* has hush .* and this sweep 0\.0\.1: install the same version"):
+    with pytest.raises(
+        InvalidInputError, match=r"node old .* has hush .* and this sweep 0\.0\.1: install the same version"
+    ):
         sweep(small, store, OnRay())
     assert store.keys() == set()
 
@@ -199,13 +198,13 @@ def test_a_node_that_cannot_import_hush_is_refused(store, small, desk) -> None:
         raise Lost("RuntimeError: The remote function failed to import on the worker. This may be because …")
 
     desk(do)
-    with pytest.raises(BadInput, match="a node cannot import this hush"):
+    with pytest.raises(InvalidInputError, match="a node cannot import this hush"):
         sweep(small, store, OnRay())
 
 
 def test_a_run_that_is_another_one_there_is_refused(store, small, desk) -> None:
     desk(lambda text: run_errand(change(text, key="0" * 32), "node"))
-    with pytest.raises(BadInput, match="takes run 0+ for another one"):
+    with pytest.raises(InvalidInputError, match="takes run 0+ for another one"):
         sweep(small, store, OnRay())
 
 
@@ -219,7 +218,7 @@ def dying(store: Store, key: str, times: int) -> Errand:
             left[0] -= 1
             claim = store.locks.take(key)
             assert claim is not None
-            give_back(claim.descriptor)
+            unlock(claim.descriptor)
             raise Lost
         return run_errand(text, "node")
 
@@ -275,7 +274,7 @@ def test_a_run_arrives_as_it_was_sent(path) -> None:
 def test_a_node_that_dies_after_its_run_is_done_costs_nothing(store, small, whole, desk) -> None:
     def do(text: str) -> str:
         answer = run_errand(text, "node")
-        if Answer.read(answer).end == "done":
+        if TaskResult.read(answer).end == "done":
             raise Lost
         return answer
 
@@ -287,7 +286,7 @@ def test_a_node_that_dies_after_its_run_is_done_costs_nothing(store, small, whol
 def test_a_worker_that_is_only_cut_off_keeps_its_run(store, small, whole, desk) -> None:
     """Ray calls a node dead when it does not answer; its worker may go on, and the run is nobody else's until then."""
     key = small.trials[0].key
-    claims: list[Claim | None] = []
+    claims: list[TrialLock | None] = []
     made, looks = desk(on("node")), [0]
 
     def do(text: str) -> str:
@@ -328,15 +327,15 @@ def test_a_run_that_another_sweep_is_at_is_waited_for(store, small, whole, desk)
 
 
 def test_a_full_disk_stops_the_sweep(store, small, desk) -> None:
-    desk(lambda text: Answer(FULL, str(errno.ENOSPC)).to_text())
-    with pytest.raises(StoreTrouble, match="No space left"):
+    desk(lambda text: TaskResult(FULL, str(errno.ENOSPC)).to_text())
+    with pytest.raises(StoreFullError, match="No space left"):
         sweep(small, store, OnRay())
 
 
 def test_a_result_that_never_appears_is_told(store, small, desk, monkeypatch) -> None:
     monkeypatch.setattr(ray_cluster, "PATIENCE", -1.0)
-    desk(lambda text: Answer("done").to_text())
-    with pytest.raises(BadInput, match="this machine does not see it"):
+    desk(lambda text: TaskResult("done").to_text())
+    with pytest.raises(InvalidInputError, match="this machine does not see it"):
         sweep(small, store, OnRay())
 
 
@@ -345,7 +344,7 @@ def test_a_result_that_never_appears_is_told(store, small, desk, monkeypatch) ->
 )
 def test_a_run_that_no_node_can_take_is_refused(store, small, desk, wanted, said) -> None:
     desk(on("node"))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInputError, match=said):
         sweep(small, store, OnRay(**wanted))
 
 
@@ -369,7 +368,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(tmp_path, small, capsys,
 
 
 def test_what_a_killed_driver_left_is_cleared(store) -> None:
-    with call_meeting(store.locks.directory) as meeting:
+    with open_probe(store.locks.directory) as meeting:
         meeting.attend("node")
         meeting.check_answer("node")
         clear_meetings(store.locks.directory)  # as another sweep that starts meanwhile does
@@ -390,11 +389,11 @@ def test_an_answer_is_written_while_no_other_sweep_tidies_up(store, monkeypatch)
         descriptor = try_lock(store.locks.directory / MUTEX)
         alone.append(descriptor is None)
         if descriptor is not None:
-            give_back(descriptor)
+            unlock(descriptor)
         write_atomic(path, content)
 
-    monkeypatch.setattr("hush.bench.meeting.write_atomic", write)
-    with call_meeting(store.locks.directory) as meeting:
+    monkeypatch.setattr("hush.bench.store.write_atomic", write)
+    with open_probe(store.locks.directory) as meeting:
         meeting.attend("node")
         meeting.check_answer("node")
     assert alone == [True]

@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 from test_execute import contents
 
-from hush.bench.execute import Inline, Local
-from hush.bench.locks import find_start
+from hush.bench.executors import Inline, Local
 from hush.bench.ray_cluster import OnRay
 from hush.bench.spec import read_spec
-from hush.bench.store import Store, open_store
-from hush.bench.sweeps import Tally, sweep
+from hush.bench.store import Store, find_start, open_store
+from hush.bench.sweep import Tally, sweep
 
 SPEC = Path(__file__).resolve().parents[2] / "specs" / "setup-2-small.toml"
 MEMORY = 80 << 20  # of a node's objects, about Ray's least
@@ -112,7 +111,7 @@ WAITING = '''
 """A problem whose training waits in its second step until a file lies beside it."""
 import pathlib, time
 from dataclasses import replace
-from hush.problems import load
+from hush.datasets.catalogue import load
 
 GO = pathlib.Path(__file__).with_name("go")
 

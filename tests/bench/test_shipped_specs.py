@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hush.bench.check import check_spec
-from hush.bench.spec import read_spec
+from hush.bench.spec import check_spec, read_spec
 from hush.methods import catalogue
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"

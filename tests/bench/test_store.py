@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hush import files
-from hush.bench.frame import choose_settings, read_curves, read_runs
-from hush.bench.locks import Owner, find_start
-from hush.bench.store import Result, Store, open_store
-from hush.errors import BadInput
-from hush.files import give_back, try_lock
+from hush._internal import storage
+from hush._internal.storage import try_lock, unlock
+from hush.bench.dataframes import choose_settings, read_curves, read_runs
+from hush.bench.store import Owner, Result, Store, find_start, open_store
+from hush.errors import InvalidInputError
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def test_the_claim_of_another_host_ends_with_its_lock(store) -> None:
     assert set(store.locks.held()) == {"k"}
     store.tidy()
     assert path.exists()
-    give_back(descriptor)  # as the kernel or the file server does when that process or machine is gone
+    unlock(descriptor)  # as the kernel or the file server does when that process or machine is gone
     assert store.locks.held() == {}
     assert store.locks.take("k") is not None
 
@@ -134,7 +133,7 @@ def test_a_process_of_the_same_name_and_another_machine_is_alive_while_it_holds_
     descriptor = try_lock(path)
     assert descriptor is not None
     assert store.locks.take("k") is None
-    give_back(descriptor)
+    unlock(descriptor)
     assert store.locks.take("k") is not None
 
 
@@ -143,7 +142,7 @@ def test_a_note_that_could_not_be_written_to_its_end_jams_nothing(store, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", full)
+        patch.setattr(storage.os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             store.locks.take("k")
     assert store.locks.held() == {}
@@ -194,12 +193,12 @@ def test_tidying_removes_what_the_dead_left_and_nothing_else(store) -> None:
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path) -> None:
     (tmp_path / "photo.jpg").write_text("x")
-    with pytest.raises(BadInput, match="neither a store nor empty"):
+    with pytest.raises(InvalidInputError, match="neither a store nor empty"):
         open_store(tmp_path)
-    with pytest.raises(BadInput, match="not a store"):
+    with pytest.raises(InvalidInputError, match="not a store"):
         read_runs(tmp_path)
     (tmp_path / "store.json").write_text('{"format": "hush store 99"}')
-    with pytest.raises(BadInput, match="another format"):
+    with pytest.raises(InvalidInputError, match="another format"):
         open_store(tmp_path)
 
 
@@ -242,7 +241,7 @@ def test_choosing_reads_validation_and_reports_test(store) -> None:
 
 def test_choosing_without_a_validation_part_is_refused(store) -> None:
     store.finish("a", fake("a", 0.1, 1, None, 0.6))
-    with pytest.raises(BadInput, match="no validation part"):
+    with pytest.raises(InvalidInputError, match="no validation part"):
         choose_settings(read_runs(store))
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hush.report.report_page import render_report
+from hush.report.page import render_report
+from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
-from hush.report.store_rows import read_results
 from synthetic import make_many, make_record, write_plainly
 
 THEMES, WIDTHS = ("light", "dark"), (390, 768, 1440)

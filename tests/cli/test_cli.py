@@ -14,9 +14,9 @@ from typing import get_args
 import pytest
 
 from hush.cli import main
-from hush.cli.planning import read_method_options
+from hush.cli.options import read_method_options
 from hush.cli.train import Training, read_recipes
-from hush.settings import list_settings
+from hush.methods.config import list_settings
 
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -256,13 +256,13 @@ def test_ctrl_c_ends_with_a_word(capsys, monkeypatch, command: str) -> None:
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hush.cli.task.load_task", interrupt)
+    monkeypatch.setattr("hush.cli.options.load_task", interrupt)
     more = ("--public-test",) if command == "tune" else ()
     assert call(capsys, command, "--problem", "digits-logistic", *more) == (130, "", "interrupted\n")
 
 
 def test_a_run_that_is_stopped_says_where_and_nothing_else(capsys, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("hush.cli.taking.note_interrupts", lambda: nullcontext(lambda: True))
+    monkeypatch.setattr("hush.cli.train.note_interrupts", lambda: nullcontext(lambda: True))
     given = ("train", "--problem", "digits-logistic", "--steps", "4", "--out", tmp_path / "run")
     code, out, err = call(capsys, *given)
     assert (code, out) == (130, "")
@@ -276,10 +276,10 @@ def test_a_run_that_is_stopped_says_where_and_nothing_else(capsys, monkeypatch, 
 @pytest.mark.parametrize(
     ("command", "writer"),
     [
-        (("predict", "run", "rows.csv", "--out", "answers.csv"), "hush.predicting.predict_file"),
-        (("export", "run", "--out", "model.pt2"), "hush.exchange.export_release"),
+        (("predict", "run", "rows.csv", "--out", "answers.csv"), "hush.release.predict.predict_file"),
+        (("export", "run", "--out", "model.pt2"), "hush.release.export.export_release"),
         (("report", "run", "--out", "page.html"), "hush.cli.report.write_atomic"),
-        (("evaluate", "run", "rows.csv"), "hush.predicting.judge_file"),
+        (("evaluate", "run", "rows.csv"), "hush.release.predict.judge_file"),
     ],
     ids=["predict", "export", "report", "evaluate"],
 )

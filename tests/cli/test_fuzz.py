@@ -20,7 +20,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hush.checkpoint.file import digest_content
+from hush.checkpointing.checkpoint import digest_content
 from hush.cli import main
 
 CALLS = int(os.environ.get("HUSH_FUZZ", "320"))

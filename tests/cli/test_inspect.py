@@ -12,8 +12,8 @@ import torch
 
 import hush
 from hush.cli import main
-from hush.data.infer import infer_schema
-from hush.data.schema import read_schema
+from hush.tabular.inspect import infer_schema
+from hush.tabular.schema import read_schema
 from patients import write_patients
 
 KINDS = {

@@ -205,7 +205,7 @@ def test_a_refused_first_step_leaves_no_unfinished_run(capsys, tmp_path, monkeyp
         raise Refused("not today")
         yield
 
-    monkeypatch.setattr("hush.cli.taking.take_steps", refuse)
+    monkeypatch.setattr("hush.cli.train.take_steps", refuse)
     assert call(capsys, *TRAIN, "--out", tmp_path / "run")[0] == 2
     monkeypatch.undo()
     assert call(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run")[0] == 0
@@ -231,7 +231,7 @@ def test_a_run_keeps_the_matrix_behind_its_noise(capsys, tmp_path, monkeypatch) 
     def never(*_):
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("hush.matrices.single_epoch._solve", never)
+    monkeypatch.setattr("hush.matrix_factorization.single_epoch._solve", never)
     again = answer(capsys, "train", "--out", tmp_path / "run", "--resume")
     assert again["resumed_from"] == 4
     assert again["test_loss"] == first["test_loss"]
@@ -269,7 +269,7 @@ class TestTakenAgain:
         def changed(task, augment, views):
             return lambda model, content: 0.9 * task.losses(model, content)
 
-        monkeypatch.setattr("hush.cli.task.with_views", changed)
+        monkeypatch.setattr("hush.cli.options.with_views", changed)
         code, out, err = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
         assert code == 0, err
         found = json.loads(out)
@@ -399,9 +399,9 @@ def test_resuming_where_the_private_part_is_gone_is_refused(capsys, tmp_path, le
 
 
 def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -> None:
-    from hush.cli import taking
+    from hush.cli import train
 
-    out, real = tmp_path / "run", taking.take_steps
+    out, real = tmp_path / "run", train.take_steps
 
     def and_then_it_is_gone(run, **more):
         for record in real(run, **more):
@@ -409,7 +409,7 @@ def test_nobody_is_told_to_resume_a_deleted_run(capsys, tmp_path, monkeypatch) -
                 shutil.rmtree(out)
             yield record
 
-    monkeypatch.setattr(taking, "take_steps", and_then_it_is_gone)
+    monkeypatch.setattr(train, "take_steps", and_then_it_is_gone)
     code, said, err = call(capsys, *TRAIN, "--steps", 20, "--checkpoint-every", 5, "--out", out)
     assert (code, said) == (1, "")
     assert "--resume" not in err

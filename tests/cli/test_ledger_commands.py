@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from dp_accounting import dp_event
 
+from hush.accounting.guarantee import rounded_up
 from hush.cli import main
-from hush.ledger.account import Account, Ledger
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import Account
 from hush.ledger.total import FIXED, Cost, add_up
-from hush.privacy.guarantee import rounded_up
 
 STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
 TRAIN = (

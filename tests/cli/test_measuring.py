@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import hush
-from hush.artefact.folder import WEIGHTS, pack_weights
 from hush.cli import main
-from hush.cli.measuring import METRICS, list_lines
+from hush.cli.train import METRICS, list_lines
+from hush.release.folder import WEIGHTS, pack_weights
 
 SHORT = ("train", "--problem", "breast-cancer-logistic", "--batch-size", 64, "--epochs", 2)
 

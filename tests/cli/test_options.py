@@ -13,11 +13,11 @@ import typer
 import hush.cli
 from hush.bench.trial import AXES
 from hush.cli import app, main
-from hush.cli.shell import GROUPS, OutputOptions, read_settings, take, write_settings
+from hush.cli.options import GROUPS, OutputOptions, read_settings, take, write_settings
 from hush.cli.train import Training, recall
-from hush.errors import BadInput
-from hush.methods import Setting, make_plan
-from hush.settings import PRIVACY, PlanSettings, list_settings, option
+from hush.errors import InvalidInputError
+from hush.methods import PlanConfig, make_plan
+from hush.methods.config import PRIVACY, PlanSettings, list_settings, option
 
 PLAN = """--accept-claimed --accountant --adjacency --batch-size --delta --epochs --epsilon --json --method
 --no-accept-claimed --node-noise --noise-multiplier --sampling --set --steps"""
@@ -105,7 +105,7 @@ def test_axes_are_the_settings_of_a_plan() -> None:
 
 def test_a_plan_from_a_setting_is_the_plan_from_its_names() -> None:
     by_name = make_plan("dp-sgd", examples=600, batch_size=30, epochs=2, epsilon=3.0, lr=0.5, clip=2.0)
-    setting = Setting(600, batch_size=30, epochs=2, epsilon=3.0)
+    setting = PlanConfig(600, batch_size=30, epochs=2, epsilon=3.0)
     assert make_plan("dp-sgd", setting, lr=0.5, clip=2.0) == by_name
     assert make_plan("dp-sgd", setting, epochs=1, lr=0.5, clip=2.0).steps == 20
 
@@ -120,12 +120,12 @@ def test_a_plan_from_a_setting_is_the_plan_from_its_names() -> None:
     ],
 )
 def test_names_that_a_plan_does_not_know_or_lacks(given, told) -> None:
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(InvalidInputError, match=told):
         make_plan("dp-sgd", **given)
 
 
 def test_the_docstring_lists_every_setting() -> None:
-    missing = [name for name in list_settings(Setting) if f"``{name}``: " not in (make_plan.__doc__ or "")]
+    missing = [name for name in list_settings(PlanConfig) if f"``{name}``: " not in (make_plan.__doc__ or "")]
     assert not missing
 
 
@@ -211,11 +211,11 @@ GIVEN = {
 def test_what_is_given_in_the_shell_reaches_the_plan(command, name, monkeypatch) -> None:
     """Nothing is lost between the options and the setting from which the plan is made, which is looked at there."""
     assert set(GIVEN) == {f.name for f in fields(PlanSettings)}
-    settings: list[Setting] = []
+    settings: list[PlanConfig] = []
 
-    def stop(method: str, setting: Setting, **chosen: object) -> None:
+    def stop(method: str, setting: PlanConfig, **chosen: object) -> None:
         settings.append(setting)
-        raise BadInput("far enough")
+        raise InvalidInputError("far enough")
 
     monkeypatch.setattr(f"hush.cli.{command}.make_plan", stop)
     flag, value = f"--{name.replace('_', '-')}", GIVEN[name]

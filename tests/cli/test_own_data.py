@@ -98,7 +98,7 @@ def test_parts_of_a_table_train_as_the_whole(own: Path, capsys, monkeypatch: pyt
     results = []
     for data, long in ((own, False), (parts, False), (parts / "*.csv", False), (parts / "*.csv", True)):
         with monkeypatch.context() as patched:
-            patched.setattr("hush.data.long_tables.MAPPED", 0 if long else 1 << 28)
+            patched.setattr("hush.tabular.cache.MAPPED", 0 if long else 1 << 28)
             out = own.with_name(f"run{len(results)}")
             code, said, err = call(capsys, *TRAIN, "--data", data, "--out", out)
             assert code == 0, err

@@ -11,11 +11,10 @@ import pytest
 
 from hush.cli import main
 from hush.cli.plan import default_batches
-from hush.methods import Setting, make_plan
-from hush.problems import from_files
-from hush.problems.released import plan_releases
-from hush.report.prospects import ENOUGH, NEAR, Outlook, Prospect, choose, look_ahead
-from hush.report.prospects_words import explain_outlook, explain_row
+from hush.methods import PlanConfig, make_plan
+from hush.report.plan_page import ENOUGH, NEAR, PlanRow, Sensitivity, choose, explain_outlook, explain_row, plan_grid
+from hush.statistics.releases import plan_releases
+from hush.tabular.problem import from_files
 
 SMALL = ("plan", "--examples", "1000", "--epsilon", "2,8", "--batch-size", "50,200", "--epochs", "2,8")
 
@@ -140,9 +139,9 @@ def test_default_batches(examples, batches) -> None:
     assert default_batches(examples) == batches
 
 
-def prospects(epsilon: float = 2.0) -> list[Prospect]:
+def prospects(epsilon: float = 2.0) -> list[PlanRow]:
     grid = [(epsilon, batch, epochs) for batch in (10, 40, 200) for epochs in (2.0, 10.0)]
-    return list(look_ahead("dp-sgd", Setting(1000, batch_size=1), grid))
+    return list(plan_grid("dp-sgd", PlanConfig(1000, batch_size=1), grid))
 
 
 def test_the_rule() -> None:
@@ -166,7 +165,7 @@ def test_the_rule() -> None:
 def test_correlated_noise_wins_by_the_margin_only() -> None:
     best = prospects()[0]
     curve = ((1.0, 1.0, 2.0), (2.0, 1.0, 0.9), (4.0, 1.0, 0.5), (8.0, 1.0, 0.4))
-    outlook = Outlook(best, None, replace(best, epsilon=4.0), curve)
+    outlook = Sensitivity(best, None, replace(best, epsilon=4.0), curve)
     assert outlook.crossing == 4.0
     assert "wins from ε = 4 on" in explain_outlook(outlook)[1]
     never = replace(outlook, curve=curve[:2])

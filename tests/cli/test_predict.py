@@ -15,10 +15,10 @@ from torch import nn
 
 import hush
 from hush.cli import main
-from hush.data import reading
-from hush.errors import BadInput
-from hush.prediction_file import write_rows
-from hush.problems import from_files
+from hush.errors import InvalidInputError
+from hush.release.predict import write_rows
+from hush.tabular import reader
+from hush.tabular.problem import from_files
 
 SCHEMA = """
 target = "label"
@@ -113,8 +113,8 @@ def test_labels_are_not_looked_at(here: Path, capsys) -> None:
 
 def test_rows_in_pieces_give_the_same_file(here: Path, capsys, monkeypatch) -> None:
     assert call(capsys, "predict", "table", "my.csv", "--out", "whole.csv")[0] == 0
-    monkeypatch.setattr(reading, "ROWS", 7)
-    lengths = [len(next(iter(piece.values()))) for piece in reading.pieces(Path("my.csv"))]
+    monkeypatch.setattr(reader, "ROWS", 7)
+    lengths = [len(next(iter(piece.values()))) for piece in reader.pieces(Path("my.csv"))]
     assert max(lengths) == 7
     assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.csv")[0] == 0
     assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.parquet")[0] == 0
@@ -285,7 +285,7 @@ def test_an_output_that_may_not_be_written_is_one_sentence(tmp_path: Path, monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(opener, refuse)
-    with pytest.raises(BadInput, match=f"cannot write to '.*{out}': permission denied"):
+    with pytest.raises(InvalidInputError, match=f"cannot write to '.*{out}': permission denied"):
         write_rows(tmp_path / out, [{"row": [1]}])
 
 
@@ -365,7 +365,7 @@ def _make_untrusted(directory: Path) -> None:
 
 
 def test_a_bad_row_far_down_leaves_no_file(here: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(reading, "ROWS", 5)
+    monkeypatch.setattr(reader, "ROWS", 5)
     bad_table("late.csv", "age,height,kind\n" + "1,1,a\n" * 22 + "1,,a\n")
     code, _, err = call(capsys, "predict", "table", "late.csv", "--out", "p.csv")
     assert code == 2

@@ -13,13 +13,13 @@ from dp_accounting import dp_event
 from safetensors.torch import load_file
 
 from hush import make_plan
-from hush.before import make_releases
+from hush.accounting import events
 from hush.cli import main
-from hush.errors import BadInput
-from hush.ledger.account import Ledger
-from hush.privacy import event_json
-from hush.problems import released
-from hush.problems.own_data import from_files
+from hush.data_release import make_releases
+from hush.errors import InvalidInputError
+from hush.ledger.book import Ledger
+from hush.statistics import releases
+from hush.tabular.problem import from_files
 
 SHORT = ("--target", "y", "--batch-size", 64, "--steps", 30)
 
@@ -67,7 +67,7 @@ def test_ranges_are_released_within_the_epsilon(capsys, people: Path, tmp_path: 
     for name, (low, high) in found["private_ranges"].items():
         assert told["private_ranges"][name] == [low, high]
         assert schema["columns"][name] == {"kind": "number", "low": low, "high": high, "missing": True, "waves": True}
-    training, *others = event_json.from_json(told["accounting"]["event"]).events
+    training, *others = events.from_json(told["accounting"]["event"]).events
     assert [type(event) for event in others] == [dp_event.GaussianDpEvent]
     assert isinstance(training, dp_event.SelfComposedDpEvent)
     low, high = found["private_ranges"]["income"]
@@ -129,7 +129,7 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
 ) -> None:
     """Killed before the release is made, or when it is made and not used: the ledger covers it, and the run that goes
     on is the one that was never stopped."""
-    monkeypatch.setattr("hush.before._met", {})
+    monkeypatch.setattr("hush.data_release._met", {})
     options = (
         "--epsilon",
         8,
@@ -151,7 +151,7 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
 
     broken = ("--out", tmp_path / "broken", "--ledger", tmp_path / "second")
     with monkeypatch.context() as patched:
-        patched.setattr(f"hush.cli.preparing.{where}", stop)
+        patched.setattr(f"hush.cli.train.{where}", stop)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             raise SystemExit(main([str(a) for a in (*given, *broken)]))
     capsys.readouterr()
@@ -173,7 +173,7 @@ def test_a_first_step_that_is_refused_does_not_forget_the_secret_of_a_release(
     given = ("train", "--data", people, *SHORT, "--epsilon", 8, "--private-ranges", 0.2, "--out", tmp_path / "run")
 
     def refuse(*given: object) -> None:
-        raise BadInput("no step")
+        raise InvalidInputError("no step")
 
     with monkeypatch.context() as patched:
         patched.setattr("hush.run.Run.step", refuse)
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_in_the_middle_keeps_its_ranges(capsys, people: Path,
     out = tmp_path / "run"
     steps = iter(range(100))
     with monkeypatch.context() as patched:
-        patched.setattr("hush.cli.taking.note_interrupts", _interrupt_after(steps, 12))
+        patched.setattr("hush.cli.train.note_interrupts", _interrupt_after(steps, 12))
         assert main([str(a) for a in (*given, "--out", out)]) == 130
     said = capsys.readouterr().err
     kept = load_file(out / "private" / "before-ranges.safetensors")["limits"].tolist()
@@ -275,10 +275,10 @@ def test_in_python(people: Path) -> None:
     problem = from_files(people, target="y", private_ranges=True).awaiting_weights()
     setting = {"examples": len(problem.train[0]), "batch_size": 64, "steps": 20, "epsilon": 6.0, "counted": True}
     alone = make_plan("dp-sgd", **setting)
-    parts = released.plan_releases(problem, alone, 6.0, range_share=0.2, weight_share=0.1)
+    parts = releases.plan_releases(problem, alone, 6.0, range_share=0.2, weight_share=0.1)
     plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
-    problem, told = released.take_releases(problem, run, make_releases(run, parts))
+    problem, told = releases.take_releases(problem, run, make_releases(run, parts))
     assert problem.schema is not None
     low, high = told["private_ranges"]["age"]
     assert (problem.schema.features[0].low, problem.schema.features[0].high) == (low, high)
@@ -287,5 +287,5 @@ def test_in_python(people: Path) -> None:
     for batch in run.batches():
         run.step(batch)
     assert run.guarantee.epsilon <= 6.0
-    with pytest.raises(released.Refused, match="give the units of the rows exactly where the plan has a unit"):
-        released.plan_releases(problem, alone, 6.0, weight_share=0.1, units=np.arange(480))
+    with pytest.raises(releases.Refused, match="give the units of the rows exactly where the plan has a unit"):
+        releases.plan_releases(problem, alone, 6.0, weight_share=0.1, units=np.arange(480))

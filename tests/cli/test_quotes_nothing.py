@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from hush import problems
-from hush.bench.execute import Inline
+from hush._internal.tensors import check_losses
+from hush.bench.executors import Inline
 from hush.bench.spec import read_spec
 from hush.bench.store import open_store
-from hush.bench.sweeps import sweep
+from hush.bench.sweep import sweep
 from hush.cli import main
-from hush.errors import BadInput, HushError
-from hush.gradients.points import read_batch_size
+from hush.clipping import PlainSum
+from hush.datasets import catalogue
+from hush.errors import HushError, InvalidInputError
 from hush.methods import make_plan
-from hush.named import check_losses
-from hush.queries import PlainSum
-from hush.units import UnitLosses, UnitRows
+from hush.per_example.augmentation import read_batch_size
+from hush.privacy_unit import UnitLosses, UnitRows
 
 MARK = "HIVpositive"
 ROWS = [f"{i % 5},{'ab'[i % 2]},{'yes' if i % 2 else 'no'}" for i in range(60)]
@@ -87,7 +87,7 @@ def test_bad_images_are_told_without_their_names(tmp_path, capsys) -> None:
 QUOTING = f'''
 import torch
 from dataclasses import replace
-from hush.problems import load
+from hush.datasets.catalogue import load
 
 def of_torch(seed, validation):
     found = load("breast-cancer-logistic", seed=seed, validation=validation)
@@ -173,7 +173,7 @@ def test_what_plain_sums_and_units_say(change) -> None:
         lambda: PlainSum().piece(model, losses, content, {}),
         lambda: UnitLosses(losses, 1)(model, units),
     ):
-        with pytest.raises(BadInput, match="one loss per example") as caught:
+        with pytest.raises(InvalidInputError, match="one loss per example") as caught:
             compute()
         assert "23" not in str(caught.value)
 
@@ -191,7 +191,7 @@ class Peculiar(nn.Module):
 
 
 def test_what_is_warned_of_holds_no_size() -> None:
-    task = problems.load("breast-cancer-logistic")
+    task = catalogue.load("breast-cancer-logistic")
     plan = make_plan("dp-sgd", examples=len(task.train[0]), batch_size=239, steps=1, noise_multiplier=1.0)
     run = plan.start(Peculiar(), task.losses, task.train, secret=3)
     with warnings.catch_warnings(record=True) as heard:

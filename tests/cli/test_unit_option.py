@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from hush.cli import main
-from hush.cli.measuring import _draw
-from hush.data.owners import identify
-from hush.histograms import FINEST
-from hush.problems import Evaluation
-from hush.problems.own_data import from_files
-from hush.units import ROWS_PER_UNIT
+from hush.cli.train import _draw
+from hush.datasets.evaluation import Evaluation
+from hush.privacy_unit import ROWS_PER_UNIT
+from hush.statistics.histogram import FINEST
+from hush.tabular.problem import from_files
+from hush.tabular.unit_ids import identify
 
 PATIENTS = 120
 

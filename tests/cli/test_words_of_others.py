@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hush._internal.imports import DISTRIBUTION, read_own_version, read_versions
+from hush._internal.text import SYNONYMS, translate
 from hush.cli import main
-from hush.cli.planning import suggest_delta
-from hush.errors import BadInput, nearest
-from hush.methods import Setting, catalogue, find, make_plan, options, purpose
-from hush.settings import list_settings
-from hush.synonyms import SYNONYMS, translate
-from hush.version import DISTRIBUTION, read_own_version, read_versions
+from hush.cli.options import suggest_delta
+from hush.errors import InvalidInputError, nearest
+from hush.methods import PlanConfig, catalogue, find, make_plan, options, purpose
+from hush.methods.config import list_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
 def test_no_synonym_is_a_name_used_here_for_something_else() -> None:
     others = [other for names in SYNONYMS.values() for other in names]
     assert len(others) == len(set(others))
-    assert not set(others) & set(list_settings(Setting))
+    assert not set(others) & set(list_settings(PlanConfig))
     of_methods = {key for name in catalogue() for key in options(find(name))}
     assert set(others) & of_methods <= {"eps"}  # Adam's floor, where it is known, and else ε
 
@@ -55,7 +55,7 @@ def test_no_synonym_is_a_name_used_here_for_something_else() -> None:
     ],
 )  # fmt: skip
 def test_a_plan_names_the_word_used_here(given, meant) -> None:
-    with pytest.raises(BadInput, match=f"has no option '{given}': did you mean '{meant}'"):
+    with pytest.raises(InvalidInputError, match=f"has no option '{given}': did you mean '{meant}'"):
         make_plan("dp-sgd", examples=600, batch_size=30, **{given: 1.0})
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hush.data import downloads, shelf
-from hush.data.dataset import Archive, Dataset, File, Folder, Mirror
-from hush.errors import BadInput
+from hush.datasets import registry
+from hush.datasets import registry as shelf_registry
+from hush.datasets.registry import Archive, Dataset, File, Folder, Mirror
+from hush.errors import InvalidInputError
 
 ROWS = bytes(i * i % 251 for i in range(300_000))
 MARKS = bytes(i % 10 for i in range(3_000))
@@ -82,7 +83,7 @@ def dataset(*mirrors: Mirror, files: tuple[File, ...] = FILES) -> Dataset:
 
 
 def get(each: Dataset, cache: Path) -> None:
-    downloads.fetch_missing(each, each.files, cache, shelf.silent)
+    registry.fetch_missing(each, each.files, cache, shelf_registry.silent)
 
 
 def left(cache: Path) -> list[str]:
@@ -114,7 +115,7 @@ def test_an_interrupted_program_continues_at_its_next_start(server: Server, tmp_
 
     each = dataset(Folder(server.url))
     with pytest.raises(KeyboardInterrupt):
-        downloads.fetch_missing(each, each.files, tmp_path, interrupt)
+        registry.fetch_missing(each, each.files, tmp_path, interrupt)
     part = next(p for p in (tmp_path / "toy").iterdir() if p.suffix == ".part")
     have = part.stat().st_size
     assert 90_000 < have < len(ROWS)
@@ -134,7 +135,7 @@ def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) ->
 def test_a_file_that_changed_meanwhile_is_not_glued_together(server: Server, tmp_path: Path) -> None:
     old = bytes(len(ROWS))
     server.content, server.breaks = {"rows": old, "marks": MARKS}, {"rows": [100_000, 0, 0, 0]}
-    with pytest.raises(downloads.DownloadError, match="broke off 3 times in a row"):
+    with pytest.raises(registry.DownloadError, match="broke off 3 times in a row"):
         get(dataset(Folder(server.url)), tmp_path)
     server.content, server.breaks = {"rows": ROWS, "marks": MARKS}, {}
     get(dataset(Folder(server.url)), tmp_path)
@@ -144,14 +145,14 @@ def test_a_file_that_changed_meanwhile_is_not_glued_together(server: Server, tmp
 def test_a_partial_file_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
     server.content = {"rows": ROWS, "marks": MARKS}
     (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / f".{downloads.short_name(server.url + 'rows')}.part").write_bytes(ROWS + b"more")
+    (tmp_path / "toy" / f".{registry.short_name(server.url + 'rows')}.part").write_bytes(ROWS + b"more")
     get(dataset(Folder(server.url)), tmp_path)
     assert (tmp_path / "toy" / "rows").read_bytes() == ROWS
 
 
 def test_a_bad_checksum_is_refused_and_leaves_no_file(server: Server, tmp_path: Path) -> None:
     server.content = {"rows": ROWS[:-1] + b"?", "marks": MARKS[:-1] + b"?"}
-    with pytest.raises(downloads.DownloadError, match="delivered rows, marks .the bytes are not the official"):
+    with pytest.raises(registry.DownloadError, match="delivered rows, marks .the bytes are not the official"):
         get(dataset(Folder(server.url)), tmp_path)
     assert left(tmp_path) == []
 
@@ -192,19 +193,19 @@ def test_archives_are_read_member_by_member(server: Server, tmp_path: Path, pack
 @pytest.mark.parametrize("packed", [_tar()[:-400], _zip()[:-400], b"no archive"], ids=["tar", "zip", "text"])
 def test_a_damaged_archive_leaves_nothing(server: Server, tmp_path: Path, packed: bytes) -> None:
     server.content = {"all": packed}
-    with pytest.raises(downloads.DownloadError, match="no mirror of toy delivered"):
+    with pytest.raises(registry.DownloadError, match="no mirror of toy delivered"):
         get(dataset(Archive(server.url + "all", "deep/"), files=FILES[1:]), tmp_path)
     assert left(tmp_path) == []
 
 
 def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(downloads.DownloadError, match="no mirror of toy delivered rows, marks"):
+    with pytest.raises(registry.DownloadError, match="no mirror of toy delivered rows, marks"):
         get(dataset(Folder("http://127.0.0.1:9/")), tmp_path)
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(BadInput, match="the cache '.*' cannot be used: not a directory"):
+    with pytest.raises(InvalidInputError, match="the cache '.*' cannot be used: not a directory"):
         get(dataset(Folder(server.url)), tmp_path / "cache")
 
 
@@ -214,7 +215,9 @@ def test_fetch_repairs_what_is_altered(server: Server, own_cache: Path) -> None:
     (own_cache / "toy" / "rows").write_bytes(ROWS[:-5])
     (own_cache / "toy" / "marks").write_bytes(MARKS)
     seen: list[tuple[int, int | None]] = []
-    rows = shelf.fetch(dataset(Folder(server.url)), progress=lambda name, have, total: seen.append((have, total)))
+    rows = shelf_registry.fetch(
+        dataset(Folder(server.url)), progress=lambda name, have, total: seen.append((have, total))
+    )
     assert [(row["file"], row["status"]) for row in rows] == [("rows", "ok"), ("marks", "ok")]
     assert [path for path, _, _ in server.asked] == ["rows"]
     assert seen[-1] == (len(ROWS), len(ROWS))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hush.data import adult, cifar, embedded, mnist, pinned
-from hush.data.dataset import Dataset
-from hush.errors import BadInput
+from hush.datasets import adult, cifar, mnist, registry
+from hush.datasets import digits as embedded
+from hush.datasets.registry import Dataset
+from hush.errors import InvalidInputError
 
 IDX = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, 2, 3) + bytes(range(12))
 NAMES = "| a comment\n>50K, <=50K.\n\nage: continuous.\nsex: Female, Male.\nfnlwgt: continuous.\n"
@@ -21,19 +22,21 @@ def test_idx_values_and_shape() -> None:
 
 
 def test_idx_with_the_wrong_magic() -> None:
-    with pytest.raises(BadInput, match="labels-file starts with the bytes 00000803 where IDX 00000801 was expected"):
+    with pytest.raises(
+        InvalidInputError, match="labels-file starts with the bytes 00000803 where IDX 00000801 was expected"
+    ):
         mnist.parse_labels(IDX, 10, "labels-file")
 
 
 @pytest.mark.parametrize("content", [IDX[:-1], IDX + b"x", IDX[:10]])
 def test_idx_of_the_wrong_length(content: bytes) -> None:
-    with pytest.raises(BadInput, match="is truncated"):
+    with pytest.raises(InvalidInputError, match="is truncated"):
         mnist.parse_idx(content, 3)
 
 
 def test_idx_labels_out_of_range() -> None:
     content = struct.pack(">BBBBI", 0, 0, 8, 1, 3) + bytes([0, 9, 10])
-    with pytest.raises(BadInput, match="holds a label outside 0 … 9"):
+    with pytest.raises(InvalidInputError, match="holds a label outside 0 … 9"):
         mnist.parse_labels(content, 10)
 
 
@@ -47,9 +50,9 @@ def test_cifar_record() -> None:
 
 
 def test_cifar_truncated_and_out_of_range() -> None:
-    with pytest.raises(BadInput, match="is truncated: 3072 bytes"):
+    with pytest.raises(InvalidInputError, match="is truncated: 3072 bytes"):
         cifar.parse_batch(bytes(3072))
-    with pytest.raises(BadInput, match="holds a label outside 0 … 9"):
+    with pytest.raises(InvalidInputError, match="holds a label outside 0 … 9"):
         cifar.parse_batch(bytes([10]) + bytes(3072))
 
 
@@ -63,9 +66,9 @@ def test_adult_rows_by_the_public_description() -> None:
 
 def test_adult_bad_rows() -> None:
     schema = adult.parse_names(NAMES)
-    with pytest.raises(BadInput, match="line 1 of adult.data has 3 columns where 4 were expected"):
+    with pytest.raises(InvalidInputError, match="line 1 of adult.data has 3 columns where 4 were expected"):
         adult.parse_rows(b"39, Male, <=50K\n", schema, "adult.data")
-    with pytest.raises(BadInput, match="line 1 of adult.data has a label that is not <=50K or >50K"):
+    with pytest.raises(InvalidInputError, match="line 1 of adult.data has a label that is not <=50K or >50K"):
         adult.parse_rows(b"39, Male, 7, rich\n", schema, "adult.data")
 
 
@@ -86,9 +89,9 @@ def test_real_images(data_dir: Path, dataset: Dataset, first: list[int]) -> None
 
 def test_real_cifar_test_batch(data_dir: Path) -> None:
     official = cifar.CIFAR10
-    path = pinned.find_file(official, official.file("test_batch.bin"), data_dir)
+    path = registry.find_file(official, official.file("test_batch.bin"), data_dir)
     assert path is not None
-    images, labels = cifar.parse_batch(pinned.read_verified(path, official.file("test_batch.bin")))
+    images, labels = cifar.parse_batch(registry.read_verified(path, official.file("test_batch.bin")))
     assert images.shape == (10_000, 3, 32, 32)
     assert torch.bincount(labels).tolist() == [1000] * 10
     assert labels[:4].tolist() == [3, 8, 8, 0]

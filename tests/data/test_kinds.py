@@ -9,16 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.data import reading
-from hush.data.columns import GAP, Column
-from hush.data.dates import DAY_FIRST, DOTTED, FORMATS, ISO, MONTH_FIRST, has_time, is_written_with_slashes, parse_date
-from hush.data.flags import parse_flag
-from hush.data.infer import infer, infer_schema
-from hush.data.inspection import inspect_table
-from hush.data.numerals import COMMA, POINT, parse_number
-from hush.data.schema import public_columns
-from hush.data.tables import numbers, read_table
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
+from hush.tabular import reader
+from hush.tabular.columns import GAP, Column
+from hush.tabular.encode import numbers, read_table
+from hush.tabular.inspect import infer, infer_schema, inspect_table
+from hush.tabular.reader import (
+    COMMA,
+    DAY_FIRST,
+    DOTTED,
+    FORMATS,
+    ISO,
+    MONTH_FIRST,
+    POINT,
+    has_time,
+    is_written_with_slashes,
+    parse_date,
+    parse_flag,
+    parse_number,
+)
+from hush.tabular.schema import public_columns
 
 MANY = 100
 
@@ -84,7 +94,7 @@ def test_rows_with_gaps_and_strays(tmp_path: Path) -> None:
         tmp_path, x=["1,5"] * 96 + ["", "pending", "2.000", "7"], d=["31.12.1969", "2.1.1970", "n"], y=["a", "b"]
     )
     given = {"columns": {"d": {"format": DOTTED}}}
-    with pytest.raises(BadInput, match="said to be a date written dd.mm.yyyy"):
+    with pytest.raises(InvalidInputError, match="said to be a date written dd.mm.yyyy"):
         infer_schema(path, "y", given)
     path = write(tmp_path, x=["1,5"] * 96 + ["", "pending", "2.000", "7"], d=["31.12.1969"] * 99 + ["n"], y=["a", "b"])
     rows, _ = read_table(path, infer_schema(path, "y", given))
@@ -145,7 +155,7 @@ def test_all_problems_and_the_first(tmp_path: Path) -> None:
     assert len(found.problems) == len(expected)
     for text, words in zip(found.problems, expected, strict=True):
         assert words in text
-    with pytest.raises(BadInput, match="holds fractions.*; 3 more problems: `hush data inspect"):
+    with pytest.raises(InvalidInputError, match="holds fractions.*; 3 more problems: `hush data inspect"):
         found.require()
 
 
@@ -211,12 +221,12 @@ def test_spaces_around_a_number_are_no_part_of_it() -> None:
 def test_months_with_an_underscore_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     if long:
         pytest.importorskip("pyarrow")
-        monkeypatch.setattr(reading, "LONG", 0)
+        monkeypatch.setattr(reader, "LONG", 0)
     path = write(tmp_path, month=[f"2021_{month:02d}" for month in range(1, 13)], n=["1", "2"], y=["u", "v"])
     month, number, _ = infer_schema(path, "y", {}).columns
     assert (month.kind, number.kind) == ("category", "number")
     given = {"columns": {"month": {"kind": "number"}}}
-    with pytest.raises(BadInput, match="column 'month' of '.*' is said to be a number and holds text"):
+    with pytest.raises(InvalidInputError, match="column 'month' of '.*' is said to be a number and holds text"):
         infer_schema(path, "y", given)
 
 

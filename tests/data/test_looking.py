@@ -10,17 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hush.data import looking, reading, streaming
-from hush.data.columns import Column
-from hush.data.dates import DAY_FIRST, DOTTED, FORMATS, ISO, UNAMBIGUOUS, parse_date
-from hush.data.evidence import Evidence
-from hush.data.infer import infer
-from hush.data.looking import Looker
-from hush.data.numerals import COMMA, parse_number
-from hush.data.plain_dates import find_dates
-from hush.data.streaming import ONLY_COMMA, WITH_COMMA, Tally, Words
-from hush.data.tables import numbers, read_numbers, read_table
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
+from hush.tabular import profiling, reader
+from hush.tabular import reader as streaming_reader
+from hush.tabular.columns import Column
+from hush.tabular.encode import numbers, read_numbers, read_table
+from hush.tabular.inspect import infer
+from hush.tabular.profiling import ColumnProfile, ColumnProfiler
+from hush.tabular.reader import (
+    COMMA,
+    DAY_FIRST,
+    DOTTED,
+    FORMATS,
+    ISO,
+    ONLY_COMMA,
+    UNAMBIGUOUS,
+    WITH_COMMA,
+    TextColumn,
+    WordCounts,
+    find_dates,
+    parse_date,
+    parse_number,
+)
 
 pa = pytest.importorskip("pyarrow")
 
@@ -83,8 +94,8 @@ def mix(seed: int, main: str, rows: int = 120) -> list[str]:
     return cells
 
 
-def look_at(pieces: Sequence[Sequence[str]], given: Column | None) -> Evidence:
-    looker = Looker(Evidence("x", True, given, frozenset(POOLS["flags"])))
+def look_at(pieces: Sequence[Sequence[str]], given: Column | None) -> ColumnProfile:
+    looker = ColumnProfiler(ColumnProfile("x", True, given, frozenset(POOLS["flags"])))
     for piece in pieces:
         looker.add(piece)
     looker.settle()
@@ -97,7 +108,7 @@ def test_many_at_a_time_is_one_by_one(main: str, given: Column | None) -> None:
     for seed in range(4):
         cells = mix(seed, main)
         pieces = [cells[:50], cells[50:51], cells[51:]]
-        found = look_at([Words(pa.array(piece)) for piece in pieces], given)
+        found = look_at([TextColumn(pa.array(piece)) for piece in pieces], given)
         assert found == look_at(pieces, given)
         assert found.rows == 120
 
@@ -107,10 +118,10 @@ def test_numbers_of_any_spelling(main: str) -> None:
     for seed in range(4):
         cells = mix(seed, main)
         for sign in (".", COMMA):
-            one, other = read_numbers(cells, sign), read_numbers(Words(pa.array(cells)), sign)
+            one, other = read_numbers(cells, sign), read_numbers(TextColumn(pa.array(cells)), sign)
             kept = [np.where(np.isfinite(found), found, np.nan) for found in (one, other)]  # all that is encoded
             assert kept[0].tobytes() == kept[1].tobytes()
-        one_by_one, together = numbers(cells), numbers(Words(pa.array(cells)))
+        one_by_one, together = numbers(cells), numbers(TextColumn(pa.array(cells)))
         assert (one_by_one is None) == (together is None)
 
 
@@ -122,7 +133,7 @@ def test_plain_dates_are_what_each_alone_is(form: str) -> None:
     strange = [_spell(form, *parts) for parts in ((0, 1, 1), (2020, 0, 1), (2020, 13, 1), (2019, 2, 29), (2020, 4, 31))]
     times = [f"{_spell(form, 1999, 12, 31)}{end}" for end in ("T10:30", " 23:59:60", " 24:00", "T10:60", "x10:30")]
     cells = [*spelled, *strange, *times, "", "2020", "１９９９-12-01", "yyyy-mm-dd"]
-    found = find_dates(Words(pa.array(cells)), form)
+    found = find_dates(TextColumn(pa.array(cells)), form)
     parsed = {place: parse_date(cell, form) for place, cell in enumerate(cells)}
     assert found.days.tolist() == [parsed[place] for place in found.places.tolist()]
     assert set(range(len(spelled))) <= set(found.places.tolist())
@@ -138,7 +149,7 @@ def _spell(form: str, year: int, month: int, day: int) -> str:
 @pytest.mark.parametrize("pattern", [WITH_COMMA, ONLY_COMMA])
 def test_decimal_commas_are_what_each_alone_is(pattern: str) -> None:
     cells = [*COMMAS, *THOUSANDS, *WORDS, *NUMBERS, "1,234,5", "12,34", "1234,567"]
-    values, others = Words(pa.array(cells)).read_commas(pattern)
+    values, others = TextColumn(pa.array(cells)).read_commas(pattern)
     chosen = sorted(set(range(len(cells))) - set(others.tolist()))
     assert len(chosen) >= 6
     assert [values[place] for place in chosen] == [parse_number(cells[place], COMMA) for place in chosen]
@@ -147,9 +158,9 @@ def test_decimal_commas_are_what_each_alone_is(pattern: str) -> None:
 
 
 def test_words_are_counted_over_pieces_and_given_once() -> None:
-    tally = Tally()
+    tally = WordCounts()
     for piece in (["a", "b", None, "a"], ["b"], ["c", "", "a"]):
-        tally.add(Words(pa.array(piece)))
+        tally.add(TextColumn(pa.array(piece)))
     assert sorted(tally.drain()) == [("", 2), ("a", 3), ("b", 2), ("c", 1)]
     assert tally.size == 0
     assert list(tally.drain()) == []
@@ -161,10 +172,10 @@ def test_little_room_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = ["\t".join(cells) for cells in zip(*columns.values(), ["u", "v"] * 200, strict=True)]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["\t".join([*columns, "y"]), *lines]) + "\n")
-    monkeypatch.setattr(reading, "LONG", 0)
-    monkeypatch.setattr(streaming, "BLOCK", 4000)
+    monkeypatch.setattr(reader, "LONG", 0)
+    monkeypatch.setattr(streaming_reader, "BLOCK", 4000)
     whole = infer(path, "y", {}, ("ranges", "categories")).inspection
-    monkeypatch.setattr(looking, "ROOM", 0)
+    monkeypatch.setattr(profiling, "ROOM", 0)
     assert infer(path, "y", {}, ("ranges", "categories")).inspection == whole
     assert {form for form in UNAMBIGUOUS if whole.seen["dates"].counts[form]} >= {ISO}
 
@@ -184,19 +195,19 @@ def test_odd_rows_are_encoded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for given in ({"columns": problem}, {"columns": dated}, {}):
         found = []
         for long in (1 << 30, 0):
-            monkeypatch.setattr(reading, "LONG", long)
+            monkeypatch.setattr(reader, "LONG", long)
             inferred = infer(path, "y", given)
             try:
                 rows, labels = read_table(path, inferred.require())
                 found.append((inferred.schema, rows.numpy().tobytes(), labels.tolist()))
-            except BadInput as error:
+            except InvalidInputError as error:
                 found.append((inferred.problems, str(error)))
         assert found[0] == found[1]
 
 
 def test_the_first_gap_and_the_first_strange_label_are_numbered() -> None:
     for cells in (["1"] * 70 + ["x", "1"], ["1", ""], ["yes"] * 40 + ["zz"] + ["yes"] * 40):
-        found = look_at([Words(pa.array(cells[:1])), Words(pa.array(cells[1:]))], None)
+        found = look_at([TextColumn(pa.array(cells[:1])), TextColumn(pa.array(cells[1:]))], None)
         alone = look_at([cells], None)
         assert (found.first_gap, found.first_other) == (alone.first_gap, alone.first_other)
 
@@ -204,7 +215,7 @@ def test_the_first_gap_and_the_first_strange_label_are_numbered() -> None:
 def test_evidence_in_json_is_the_same() -> None:
     for main in POOLS:
         seen = look_at([mix(1, main)], None)
-        again = Evidence("x", True, None, frozenset(POOLS["flags"]))
+        again = ColumnProfile("x", True, None, frozenset(POOLS["flags"]))
         again.fill_from(seen.to_json())
         assert again == seen
     assert np.isfinite(list(seen.lows.values())).all()

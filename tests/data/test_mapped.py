@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from hush.data import long_tables, mapped
-from hush.data.inspection import inspect_table
-from hush.data.mapped import Encoded, Picked, digest_table, map_rows, pick_all
-from hush.data.splits import as_arrays, hold_out
-from hush.digests import digest_data
-from hush.errors import BadInput
-from hush.files import lock_file
-from hush.problems import Problem, evaluate_problem, from_files
+from hush._internal.storage import lock_file
+from hush.data_source import Tensors, as_source
+from hush.datasets.evaluation import evaluate_problem
+from hush.datasets.problem import Problem
+from hush.datasets.splits import as_arrays, hold_out
+from hush.distributed.consistency import digest_data
+from hush.errors import InvalidInputError
 from hush.randomness import Secret, seeded
-from hush.source import Tensors, as_source
+from hush.tabular import cache as long_tables
+from hush.tabular import encode
+from hush.tabular.encode import Encoded, RowSubset, digest_table, map_rows, pick_all
+from hush.tabular.inspect import inspect_table
+from hush.tabular.problem import from_files
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +62,7 @@ def load_both(table: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -
     monkeypatch.setattr(long_tables, "MAPPED", 0)
     long = from_files(table, target="y", **options)  # type: ignore[arg-type]
     assert isinstance(short.train, tuple)
-    assert isinstance(long.train, Picked)
+    assert isinstance(long.train, RowSubset)
     return short, long
 
 
@@ -103,7 +106,7 @@ def test_figures_of_mapped_rows(table: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_test_file_may_be_long_too(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, long = load_both(table, monkeypatch, test=table)
-    assert isinstance(long.test, Picked)
+    assert isinstance(long.test, RowSubset)
     assert len(long.train) == len(long.test) == 400
 
 
@@ -193,7 +196,7 @@ def test_folders_are_cleared_and_named_in_turn(cache: Path, monkeypatch: pytest.
     free: dict[str, bool] = {}
 
     def watch(name: str) -> None:
-        step = getattr(mapped, name)
+        step = getattr(encode, name)
 
         def watched(*given: Any) -> None:
             other = os.open(cache, os.O_RDONLY)
@@ -201,7 +204,7 @@ def test_folders_are_cleared_and_named_in_turn(cache: Path, monkeypatch: pytest.
             os.close(other)
             step(*given)
 
-        monkeypatch.setattr(mapped, name, watched)
+        monkeypatch.setattr(encode, name, watched)
 
     watch("clear_beside")
     watch("move_atomic")
@@ -213,11 +216,11 @@ def test_a_disk_without_locks_holds_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(descriptor: int) -> bool:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(mapped, "lock_file", refuse)
+    monkeypatch.setattr(encode, "lock_file", refuse)
     assert map_rows("some", give)[0].shape == (10, 2)
 
 
-@pytest.mark.parametrize("name", mapped.FILES)
+@pytest.mark.parametrize("name", encode.FILES)
 def test_files_that_are_not_whole_are_made_again(cache: Path, name: str) -> None:
     map_rows("some", give)
     path = cache / "some" / name
@@ -240,8 +243,8 @@ def test_what_the_columns_showed_is_kept_for_a_long_table(
     (kept,) = folder.iterdir()
     assert (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(kept.stat().st_mode)) == (0o700, 0o600)
     looked: list[Path] = []
-    look = long_tables.look
-    monkeypatch.setattr(long_tables, "look", lambda path, *rest: looked.append(path) or look(path, *rest))
+    look = long_tables.profile_columns
+    monkeypatch.setattr(long_tables, "profile_columns", lambda path, *rest: looked.append(path) or look(path, *rest))
     again = from_files(table, target="y")
     assert looked == []
     assert (again.schema, again.notes) == (long.schema, long.notes) == (short.schema, short.notes)
@@ -262,7 +265,7 @@ def test_nothing_is_kept_of_a_table_that_changes_while_it_is_looked_at(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_tables, "MAPPED", 0)
-    part, look = table.parent / "part0.csv", long_tables.look
+    part, look = table.parent / "part0.csv", long_tables.profile_columns
     before = part.read_text()
 
     def look_too_late(*given: Any) -> Any:
@@ -270,7 +273,7 @@ def test_nothing_is_kept_of_a_table_that_changes_while_it_is_looked_at(
         return look(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(long_tables, "look", look_too_late)
+        patched.setattr(long_tables, "profile_columns", look_too_late)
         assert inspect_table(table, {}, target="y").seen["x"].counts["number"] == 300
     part.write_text(before)
     assert inspect_table(table, {}, target="y").seen["x"].counts["number"] == 400
@@ -287,7 +290,7 @@ def test_nothing_is_kept_of_a_table_that_changes_while_it_is_encoded(
         return encode(*given)
 
     monkeypatch.setattr(long_tables, "encode_table", encode_too_late)
-    with pytest.raises(BadInput, match="changed while it was read: start again"):
+    with pytest.raises(InvalidInputError, match="changed while it was read: start again"):
         from_files(table, target="y")
     assert list(cache.iterdir()) == []
 
@@ -306,11 +309,11 @@ def test_a_file_that_is_left_alone_is_digested_once(tmp_path: Path, monkeypatch:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n")
     read: list[Path] = []
-    digest = mapped._digest_bytes
-    monkeypatch.setattr(mapped, "_digest_bytes", lambda given: read.append(given) or digest(given))
+    digest = encode._digest_bytes
+    monkeypatch.setattr(encode, "_digest_bytes", lambda given: read.append(given) or digest(given))
     first = {digest_table([path], {}) for _ in range(3)}
     assert read.count(path) == 3  # it was just written: its times say nothing yet
-    monkeypatch.setattr(mapped, "SETTLED", -1.0)
+    monkeypatch.setattr(encode, "SETTLED", -1.0)
     assert {digest_table([path], {}) for _ in range(3)} == first
     assert read.count(path) == 4
     path.write_text("x,y\n1,0\n2,1\n")
@@ -340,5 +343,5 @@ def test_what_was_not_used_for_a_week_goes(cache: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "file"))
-    with pytest.raises(BadInput, match="a long table needs a folder to write to"):
+    with pytest.raises(InvalidInputError, match="a long table needs a folder to write to"):
         map_rows("some", give)

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hush.data import reading, streaming
-from hush.data.infer import infer_schema
-from hush.data.parts import estimate_rows, find_parts, holds_table
-from hush.data.reading import pieces
-from hush.data.streaming import Words
-from hush.data.tables import map_texts, numbers, read_table
-from hush.data.watching import Watch
-from hush.errors import BadInput
-from hush.problems import from_files
+from hush.errors import InvalidInputError
+from hush.tabular import reader
+from hush.tabular import reader as streaming_reader
+from hush.tabular.encode import map_texts, numbers, read_table
+from hush.tabular.inspect import infer_schema
+from hush.tabular.problem import from_files
+from hush.tabular.reader import ReadProgress, TextColumn, estimate_rows, find_parts, holds_table, pieces
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -69,7 +67,7 @@ def test_parts_are_one_table(tmp_path: Path, cuts: tuple[int, ...], suffix: str)
 def test_a_piece_may_end_after_any_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     parts = write_parts(tmp_path, (333,))
     whole = read(tmp_path / "whole.csv")
-    monkeypatch.setattr(reading, "ROWS", rows)
+    monkeypatch.setattr(reader, "ROWS", rows)
     check_same(read(parts), whole)
 
 
@@ -79,17 +77,17 @@ def test_pyarrow_and_python_read_the_same_rows(tmp_path: Path, monkeypatch: pyte
     path = write_parts(tmp_path, ()) / "part-000.csv"
     by_python = read(path)
     cells = [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row]
-    monkeypatch.setattr(reading, "LONG", 0)
-    monkeypatch.setattr(streaming, "BLOCK", block)
+    monkeypatch.setattr(reader, "LONG", 0)
+    monkeypatch.setattr(streaming_reader, "BLOCK", block)
     assert [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row] == cells
     check_same(read(path), by_python)
 
 
 def test_long_text_is_read_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parts(tmp_path, ()) / "part-000.csv"
-    assert not any(isinstance(cells, Words) for piece in pieces(path) for cells in piece.values())
-    monkeypatch.setattr(reading, "LONG", 0)
-    assert all(isinstance(cells, Words) for piece in pieces(path) for cells in piece.values())
+    assert not any(isinstance(cells, TextColumn) for piece in pieces(path) for cells in piece.values())
+    monkeypatch.setattr(reader, "LONG", 0)
+    assert all(isinstance(cells, TextColumn) for piece in pieces(path) for cells in piece.values())
 
 
 @pytest.mark.parametrize(
@@ -106,8 +104,8 @@ def test_long_text_has_the_errors_of_short_text(
 ) -> None:
     (tmp_path / "rows.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
     for long in (0, 1 << 20):
-        monkeypatch.setattr(reading, "LONG", long)
-        with pytest.raises(BadInput, match=sentence):
+        monkeypatch.setattr(reader, "LONG", long)
+        with pytest.raises(InvalidInputError, match=sentence):
             infer_schema(tmp_path / "rows.csv", "y", {})
 
 
@@ -131,7 +129,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("cells", [SPELLINGS, SPELLINGS[:5], [*SPELLINGS[:5], ""], ["x", "1"], ["1_0"]])
 def test_numbers_of_a_long_column_are_pythons_bits(cells: list[str]) -> None:
-    by_python, by_arrow = numbers(cells), numbers(Words(pa.array(cells)))
+    by_python, by_arrow = numbers(cells), numbers(TextColumn(pa.array(cells)))
     assert (by_python is None) == (by_arrow is None) == (cells[0] in ("x", "1_0"))
     if by_python is not None and by_arrow is not None:
         assert by_python.tobytes() == by_arrow.tobytes()
@@ -144,7 +142,7 @@ def test_a_function_sees_every_different_word_once() -> None:
         seen.append(word)
         return len(word)
 
-    assert map_texts(Words(pa.array(["ab", "c ", "ab", None, "c "])), measure).tolist() == [2, 1, 2, 0, 1]
+    assert map_texts(TextColumn(pa.array(["ab", "c ", "ab", None, "c "])), measure).tolist() == [2, 1, 2, 0, 1]
     assert seen == ["ab", "c", ""]
 
 
@@ -158,7 +156,7 @@ def test_parquet_parts_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "parts" / "_SUCCESS").touch()
     whole = read(tmp_path / "whole.parquet")
     check_same(read(tmp_path / "parts"), whole)
-    monkeypatch.setattr(reading, "ROWS", 8)
+    monkeypatch.setattr(reader, "ROWS", 8)
     check_same(read(tmp_path / "parts" / "*.parquet"), whole)
     assert estimate_rows(find_parts(tmp_path / "parts")) == 90
 
@@ -166,10 +164,10 @@ def test_parquet_parts_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_parts_need_the_same_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,z,y\n1,2,0\n3,4,1\n")
     (tmp_path / "b.csv").write_text("y,x\n0,1\n")
-    with pytest.raises(BadInput, match=r"'.*b\.csv' lacks the column 'z' that '.*a\.csv' has"):
+    with pytest.raises(InvalidInputError, match=r"'.*b\.csv' lacks the column 'z' that '.*a\.csv' has"):
         read(tmp_path)
     (tmp_path / "b.csv").write_text("y,x,w,z\n0,1,5,6\n")
-    with pytest.raises(BadInput, match=r"'.*b\.csv' has the column 'w', and '.*a\.csv' has not"):
+    with pytest.raises(InvalidInputError, match=r"'.*b\.csv' has the column 'w', and '.*a\.csv' has not"):
         read(tmp_path)
     (tmp_path / "b.csv").write_text("y,x,z\n1,5,6\n")  # in another order
     assert read(tmp_path)[0].tolist() == [[1, 2], [3, 4], [5, 6]]
@@ -178,7 +176,9 @@ def test_parts_need_the_same_columns(tmp_path: Path) -> None:
 def test_typed_parts_need_the_same_types(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0], "y": [0, 1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": ["one", "two"], "y": [0, 1]}), tmp_path / "b.parquet")
-    with pytest.raises(BadInput, match=r"column 'x' holds text in '.*b\.parquet' and numbers in '.*a\.parquet'"):
+    with pytest.raises(
+        InvalidInputError, match=r"column 'x' holds text in '.*b\.parquet' and numbers in '.*a\.parquet'"
+    ):
         read(tmp_path)
     pq.write_table(pa.table({"x": pa.array([3, 4]), "y": [0, 1]}), tmp_path / "b.parquet")
     assert read(tmp_path)[0].flatten().tolist() == [1, 2, 3, 4]
@@ -188,7 +188,7 @@ def test_an_error_names_the_part_and_its_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n")
     (tmp_path / "b.csv").write_text("x,y\n1,0\n2,maybe\n")
     schema = infer_schema(tmp_path / "a.csv", "y", {})
-    with pytest.raises(BadInput, match=r"row 2 of '.*b\.csv' has a label that is none of the 2 classes"):
+    with pytest.raises(InvalidInputError, match=r"row 2 of '.*b\.csv' has a label that is none of the 2 classes"):
         read_table(tmp_path, schema)
 
 
@@ -206,27 +206,27 @@ def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     found = from_files(images)
     assert (found.schema, found.class_names) == (None, ("dark", "light"))
     (tables / "notes.md").touch()
-    with pytest.raises(BadInput, match=r"holds 'notes\.md', which is no table: give a pattern"):
+    with pytest.raises(InvalidInputError, match=r"holds 'notes\.md', which is no table: give a pattern"):
         from_files(tables, target="y")
     assert from_files(tables / "*.csv", target="y").name == "parts"
 
 
 def test_a_pattern_that_fits_nothing(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"the pattern '.*none-\*\.csv' fits no file"):
+    with pytest.raises(InvalidInputError, match=r"the pattern '.*none-\*\.csv' fits no file"):
         from_files(tmp_path / "none-*.csv", target="y")
 
 
 def test_a_broken_gz_is_one_sentence(tmp_path: Path) -> None:
     whole = gzip.compress(b"x,y\n" + b"1,0\n2,1\n" * 1000)
     (tmp_path / "rows.csv.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadInput, match=r"is not a whole \.gz file"):
+    with pytest.raises(InvalidInputError, match=r"is not a whole \.gz file"):
         infer_schema(tmp_path / "rows.csv.gz", "y", {})
 
 
 def test_what_is_said_of_a_long_reading() -> None:
     said: list[str] = []
     clock = iter([0.0, 1.9, 2.0, 2.0, 11.9, 12.0, 12.0, 61.2])
-    watch = Watch("big.csv", 3000, said.append, now=lambda: next(clock))
+    watch = ReadProgress("big.csv", 3000, said.append, now=lambda: next(clock))
     watch.begin("looking at")
     for _ in range(4):
         watch.count(1000)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data.pictures import (
+from hush.datasets.images import (
     iterate_images,
     list_images,
     read_arrays,
@@ -16,7 +16,7 @@ from hush.data.pictures import (
     read_images,
     read_unlabelled,
 )
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -57,7 +57,7 @@ def test_images_at_any_depth_come_some_at_a_time(tmp_path: Path) -> None:
     assert together.shape == (7, 1, 4, 5)
     assert names == ["a/0.png", "a/2.png", "a/4.png", "a/6.png", "b/1.png", "b/3.png", "b/5.png"]
     picture(tmp_path / "b" / "7.png", size=(6, 6), mode="L", value=0)
-    with pytest.raises(BadInput, match="must have one size"):
+    with pytest.raises(InvalidInputError, match="must have one size"):
         list(iterate_images(tmp_path, list_images(tmp_path), at_a_time=3))
 
 
@@ -72,20 +72,20 @@ def test_hidden_folders_are_left_out_as_in_training(tmp_path: Path) -> None:
 
 
 def test_bad_folders(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"holds neither \.csv/\.parquet files nor class folders of images"):
+    with pytest.raises(InvalidInputError, match=r"holds neither \.csv/\.parquet files nor class folders of images"):
         read_images(tmp_path)
     picture(tmp_path / "a" / "a.png")
-    with pytest.raises(BadInput, match="one folder of images per class"):
+    with pytest.raises(InvalidInputError, match="one folder of images per class"):
         read_images(tmp_path)
     (tmp_path / "b").mkdir()
-    with pytest.raises(BadInput, match="class folder '.*b' holds no images"):
+    with pytest.raises(InvalidInputError, match="class folder '.*b' holds no images"):
         read_images(tmp_path)
     picture(tmp_path / "b" / "b.png", size=(6, 4))
-    with pytest.raises(BadInput, match="/a' has 5×4 pixels, 3 channels and image 1 of '.*/b' has 6×4 pixels"):
+    with pytest.raises(InvalidInputError, match="/a' has 5×4 pixels, 3 channels and image 1 of '.*/b' has 6×4 pixels"):
         read_images(tmp_path)
     content = (tmp_path / "a" / "a.png").read_bytes()
     (tmp_path / "a" / "a.png").write_bytes(content[:40])
-    with pytest.raises(BadInput, match="image 1 of '.*' is not a whole image"):
+    with pytest.raises(InvalidInputError, match="image 1 of '.*' is not a whole image"):
         read_images(tmp_path)
 
 
@@ -128,7 +128,9 @@ def test_test_rows_are_labelled_as_the_others(tmp_path: Path, names: tuple[str, 
 
 def test_labels_that_were_asked_for_are_not_tested_against_others(tmp_path: Path) -> None:
     path = npz(tmp_path, x=WIDE, y=LINE, digit=LINE, x_test=WIDE, y_test=LINE)
-    with pytest.raises(BadInput, match="has test rows 'x_test' and no 'digit_test' for them: add their labels"):
+    with pytest.raises(
+        InvalidInputError, match="has test rows 'x_test' and no 'digit_test' for them: add their labels"
+    ):
         read_arrays(path, "digit")
 
 
@@ -155,9 +157,9 @@ def test_features_are_the_same_array_with_labels_and_without(tmp_path: Path, wha
 
 def test_two_arrays_that_may_be_features(tmp_path: Path) -> None:
     path = npz(tmp_path, a=WIDE, b=WIDE, digit=LINE)
-    with pytest.raises(BadInput, match="has no array of features 'x'; it has a, b, digit"):
+    with pytest.raises(InvalidInputError, match="has no array of features 'x'; it has a, b, digit"):
         read_unlabelled(path, "digit")
-    with pytest.raises(BadInput, match="has no array of features 'x'; besides 'digit' it has a, b"):
+    with pytest.raises(InvalidInputError, match="has no array of features 'x'; besides 'digit' it has a, b"):
         read_arrays(path, "digit")
 
 
@@ -186,7 +188,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arrays_are_one_sentence(tmp_path: Path, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         read_arrays(npz(tmp_path, **BAD[message]), None)
     assert "\n" not in str(caught.value)
 
@@ -194,5 +196,5 @@ def test_bad_arrays_are_one_sentence(tmp_path: Path, message: str) -> None:
 def test_a_truncated_npz(tmp_path: Path) -> None:
     path = npz(tmp_path, x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(BadInput, match="is not a whole .npz"):
+    with pytest.raises(InvalidInputError, match="is not a whole .npz"):
         read_arrays(path, None)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hush.data import pinned, shelf
-from hush.data.adult import ADULT
-from hush.data.cifar import CIFAR10
-from hush.data.dataset import Dataset, File
-from hush.data.mnist import FASHION, MNIST
-from hush.errors import BadInput
+from hush.datasets import registry
+from hush.datasets import registry as shelf_registry
+from hush.datasets.adult import ADULT
+from hush.datasets.cifar import CIFAR10
+from hush.datasets.mnist import FASHION, MNIST
+from hush.datasets.registry import Dataset, File
+from hush.errors import InvalidInputError
 
 CONTENT = bytes(range(256)) * 40
 PIN = File("train-labels", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -37,21 +38,21 @@ def test_the_pins_are_those_of_the_official_files() -> None:
 def test_raw_gzip_and_xz_give_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train-labels{suffix}"
     path.write_bytes(PACKED[suffix])
-    assert pinned.read_verified(path, PIN) == CONTENT
+    assert registry.read_verified(path, PIN) == CONTENT
 
 
 def test_the_packing_is_told_by_the_content_not_the_name(tmp_path: Path) -> None:
     path = tmp_path / "train-labels"
     path.write_bytes(PACKED[".xz"])
-    assert pinned.read_verified(path, PIN) == CONTENT
+    assert registry.read_verified(path, PIN) == CONTENT
 
 
 @pytest.mark.parametrize("suffix", PACKED)
 def test_a_truncated_file_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train-labels{suffix}"
     path.write_bytes(PACKED[suffix][:-30])
-    with pytest.raises(pinned.Altered, match=r"train-labels.* is truncated"):
-        pinned.read_verified(path, PIN)
+    with pytest.raises(registry.ChecksumMismatch, match=r"train-labels.* is truncated"):
+        registry.read_verified(path, PIN)
 
 
 @pytest.mark.parametrize("suffix", PACKED)
@@ -60,20 +61,20 @@ def test_every_altered_byte_of_the_content_is_noticed(tmp_path: Path, suffix: st
     whole = PACKED[suffix]
     for place in range(20, len(whole), 37):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(pinned.Altered, match="train-labels"):
-            pinned.read_verified(path, PIN)
+        with pytest.raises(registry.ChecksumMismatch, match="train-labels"):
+            registry.read_verified(path, PIN)
 
 
 def test_bytes_after_the_end_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "train-labels"
     path.write_bytes(CONTENT + b"x")
-    with pytest.raises(pinned.Altered, match="is altered"):
-        pinned.read_verified(path, PIN)
+    with pytest.raises(registry.ChecksumMismatch, match="is altered"):
+        registry.read_verified(path, PIN)
 
 
 def test_a_folder_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read: is a directory"):
-        pinned.read_verified(tmp_path, PIN)
+    with pytest.raises(InvalidInputError, match="cannot be read: is a directory"):
+        registry.read_verified(tmp_path, PIN)
 
 
 def test_the_order_of_places(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,26 +83,26 @@ def test_the_order_of_places(tmp_path: Path, own_cache: Path, monkeypatch: pytes
         (place / "toy").mkdir(parents=True)
         (place / "toy" / "train-labels.gz").write_bytes(PACKED[".gz"])
     monkeypatch.setenv("HUSH_DATA", str(environment))
-    assert pinned.find_file(TOY, PIN, given) == given / "toy" / "train-labels.gz"
-    assert pinned.find_file(TOY, PIN, None) == environment / "toy" / "train-labels.gz"
-    pinned.store(CONTENT, own_cache / "toy" / "train-labels")
-    assert pinned.find_file(TOY, PIN, given) == own_cache / "toy" / "train-labels"  # raw: nothing to unpack
+    assert registry.find_file(TOY, PIN, given) == given / "toy" / "train-labels.gz"
+    assert registry.find_file(TOY, PIN, None) == environment / "toy" / "train-labels.gz"
+    registry.store(CONTENT, own_cache / "toy" / "train-labels")
+    assert registry.find_file(TOY, PIN, given) == own_cache / "toy" / "train-labels"  # raw: nothing to unpack
 
 
 def test_a_data_folder_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(BadInput, match="HUSH_DATA '.*nowhere' is not a folder"):
-        pinned.find_file(TOY, PIN, None)
+    with pytest.raises(InvalidInputError, match="HUSH_DATA '.*nowhere' is not a folder"):
+        registry.find_file(TOY, PIN, None)
 
 
 def test_an_unreadable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "cache"
     blocked.write_text("a file where the folder should be")
     monkeypatch.setenv("HUSH_CACHE", str(blocked))
-    with pytest.raises(BadInput, match="cannot be read: not a directory"):
-        pinned.find_file(TOY, PIN, None)
-    with pytest.raises(BadInput, match="cannot be read: not a directory"):
-        shelf.list_datasets([TOY])
+    with pytest.raises(InvalidInputError, match="cannot be read: not a directory"):
+        registry.find_file(TOY, PIN, None)
+    with pytest.raises(InvalidInputError, match="cannot be read: not a directory"):
+        shelf_registry.list_datasets([TOY])
 
 
 def test_storing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,5 +111,5 @@ def test_storing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("os.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pinned.store(CONTENT, tmp_path / "a" / "file")
+        registry.store(CONTENT, tmp_path / "a" / "file")
     assert list((tmp_path / "a").iterdir()) == []

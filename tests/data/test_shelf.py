@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hush.data import shelf
-from hush.data.dataset import Dataset, File
-from hush.data.mnist import MNIST
+from hush.datasets import registry
+from hush.datasets.mnist import MNIST
+from hush.datasets.registry import Dataset, File
 
 CONTENT = b"the official bytes" * 100
 PIN = File("rows", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -28,7 +28,7 @@ def toy(tmp_path: Path) -> Path:
 
 def test_a_whole_folder_verifies(toy: Path) -> None:
     path = str(toy / "toy" / "rows.gz")
-    assert shelf.verify([TOY], toy) == [
+    assert registry.verify([TOY], toy) == [
         {"dataset": "toy", "file": "rows", "path": path, "status": "ok", "problem": None}
     ]
 
@@ -38,7 +38,7 @@ def test_one_changed_byte_is_found_and_named(toy: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    (row,) = shelf.verify([TOY], toy)
+    (row,) = registry.verify([TOY], toy)
     assert row["status"] == "altered"
     assert "rows.gz" in row["problem"]
 
@@ -47,27 +47,27 @@ def test_a_change_in_the_packing_alone_is_found_through_the_folders_own_list(toy
     path = toy / "toy" / "rows.gz"
     content = bytearray(path.read_bytes())
     (toy / "SHA256SUMS").write_text(f"{hashlib.sha256(content).hexdigest()}  toy/rows.gz\n")
-    assert shelf.verify([TOY], toy)[0]["status"] == "ok"
+    assert registry.verify([TOY], toy)[0]["status"] == "ok"
     content[4] ^= 1  # the time stamp in the gzip header: the bytes inside stay the same
     path.write_bytes(content)
-    assert shelf.verify([TOY], toy)[0]["status"] == "altered"
+    assert registry.verify([TOY], toy)[0]["status"] == "altered"
 
 
 def test_verify_looks_at_every_copy(toy: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_DATA", str(toy))
     (own_cache / "toy").mkdir()
     (own_cache / "toy" / "rows").write_bytes(CONTENT[:-1])
-    assert [row["status"] for row in shelf.verify([TOY])] == ["ok", "altered"]
+    assert [row["status"] for row in registry.verify([TOY])] == ["ok", "altered"]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    rows = shelf.verify([MNIST], tmp_path)
+    rows = registry.verify([MNIST], tmp_path)
     assert [row["status"] for row in rows] == ["missing"] * 4
     assert "mnist/train-images-idx3-ubyte" in rows[0]["problem"]
 
 
 def test_the_list_is_plain_data(toy: Path) -> None:
-    (row,) = shelf.list_datasets([TOY], toy)
+    (row,) = registry.list_datasets([TOY], toy)
     assert row["where"] == str(toy / "toy")
     assert row["bytes"] == len(CONTENT)
-    assert shelf.list_datasets([TOY])[0]["where"] is None
+    assert registry.list_datasets([TOY])[0]["where"] is None

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.data.splits import hold_out
-from hush.errors import BadInput
+from hush.datasets.splits import hold_out
+from hush.errors import InvalidInputError
 
 
 @given(rows=st.integers(1, 200), fraction=st.floats(0, 0.99), seed=st.integers(0, 1000))
@@ -34,5 +34,5 @@ def test_exact_sizes() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 2])
 def test_a_fraction_outside_is_refused(fraction: float) -> None:
-    with pytest.raises(BadInput, match="must be at least 0 and below 1"):
+    with pytest.raises(InvalidInputError, match="must be at least 0 and below 1"):
         hold_out((torch.zeros(3),), fraction, seed=0)

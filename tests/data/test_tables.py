@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data import reading
-from hush.data.infer import infer_schema
-from hush.data.inspection import inspect_table
-from hush.data.schema import Column, Schema, public_columns, read_schema
-from hush.data.schema_file import write_toml
-from hush.data.tables import read_table
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
+from hush.tabular import reader
+from hush.tabular.columns import Column
+from hush.tabular.encode import read_table
+from hush.tabular.inspect import infer_schema, inspect_table, write_toml
+from hush.tabular.schema import Schema, public_columns, read_schema
 
 TEXT = "age,job,note,label\n39,clerk,1,yes\n50,farmer,x,no\n28,clerk,2,no\n"
 
@@ -51,7 +50,7 @@ def test_facts_said_to_be_public_are_read_off_and_stated(tmp_path: Path) -> None
     assert (age.low, age.high) == (28, 50)
     assert job.values == ("clerk", "farmer")
     assert "the ranges of the columns, read off the rows, are public anyway" in schema.assumed
-    with pytest.raises(BadInput, match="did you mean 'ranges'"):
+    with pytest.raises(InvalidInputError, match="did you mean 'ranges'"):
         infer_schema(tmp_path / "rows.csv", "label", {}, public=("range",))
 
 
@@ -91,9 +90,9 @@ def test_a_released_schema_is_taken_as_it_stands() -> None:
     rich = Schema((Column("age", "number", 0, 120, waves=True), Column("y", "category")), "y", ("u", "v"))
     assert rich.to_json()["columns"] == {"age": {"kind": "number", "low": 0, "high": 120, "waves": True}}
     assert public_columns(rich.to_json()["columns"])["age"] == rich.columns[0]
-    with pytest.raises(BadInput, match="'waves' of column 'age' must be true or false"):
+    with pytest.raises(InvalidInputError, match="'waves' of column 'age' must be true or false"):
         public_columns({"age": {"low": 0, "high": 1, "waves": 1}})
-    with pytest.raises(BadInput, match="has the waves of a number and is said to be a category"):
+    with pytest.raises(InvalidInputError, match="has the waves of a number and is said to be a category"):
         public_columns({"age": {"kind": "category", "waves": True}})
 
 
@@ -164,7 +163,7 @@ BAD = {
 def test_bad_tables_are_one_sentence(tmp_path: Path, message: str) -> None:
     text, target, given = BAD[message]
     path = write(tmp_path, text)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         read_table(path, infer_schema(path, target, given))
     assert "\n" not in str(caught.value)
 
@@ -172,7 +171,7 @@ def test_bad_tables_are_one_sentence(tmp_path: Path, message: str) -> None:
 def test_a_table_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"a,y\n\xff\xfe\x00,1\n")
-    with pytest.raises(BadInput, match="is not a text table in UTF-8"):
+    with pytest.raises(InvalidInputError, match="is not a text table in UTF-8"):
         infer_schema(path, "y", {})
 
 
@@ -193,7 +192,7 @@ def test_a_million_rows(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_length_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ROWS", 500)
+    monkeypatch.setattr(reader, "ROWS", 500)
     peaks = []
     for repeats in (2, 20):
         path = write(tmp_path, "x,g,y\n" + "".join(f"{i}.5,group{i % 3},{i % 2}\n" for i in range(500)) * repeats)
@@ -224,30 +223,30 @@ def test_bad_parquet(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 nothing of the kind")
-    with pytest.raises(BadInput, match="broken.parquet' is not a whole parquet file"):
+    with pytest.raises(InvalidInputError, match="broken.parquet' is not a whole parquet file"):
         infer_schema(broken, "y", {})
     pq.write_table(pa.table({"a": [[1], [2]], "y": [0, 1]}), tmp_path / "nested.parquet")
-    with pytest.raises(BadInput, match=r"column 'a' .* has the type list"):
+    with pytest.raises(InvalidInputError, match=r"column 'a' .* has the type list"):
         infer_schema(tmp_path / "nested.parquet", "y", {})
     pq.write_table(pa.table({"a": [1.0, None], "y": [0, 1]}), tmp_path / "null.parquet")
     given = {"columns": {"a": {"kind": "number"}}}
-    with pytest.raises(BadInput, match="has no finite number in row 2"):
+    with pytest.raises(InvalidInputError, match="has no finite number in row 2"):
         read_table(tmp_path / "null.parquet", infer_schema(tmp_path / "null.parquet", "y", given))
 
 
 def test_bad_schemas(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="unknown entry 'lo': did you mean 'low'"):
+    with pytest.raises(InvalidInputError, match="unknown entry 'lo': did you mean 'low'"):
         public_columns({"a": {"lo": 1}})
-    with pytest.raises(BadInput, match="one end of a range"):
+    with pytest.raises(InvalidInputError, match="one end of a range"):
         public_columns({"a": {"low": 1}})
-    with pytest.raises(BadInput, match="low 3.0 not below high 1.0|low 3 not below high 1"):
+    with pytest.raises(InvalidInputError, match="low 3.0 not below high 1.0|low 3 not below high 1"):
         public_columns({"a": {"low": 3, "high": 1}})
-    with pytest.raises(BadInput, match="unknown schema entry 'column'"):
+    with pytest.raises(InvalidInputError, match="unknown schema entry 'column'"):
         read_schema({"column": {}})
-    with pytest.raises(BadInput, match=r"schema '.*none.toml' cannot be read: no such file"):
+    with pytest.raises(InvalidInputError, match=r"schema '.*none.toml' cannot be read: no such file"):
         read_schema(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("= 3")
-    with pytest.raises(BadInput, match="is not valid toml"):
+    with pytest.raises(InvalidInputError, match="is not valid toml"):
         read_schema(tmp_path / "bad.toml")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hush.data.views import make_views, mirrored, shifted
+from hush.datasets.images import make_views, mirrored, shifted
 from hush.randomness import seeded
 
 

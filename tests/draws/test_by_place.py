@@ -9,11 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hush import make_plan
-from hush.data.views import mirrored, shifted
-from hush.draws import model_randomness
-from hush.gradients import Augmented, GradientWarning, Point, record
-from hush.gradients.functional import record_one_by_one
-from hush.queries.clipped import Clipping, clipped_sums
+from hush.clipping.clipped import Clipping, clipped_sums
+from hush.datasets.images import mirrored, shifted
+from hush.per_example.augmentation import Augmented, Point
+from hush.per_example.functional import record_one_by_one
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.model_rng import model_randomness
+from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
 from replay import recorded, sensitivities
 
@@ -135,14 +137,14 @@ def tape(model, content, places, engine="book-keeping", losses=losses_of, points
     with model_randomness(SECRET, step, places, CPU):
         if engine == "one by one":
             return record_alone(model, losses, content, points)
-        return record(model, losses, content, engine=engine, points=points)
+        return per_example_gradients(model, losses, content, engine=engine, points=points)
 
 
 def record_alone(model, losses, content, points):
-    from hush.draws import settling_draws
-    from hush.gradients import _draw_all
+    from hush.per_example.gradients import _draw_all
+    from hush.per_example.model_rng import probe_rng
 
-    with settling_draws(model, losses, lambda few: _draw_all(model, losses, few), content, len(content)):
+    with probe_rng(model, losses, lambda few: _draw_all(model, losses, few), content, len(content)):
         return record_one_by_one(model, losses, content, len(content), points or [Point()])
 
 
@@ -217,7 +219,7 @@ def test_what_torch_func_cannot_draw_is_drawn_one_by_one():
     model, x = made(Sampled), inputs(7, 3)
     lone = tape(model, x[:1], WITH[:1], "auto")  # nothing to compare with yet
     ours = tape(model, x, WITH, "auto")
-    assert type(ours).__name__ == "BookTape"
+    assert type(ours).__name__ == "BookkeepingGradients"
     close(ours, tape(model, x, WITH, "one by one"))
     close(ours, lone, slice(1))
 
@@ -295,7 +297,9 @@ def test_for_a_fixed_secret_one_place_more_adds_its_own_clipped_gradient():
     sums = []
     for rows in (torch.arange(40), torch.cat([torch.arange(17), torch.arange(18, 40)])):
         with model_randomness(SECRET, 0, 3 * rows, CPU):
-            sums.append(clipped_sums(record(model, cross_entropy, (X[rows], Y[rows])), clipping)["gradient"])
+            sums.append(
+                clipped_sums(per_example_gradients(model, cross_entropy, (X[rows], Y[rows])), clipping)["gradient"]
+            )
     moved = torch.sqrt(sum((sums[0][n].double() - sums[1][n].double()).square().sum() for n in sums[0]))
     assert 0.01 < moved <= 0.1 * 1.0001
 

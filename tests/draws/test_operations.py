@@ -12,11 +12,11 @@ from scipy import stats
 from torch import nn
 from torch.func import vmap
 
-from hush.draws import drawing, model_randomness
-from hush.draws.kinds import Folded, Kinds, PerExample, Shared
-from hush.draws.numbers import LONG, ONE, Places, draw_rows
 from hush.errors import Refused
-from hush.gradients import record
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.model_rng import drawing, model_randomness
+from hush.per_example.model_rng.context import BatchShared, DrawLayouts, Irregular, PerExample
+from hush.per_example.model_rng.numbers import LONG, ONE, Places, draw_rows
 from hush.randomness import Secret
 from hush.randomness.cipher import Keystream
 
@@ -185,7 +185,7 @@ def wave(model, content):
 def piece(random, n=6, **options):
     model = Uses(random)
     with model_randomness(SECRET, 0, torch.arange(n), CPU):
-        return record(model, wave, torch.ones(n, 3), **options)
+        return per_example_gradients(model, wave, torch.ones(n, 3), **options)
 
 
 @pytest.mark.parametrize("engine", ["auto", "book-keeping", "functional"])
@@ -269,34 +269,41 @@ def test_a_draw_that_appears_later_in_another_shape_is_refused():
     table = []
     model = Uses(lambda x: sum(make(x) for make in table) + F.dropout(x, 0.5))
     with model_randomness(SECRET, 0, torch.arange(6), CPU):
-        record(model, wave, torch.ones(6, 3), engine="book-keeping")
+        per_example_gradients(model, wave, torch.ones(6, 3), engine="book-keeping")
     table.append(lambda x: torch.rand(5, 4).sum(0))
     with (
         pytest.raises(Refused, match="draw 0 of a forward has another shape than when the model was first tried"),
         model_randomness(SECRET, 0, torch.arange(6), CPU),
     ):
-        record(model, wave, torch.ones(6, 3), engine="book-keeping")
+        per_example_gradients(model, wave, torch.ones(6, 3), engine="book-keeping")
 
 
 def test_the_callers_generator_is_left_alone():
     good, bad = Uses(lambda x: F.dropout(x, 0.5)), Uses(UNSEEN["an operation by its inner name"])
     state = torch.get_rng_state()
     with model_randomness(SECRET, 0, torch.arange(6), CPU):
-        record(good, wave, torch.ones(6, 3))
+        per_example_gradients(good, wave, torch.ones(6, 3))
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(Refused, match="draw"), model_randomness(SECRET, 0, torch.arange(6), CPU):
-        record(bad, wave, torch.ones(6, 3))
+        per_example_gradients(bad, wave, torch.ones(6, 3))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_kinds_come_from_two_sizes():
     two = [(0, (2, 3)), (1, (4, 2)), (2, (2, 5)), (3, ()), (4, (4, 3)), (5, (2, 2))]
     three = [(0, (3, 3)), (1, (4, 3)), (2, (2, 5)), (3, ()), (4, (6, 3)), (5, (3, 3))]
-    kinds = Kinds.of(two, three)
-    right = {0: PerExample(0), 1: PerExample(1), 2: Shared((2, 5)), 3: Shared(()), 4: Folded(), 5: Folded()}
+    kinds = DrawLayouts.of(two, three)
+    right = {
+        0: PerExample(0),
+        1: PerExample(1),
+        2: BatchShared((2, 5)),
+        3: BatchShared(()),
+        4: Irregular(),
+        5: Irregular(),
+    }
     assert kinds.by_number == right
     assert kinds.find(1, (7, 7), 7) == PerExample(1)  # sequences as long as the batch
-    assert kinds.find(2, (2, 5), 2) == Shared((2, 5))  # a table as long as the batch
+    assert kinds.find(2, (2, 5), 2) == BatchShared((2, 5))  # a table as long as the batch
     for number, shape in ((0, (6, 3)), (2, (3, 5)), (9, (7, 3))):
         with pytest.raises(Refused, match="another shape than when the model was first tried"):
             kinds.find(number, shape, 7)

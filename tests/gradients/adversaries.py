@@ -5,10 +5,10 @@ import math
 import torch
 from torch import nn
 
-from hush.gradients.convolution import Convolution, Windowed
-from hush.gradients.terms import Outer
-from hush.problems.models import ImageLayers
-from hush.queries import Clipping
+from hush.clipping import Clipping
+from hush.datasets.models import ImageLayers
+from hush.per_example.conv import Convolution, Windowed
+from hush.per_example.terms import OuterProduct
 
 ROUNDED_ONCE = {torch.float32: 1 + 2.0**-23, torch.float64: 1 + 2.0**-40}  # the sum's own rounding is charged elsewhere
 
@@ -44,7 +44,7 @@ def put_last(term):
 
 def outer(generator, dtype, positions, inputs, outputs):
     sides = [torch.randn(3, positions, k, generator=generator, dtype=torch.float64) for k in (inputs, outputs)]
-    return Outer(*(t.to(dtype) for t in sides))
+    return OuterProduct(*(t.to(dtype) for t in sides))
 
 
 TERMS = {
@@ -69,14 +69,16 @@ TERMS |= {  # a convolution of several groups is not turned
 
 
 def sides_of(term):
-    return (term.a, term.b) if isinstance(term, Outer) else (term.x, term.gy)
+    return (term.a, term.b) if isinstance(term, OuterProduct) else (term.x, term.gy)
 
 
 def cancelling(term, kind, generator):
     """The same term with inputs made to cancel, in one of several ways."""
     left, right = (t.clone() for t in sides_of(term))
-    spatial = (slice(None), slice(1, None)) if isinstance(term, Outer) else (slice(None), slice(None), slice(1, None))
-    first = (slice(None), slice(0, 1)) if isinstance(term, Outer) else (slice(None), slice(None), slice(0, 1))
+    spatial = (
+        (slice(None), slice(1, None)) if isinstance(term, OuterProduct) else (slice(None), slice(None), slice(1, None))
+    )
+    first = (slice(None), slice(0, 1)) if isinstance(term, OuterProduct) else (slice(None), slice(None), slice(0, 1))
     if kind == "opposite":  # all positions alike, and the other side sums to almost zero
         left[spatial] = left[first]
         right[:] = right.sign() + 1e-3 * right
@@ -93,8 +95,8 @@ def cancelling(term, kind, generator):
         left, right = left * 1e9, right * 1e6
     elif kind == "tiny":
         left, right = left * 1e-20, right * 1e-17
-    if isinstance(term, Outer):
-        return Outer(left, right)
+    if isinstance(term, OuterProduct):
+        return OuterProduct(left, right)
     return Windowed(term.rule, left, right, term.weight)
 
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from hush.gradients import record
-from hush.problems.models import lenet5, mlp, p1, p2
+from hush.datasets.models import lenet5, mlp, p1, p2
+from hush.per_example.gradients import per_example_gradients
 
 opacus = pytest.importorskip("opacus")
 
@@ -31,7 +31,7 @@ def test_sums_and_norms_equal_opacus(name):
     model = make()
     assert sum(p.numel() for p in model.parameters()) == size  # MECHANISMS, section 10
     content = torch.randn(4, *shape), torch.randint(0, 10, (4,))
-    tape = record(model, cross_entropy, content, engine="book-keeping")
+    tape = per_example_gradients(model, cross_entropy, content, engine="book-keeping")
     norms, clip = tape.squared_norms(), 0.5
     total = torch.stack(list(norms.values())).sum(0).sqrt()
     sums = tape.sum((clip / total).clamp(max=1))

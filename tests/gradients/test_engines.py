@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hush.errors import BadInput
-from hush.gradients import GradientWarning, Point, convolution, record
-from hush.gradients.functional import record_one_by_one
+from hush.errors import InvalidInputError
+from hush.per_example import conv
+from hush.per_example.augmentation import Point
+from hush.per_example.functional import record_one_by_one
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import GradientWarning
 
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True)
 N = 5
@@ -25,10 +28,10 @@ def wave(model, content):
 def tapes(model, content, losses=wave, engine="book-keeping", points=None):
     """The reference's tape and another engine's, under the same model randomness."""
     torch.manual_seed(1)
-    right = record(model, losses, content, engine="functional", points=points)
+    right = per_example_gradients(model, losses, content, engine="functional", points=points)
     after = torch.rand(1)
     torch.manual_seed(1)
-    ours = record(model, losses, content, engine=engine, points=points)
+    ours = per_example_gradients(model, losses, content, engine=engine, points=points)
     assert torch.equal(after, torch.rand(1))  # both leave torch's generator in the same state
     return right, ours
 
@@ -214,12 +217,12 @@ def test_convolutions_of_random_shapes(held, data):
     options["bias"] = data.draw(st.booleans())
     model = getattr(nn, f"{kind}{dims}d")(groups * inputs, groups * outputs, kernel, **options)
     content = torch.randn(3, groups * inputs, *size, dtype=torch.float64)
-    original = convolution.Windowed.held_is_cheaper
-    convolution.Windowed.held_is_cheaper = lambda self: held  # both ways to the norm, whatever the cost model thinks
+    original = conv.Windowed.held_is_cheaper
+    conv.Windowed.held_is_cheaper = lambda self: held  # both ways to the norm, whatever the cost model thinks
     try:
         agree(model, content)
     finally:
-        convolution.Windowed.held_is_cheaper = original
+        conv.Windowed.held_is_cheaper = original
 
 
 @SETTINGS
@@ -241,7 +244,7 @@ def test_linear_networks_of_random_shapes(n, positions, widths, frozen, masked):
     weights = torch.ones(n, dtype=torch.float64)
     weights[masked % n] = 0
     keep = weights.nonzero().squeeze(1)
-    right = record(model, wave, content[keep], engine="functional").sum(weights[keep])
+    right = per_example_gradients(model, wave, content[keep], engine="functional").sum(weights[keep])
     close(ours.sum(weights), right)
 
 
@@ -254,8 +257,8 @@ def test_a_masked_example_contributes_nothing(name, bad):
     model = make().double().eval()
     broken = content.clone()
     broken[2] = bad
-    ours = record(model, wave, broken, engine="book-keeping")
-    right = record(model, wave, content, engine="functional")
+    ours = per_example_gradients(model, wave, broken, engine="book-keeping")
+    right = per_example_gradients(model, wave, content, engine="functional")
     norms, expected = ours.squared_norms(certain=False), right.squared_norms(certain=False)
     others = torch.tensor([0, 1, 3, 4])
     close({k: v[others] for k, v in norms.items()}, {k: v[others] for k, v in expected.items()})
@@ -268,7 +271,7 @@ def test_a_masked_example_contributes_nothing(name, bad):
 @pytest.mark.parametrize("engine", ["auto", "book-keeping", "functional"])
 def test_an_empty_batch_gives_zeros(engine):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    tape = record(model, wave, torch.zeros(0, 1, 4, 4), engine=engine)
+    tape = per_example_gradients(model, wave, torch.zeros(0, 1, 4, 4), engine=engine)
     assert tape.losses.shape == (0,)
     for name, p in model.named_parameters():
         assert tape.squared_norms()[name].shape == (0,)
@@ -277,15 +280,15 @@ def test_an_empty_batch_gives_zeros(engine):
 
 @pytest.mark.parametrize("engine", ["auto", "book-keeping", "functional"])
 def test_a_scalar_loss_is_refused(engine):
-    with pytest.raises(BadInput, match="one loss per example"):
-        record(nn.Linear(3, 2), lambda m, x: m(x).sum(), torch.zeros(4, 3), engine=engine)
+    with pytest.raises(InvalidInputError, match="one loss per example"):
+        per_example_gradients(nn.Linear(3, 2), lambda m, x: m(x).sum(), torch.zeros(4, 3), engine=engine)
 
 
 def test_content_of_different_sizes_and_unknown_engines_are_refused():
-    with pytest.raises(BadInput, match="first dimension"):
-        record(nn.Linear(3, 2), wave, (torch.zeros(4, 3), torch.zeros(5)))
-    with pytest.raises(BadInput, match="did you mean 'functional'"):
-        record(nn.Linear(3, 2), wave, torch.zeros(4, 3), engine="functionel")
+    with pytest.raises(InvalidInputError, match="first dimension"):
+        per_example_gradients(nn.Linear(3, 2), wave, (torch.zeros(4, 3), torch.zeros(5)))
+    with pytest.raises(InvalidInputError, match="did you mean 'functional'"):
+        per_example_gradients(nn.Linear(3, 2), wave, torch.zeros(4, 3), engine="functionel")
 
 
 def test_unused_parameters_have_zero_gradients():
@@ -297,7 +300,7 @@ def test_unused_parameters_have_zero_gradients():
 def test_the_model_is_left_as_it_was():
     model = nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 2, batch_first=True))
     before = dict(model.named_parameters())
-    record(model, lambda m, x: m(x)[0].flatten(1).sum(1), torch.randn(4, 2, 3), engine="book-keeping")
+    per_example_gradients(model, lambda m, x: m(x)[0].flatten(1).sum(1), torch.randn(4, 2, 3), engine="book-keeping")
     assert all(before[name] is p and p.grad is None and p.requires_grad for name, p in model.named_parameters())
     assert "forward" not in model[1].__dict__
 
@@ -341,7 +344,7 @@ def test_a_module_without_a_rule_is_mapped_alone_and_said_once():
     model = nn.Sequential(nn.Linear(3, 3), Odd(), nn.Linear(3, 2)).double()
     with pytest.warns(GradientWarning, match=r"'1' \(Odd\).*'t' has no book-keeping rule"):
         ours = agree(model, sequence(4, 3), engine="auto")
-    assert type(ours).__name__ == "BookTape"
+    assert type(ours).__name__ == "BookkeepingGradients"
     agree(model, sequence(4, 3), engine="auto")  # warnings are errors: a second one would fail
 
 
@@ -382,7 +385,7 @@ def test_examples_that_meet_get_the_reference(make, losses):
     model = make().double()
     with pytest.warns(GradientWarning, match=r"torch\.func computes the per-example gradients of this model"):
         ours = agree(model, sequence(N, 3), losses, engine="auto")
-    assert type(ours).__name__ == "HeldTape"
+    assert type(ours).__name__ == "MaterializedGradients"
     agree(model, sequence(N, 3), losses, engine="auto")
 
 
@@ -411,7 +414,7 @@ def test_what_cannot_be_mapped_goes_one_by_one():
 
     model, content = nn.Sequential(nn.Linear(3, 3), Layer()).double(), sequence(3)
     with pytest.warns(GradientWarning, match="one backward pass an example"):
-        ours = record(model, wave, content)
+        ours = per_example_gradients(model, wave, content)
     right = record_one_by_one(model, wave, content, N, [Point()])
     close(ours.squared_norms(), right.squared_norms())
     assert float(right.squared_norms()["1.weight"].min()) > 0
@@ -420,7 +423,7 @@ def test_what_cannot_be_mapped_goes_one_by_one():
 def test_one_by_one_equals_reference():
     model = Twice().double()
     points = [Point(0.6), Point(0.4, {k: p.detach() + 0.1 for k, p in model.named_parameters()})]
-    right = record(model, wave, sequence(4, 3, 3), engine="functional", points=points)
+    right = per_example_gradients(model, wave, sequence(4, 3, 3), engine="functional", points=points)
     ours = record_one_by_one(model, wave, sequence(4, 3, 3), N, points)
     close(ours.squared_norms(), right.squared_norms())
     weights = torch.rand(N, dtype=torch.float64)
@@ -429,18 +432,18 @@ def test_one_by_one_equals_reference():
 
 def test_a_lone_first_example_is_not_taken_as_proof():
     model = Centred().double()
-    first = record(model, wave, sequence(3)[:1])  # nothing to compare with yet: the reference
-    assert type(first).__name__ == "HeldTape"
+    first = per_example_gradients(model, wave, sequence(3)[:1])  # nothing to compare with yet: the reference
+    assert type(first).__name__ == "MaterializedGradients"
     with pytest.warns(GradientWarning, match="not independent"):
-        record(model, wave, sequence(3))
+        per_example_gradients(model, wave, sequence(3))
 
 
 def test_ordinary_models_are_book_kept_without_a_word():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tape = record(model, lambda m, c: F.cross_entropy(m(c[0]), c[1], reduction="none"), labelled(6))
-    assert type(tape).__name__ == "BookTape"
+        tape = per_example_gradients(model, lambda m, c: F.cross_entropy(m(c[0]), c[1], reduction="none"), labelled(6))
+    assert type(tape).__name__ == "BookkeepingGradients"
 
 
 def labelled(n):

@@ -1,4 +1,4 @@
-"""The guarantees of a book-keeping rule (hush.gradients.watched), line by line, for every rule that takes a layer."""
+"""The guarantees of a book-keeping rule (hush.per_example.tracking), line by line, for every rule that takes a layer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-import hush.gradients.book_keeping  # noqa: F401  (its rules are registered)
-from hush.gradients.watched import HANDLERS, Entry, Session, Unhandled, Watched
+import hush.per_example.bookkeeping  # noqa: F401  (its rules are registered)
+from hush.per_example.tracking import HANDLERS, Entry, NoLayerRule, Session, TrackedParameter
 
 N = 4
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's, about its speed
@@ -76,7 +76,7 @@ def recorded(case, x, n=N):
     session = Session(n, torch.zeros(0, dtype=torch.float64, requires_grad=True))
     entries = {name: Entry(str(name), p, session) for name, p in params.items()}
     x = x.clone().requires_grad_(x.is_floating_point())
-    out = call(x, {name: Watched.of(entry) for name, entry in entries.items()})
+    out = call(x, {name: TrackedParameter.of(entry) for name, entry in entries.items()})
     inputs = [session.anchor, *([x] if x.requires_grad else []), *(leaf for _, leaf in session.leaves)]
     _, *found = torch.autograd.grad(out, inputs, upstream(out), allow_unused=True)
     gx = found.pop(0) if x.requires_grad else None
@@ -121,7 +121,7 @@ def test_row_i_of_a_term_is_the_gradient_of_example_i_alone(case):
 @pytest.mark.parametrize("case", RULES)
 def test_a_first_dimension_that_holds_no_examples_is_not_handled(case):
     _, x, _ = split(case)
-    with pytest.raises(Unhandled):
+    with pytest.raises(NoLayerRule):
         recorded(case, x[: N - 1])
 
 
@@ -132,14 +132,14 @@ def test_a_first_dimension_that_holds_no_examples_is_not_handled(case):
 def test_a_setting_that_is_not_covered_is_not_handled(case, setting, monkeypatch):
     function, x, positional, settings = RULES[case]
     monkeypatch.setitem(RULES, case, (function, x, positional, settings | setting))
-    with pytest.raises(Unhandled, match="has no book-keeping rule"):
+    with pytest.raises(NoLayerRule, match="has no book-keeping rule"):
         recorded(case, x)
 
 
 def test_a_function_without_a_rule_is_not_handled():
     session = Session(N, torch.zeros(0, requires_grad=True))
-    stand_in = Watched.of(Entry("weight", numbers(3), session))
+    stand_in = TrackedParameter.of(Entry("weight", numbers(3), session))
     assert torch.sin not in HANDLERS
-    with pytest.raises(Unhandled, match="'sin' has no book-keeping rule") as stop:
+    with pytest.raises(NoLayerRule, match="'sin' has no book-keeping rule") as stop:
         torch.sin(stand_in)
     assert stop.value.names == ["weight"]

@@ -7,12 +7,12 @@ import torch
 from adversaries import TERMS, put_last
 from torch import nn
 
-from hush.gradients import record
-from hush.gradients.convolution import Convolution, Windowed, _multiply
-from hush.gradients.tape import Weights
-from hush.gradients.terms import HeldRows, TurnedRows
-from hush.problems import cross_entropy
-from hush.problems.models import ImageLayers, p1, p2, put_channels_last, small_cnn
+from hush.datasets.models import ImageLayers, p1, p2, put_channels_last, small_cnn
+from hush.datasets.problem import cross_entropy
+from hush.per_example.conv import Convolution, Windowed, _multiply
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import Weights
+from hush.per_example.terms import Materialized, TurnedRows
 
 ONE_GROUP = ["windows, gram", "windows, held", "windows, strided", "windows, transposed"]
 
@@ -60,7 +60,7 @@ def test_several_groups_are_not_turned() -> None:
 def test_what_is_held_is_the_gradient_and_only_the_order_of_memory_differs() -> None:
     usual, last = make_pair("windows, held")
     plain, turned = usual.hold(), last.hold()
-    assert isinstance(plain, HeldRows)
+    assert isinstance(plain, Materialized)
     assert isinstance(turned, TurnedRows)
     assert turned.rows(0, 3).shape == plain.rows(0, 3).shape == (3, *usual.weight.shape)
     assert turned.reach().roundings == 0
@@ -100,7 +100,9 @@ def test_a_model_in_this_order_computes_the_same(build, shape) -> None:
 @pytest.mark.parametrize(("build", "shape"), [(p1, (3, 32, 32)), (p2, (1, 28, 28))])
 def test_torch_func_maps_a_model_in_this_order(build, shape) -> None:
     model, content = build(), (torch.randn(3, *shape), torch.tensor([0, 1, 2]))
-    found, right = (record(model, cross_entropy, content, engine=e) for e in ("functional", "book-keeping"))
+    found, right = (
+        per_example_gradients(model, cross_entropy, content, engine=e) for e in ("functional", "book-keeping")
+    )
     for name, norms in right.squared_norms(certain=False).items():
         assert torch.allclose(found.squared_norms(certain=False)[name], norms, rtol=1e-3)
 
@@ -116,7 +118,7 @@ def test_a_convolution_knows_which_order_it_was_given() -> None:
     rule = Convolution.of(2, 1, 1, 1, 1, (3, 3))
     x, weight = torch.randn(4, 8, 9, 9), torch.randn(6, 8, 3, 3)
     gy = torch.randn(4, 6, 9, 9)
-    assert isinstance(rule.term(x, gy, weight), HeldRows)
+    assert isinstance(rule.term(x, gy, weight), Materialized)
     last = [t.contiguous(memory_format=torch.channels_last) for t in (x, gy)]
     assert isinstance(rule.term(*last, weight), TurnedRows)
     mixed = rule.term(last[0], gy, weight)  # an output's gradient that came back in the usual order

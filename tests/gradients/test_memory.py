@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.profiler import ProfilerActivity, profile
 
-from hush.gradients import record
-from hush.problems.models import VAE, lenet5, p1, vae_losses
+from hush.datasets.models import VAE, lenet5, p1, vae_losses
+from hush.per_example.gradients import per_example_gradients
 
 BATCH = 64
 
@@ -38,7 +38,7 @@ def test_clipped_sums_take_at_most_half_more_than_gradients(make, shape, losses)
     content = torch.rand(BATCH, *shape), torch.randint(0, 10, (BATCH,))
 
     def private():
-        tape = record(model, losses, content, engine="book-keeping")
+        tape = per_example_gradients(model, losses, content, engine="book-keeping")
         norms = torch.stack(list(tape.squared_norms().values())).sum(0).sqrt()
         return tape.sum((1 / norms).clamp(max=1))
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from meeting import WAYS, Mixed, X, Y, cross_entropy
 from torch import nn
 
-from hush.gradients import GradientWarning, record
-from hush.gradients.spot_checks import Inspected
+from hush.per_example.engine import CheckedLosses
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import GradientWarning
 
 
 def images(n, size):
@@ -113,8 +114,8 @@ def test_rounding_is_not_called_mixing(name):
         model = make()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            tape = record(model, Inspected(cross_entropy, 7, (0.1, 0.8)), content)
-        assert type(tape).__name__ == "BookTape"
+            tape = per_example_gradients(model, CheckedLosses(cross_entropy, 7, (0.1, 0.8)), content)
+        assert type(tape).__name__ == "BookkeepingGradients"
 
 
 class Written(nn.Module):
@@ -134,17 +135,17 @@ def test_a_model_that_cannot_run_in_float64_is_judged_in_float32():
         Written().double()(x.double())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert type(record(Written(), cross_entropy, (x, y))).__name__ == "BookTape"
+        assert type(per_example_gradients(Written(), cross_entropy, (x, y))).__name__ == "BookkeepingGradients"
     with pytest.warns(GradientWarning, match="not independent"):
-        record(Written(), lambda m, c: cross_entropy(m, c) * m(c[0]).mean(), (x, y))
+        per_example_gradients(Written(), lambda m, c: cross_entropy(m, c) * m(c[0]).mean(), (x, y))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("way", WAYS)
 def test_mixing_in_the_model_is_found_at_the_first_batch(way, dropout):
     with pytest.warns(GradientWarning, match="not independent"):
-        tape = record(Mixed(way, dropout=dropout), cross_entropy, (X, Y))
-    assert type(tape).__name__ == "HeldTape"
+        tape = per_example_gradients(Mixed(way, dropout=dropout), cross_entropy, (X, Y))
+    assert type(tape).__name__ == "MaterializedGradients"
 
 
 def contrastive(model, content):
@@ -163,7 +164,7 @@ def hardest_four(model, content):
 def test_mixing_in_the_loss_alone_is_found_at_the_first_batch(losses, dropout):
     layers = [nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 3)]
     with pytest.warns(GradientWarning, match="not independent"):
-        record(nn.Sequential(*layers), losses, (X, Y))
+        per_example_gradients(nn.Sequential(*layers), losses, (X, Y))
 
 
 def test_a_gradient_that_rules_miss_is_not_called_mixing():
@@ -189,5 +190,5 @@ def test_a_gradient_that_rules_miss_is_not_called_mixing():
             return self.linear(Swallowed.apply(x, self.weight))
 
     with pytest.warns(GradientWarning, match="one backward pass") as found:
-        record(Layer(), cross_entropy, (X, Y))
+        per_example_gradients(Layer(), cross_entropy, (X, Y))
     assert "independent" not in str(found[0].message)

@@ -10,14 +10,14 @@ from meeting import WAYS, Mixed, X, Y, cross_entropy
 from torch import nn
 
 from hush import Refused, make_plan
-from hush.gradients import Watch, record
-from hush.gradients.spot_checks import PERIOD, PICKED, Inspected, Mixing
+from hush.per_example.engine import PERIOD, PICKED, CheckedLosses, ExamplesNotIndependent, SpotChecks
+from hush.per_example.gradients import per_example_gradients
 from hush.randomness import Secret
 
 
 def watched_run(monkeypatch, model, losses, *, checks=True, steps=12, **options):
     every = {"period": 1} if checks else {"period": 10**9, "first": -1}
-    monkeypatch.setattr("hush.summing.Watch", functools.partial(Watch, **every))
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, **every))
     given = {"examples": 24, "batch_size": 12, "steps": steps, "noise_multiplier": 2.0, "delta": 1e-3} | options
     return make_plan(given.pop("method", "dp-sgd"), **given).start(model, losses, (X, Y), secret=5)
 
@@ -39,7 +39,7 @@ def test_mixing_that_begins_later_stops_the_run(monkeypatch, tmp_path, way, drop
         run.step(run.batch(step))
     weights = {name: p.clone() for name, p in model.named_parameters()}
     model.begins = 0
-    with pytest.raises(Mixing, match=r"at step 5 .* Nothing of this step was released"):
+    with pytest.raises(ExamplesNotIndependent, match=r"at step 5 .* Nothing of this step was released"):
         run.step(run.batch(5))
     assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
     with pytest.raises(Refused, match="at step 5"):
@@ -61,7 +61,7 @@ def test_the_twin_without_checks_goes_on(monkeypatch):
 
 def test_mixing_that_begins_by_a_counter_stops_the_run(monkeypatch):
     run = watched_run(monkeypatch, Mixed("softmax over the batch", begins=20), cross_entropy)
-    with pytest.raises(Mixing, match="Nothing of this step was released"):
+    with pytest.raises(ExamplesNotIndependent, match="Nothing of this step was released"):
         taken(run)
     assert 0 < run.next < 12
 
@@ -88,9 +88,9 @@ class Remembering(nn.Module):
 @pytest.mark.parametrize("way", ["attribute", "tuple"])
 def test_what_a_forward_leaves_on_the_model_is_forgotten(way, engine):
     model = Remembering(way)
-    first = record(model, cross_entropy, (X, Y), engine=engine)
+    first = per_example_gradients(model, cross_entropy, (X, Y), engine=engine)
     assert model.last is None
-    again = record(model, cross_entropy, (X, Y), engine=engine)
+    again = per_example_gradients(model, cross_entropy, (X, Y), engine=engine)
     assert torch.equal(first.losses, again.losses)
 
 
@@ -101,9 +101,9 @@ def test_what_a_forward_leaves_is_there_for_the_loss():
             return super().forward(x)
 
     model = Kept(4, 3)
-    tape = record(model, lambda m, c: cross_entropy(m, c) + m.penalty, (X, Y))
+    tape = per_example_gradients(model, lambda m, c: cross_entropy(m, c) + m.penalty, (X, Y))
     torch.testing.assert_close(tape.losses, cross_entropy(model, (X, Y)) + X.square().sum(1))
-    assert type(tape).__name__ == "BookTape"
+    assert type(tape).__name__ == "BookkeepingGradients"
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-disk", "dp-dice"])
@@ -117,7 +117,7 @@ def test_a_loss_that_begins_to_mix_stops_every_method(monkeypatch, method):
     run = watched_run(monkeypatch, nn.Linear(4, 3), losses, method=method)
     run.step(run.batch(0))
     together.append(True)
-    with pytest.raises(Mixing, match="at step 1"):
+    with pytest.raises(ExamplesNotIndependent, match="at step 1"):
         run.step(run.batch(1))
 
 
@@ -134,9 +134,9 @@ def test_checks_change_no_bit_of_the_training(monkeypatch, method, dropout):
 
 
 def checked(secret, steps=100 * PERIOD, pieces=1):
-    watch = Watch(secret)
+    watch = SpotChecks(secret)
     found = {(t, k): watch.inspect(cross_entropy, t, k, pieces) for t in range(steps) for k in range(pieces)}
-    return {at: each.picks for at, each in found.items() if isinstance(each, Inspected)}
+    return {at: each.picks for at, each in found.items() if isinstance(each, CheckedLosses)}
 
 
 def test_which_steps_are_checked_is_known_to_the_secret_alone():

@@ -12,8 +12,11 @@ import torch.nn.functional as F  # noqa: N812
 from meeting import X, Y, cross_entropy
 from torch import nn
 
-from hush.gradients import GradientWarning, automatic, record, verdicts
-from hush.gradients.verdicts import REMEMBERED, identify_loss, verdict_of
+from hush.per_example import engine
+from hush.per_example import engine as verdicts_engine
+from hush.per_example.engine import REMEMBERED, identify_loss, verdict_of
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import GradientWarning
 
 
 def factory(mixing):
@@ -53,11 +56,11 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_verdict_belongs_to_one_loss(name):
     model, (good, bad) = nn.Linear(4, 3), PAIRS[name]
-    assert type(record(model, good, (X, Y))).__name__ == "BookTape"
+    assert type(per_example_gradients(model, good, (X, Y))).__name__ == "BookkeepingGradients"
     with pytest.warns(GradientWarning, match="not independent"):
-        assert type(record(model, bad, (X, Y))).__name__ == "HeldTape"
-    assert type(record(model, good, (X, Y))).__name__ == "BookTape"
-    assert type(record(model, bad, (X, Y))).__name__ == "HeldTape"
+        assert type(per_example_gradients(model, bad, (X, Y))).__name__ == "MaterializedGradients"
+    assert type(per_example_gradients(model, good, (X, Y))).__name__ == "BookkeepingGradients"
+    assert type(per_example_gradients(model, bad, (X, Y))).__name__ == "MaterializedGradients"
 
 
 def test_a_verdict_belongs_to_the_modes_of_the_modules():
@@ -67,39 +70,41 @@ def test_a_verdict_belongs_to_the_modes_of_the_modules():
             return out if self.training else out - out.mean(0)
 
     model = nn.Sequential(nn.Linear(4, 4), Switching(4, 3))
-    assert type(record(model, cross_entropy, (X, Y))).__name__ == "BookTape"
+    assert type(per_example_gradients(model, cross_entropy, (X, Y))).__name__ == "BookkeepingGradients"
     model[1].eval()
     with pytest.warns(GradientWarning, match="not independent"):
-        record(model, cross_entropy, (X, Y))
+        per_example_gradients(model, cross_entropy, (X, Y))
 
 
 @pytest.fixture
 def comparisons(monkeypatch):
     """How often a first comparison is made."""
-    made, compare = [], automatic._compare_engines
+    made, compare = [], engine._compare_engines
 
     def counted(case, verdict):
         made.append(case)
         compare(case, verdict)
 
-    monkeypatch.setattr(automatic, "_compare_engines", counted)
+    monkeypatch.setattr(engine, "_compare_engines", counted)
     return made
 
 
 def test_a_loss_that_is_made_anew_is_not_compared_anew(comparisons):
     model, weight = nn.Linear(4, 3), torch.ones(3)
     for _ in range(30):
-        record(model, lambda m, c: F.cross_entropy(m(c[0]), c[1], weight, reduction="none") * 2.0, (X, Y))
+        per_example_gradients(
+            model, lambda m, c: F.cross_entropy(m(c[0]), c[1], weight, reduction="none") * 2.0, (X, Y)
+        )
     assert len(comparisons) == 1
 
 
 def test_a_loss_with_another_closure_at_every_step_is_compared_so_often(comparisons):
     model = nn.Linear(4, 3)
     for step in range(5 * REMEMBERED):
-        record(model, lambda m, c, scale=1.0 + step: scale * cross_entropy(m, c), (X, Y))
-        record(model, lambda m, c, parts=[step]: parts[0] * cross_entropy(m, c), (X, Y))
+        per_example_gradients(model, lambda m, c, scale=1.0 + step: scale * cross_entropy(m, c), (X, Y))
+        per_example_gradients(model, lambda m, c, parts=[step]: parts[0] * cross_entropy(m, c), (X, Y))
     assert len(comparisons) == 2 * REMEMBERED
-    table = verdicts._VERDICTS[model]
+    table = verdicts_engine._VERDICTS[model]
     assert len(table.by_loss) <= REMEMBERED
     assert len(table.by_code) <= REMEMBERED
 
@@ -107,7 +112,7 @@ def test_a_loss_with_another_closure_at_every_step_is_compared_so_often(comparis
 def test_what_was_compared_is_not_kept_alive():
     def compared():
         model = nn.Linear(4, 3)
-        record(model, lambda m, c: cross_entropy(model, c), (X, Y))
+        per_example_gradients(model, lambda m, c: cross_entropy(model, c), (X, Y))
         return weakref.ref(model)
 
     gone = compared()

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from hush import Refused, make_plan
-from hush.gradients.model_checks import SMALL, _Bits
-from hush.named import trainable
+from hush._internal.tensors import trainable
+from hush.per_example.model_checks import SMALL, _Bits
 
 SIDE = 64  # a weight of SMALL numbers
 ORDERS = {"upside down": lambda w: w.flip(0), "rolled": lambda w: w.roll(1), "transposed": lambda w: w.t()}

@@ -6,11 +6,12 @@ import torch.nn.functional as F  # noqa: N812
 from adversaries import MODELS, ROUNDED_ONCE, added, first_output, signed, wave
 from torch import nn
 
-from hush.errors import BadInput
-from hush.gradients import record, rounding, terms
-from hush.gradients.rounding import bound_squares, round_towards_zero
-from hush.gradients.tape import HeldTape, Weights
-from hush.queries import ClippedSum, Clipping
+from hush.clipping import ClippedSum, Clipping
+from hush.errors import InvalidInputError
+from hush.per_example import rounding, terms
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import MaterializedGradients, Weights
+from hush.per_example.rounding import bound_squares, round_towards_zero
 
 BLOCKS = (4, 8, 16, 32, 64)  # one of them is the width at which this processor sums
 
@@ -45,7 +46,7 @@ def pairs(size, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [784, 4096, 65536])
 def test_a_pair_whose_difference_rounding_hides_is_clipped(size, dtype):
-    tape = record(ranking(size, dtype), ranked, pairs(size, dtype), engine="book-keeping")
+    tape = per_example_gradients(ranking(size, dtype), ranked, pairs(size, dtype), engine="book-keeping")
     exact = (pairs(size, dtype)[:, 1] - pairs(size, dtype)[:, 0]).double().norm(dim=1) / 2
     assert float(exact.min()) > 1.9  # all of them are above the clip
     assert max(added(tape)) <= ROUNDED_ONCE[dtype]
@@ -61,7 +62,7 @@ def test_the_same_pair_through_a_convolution(dtype):
         out = m(x).flatten(1)
         return F.softplus(out[:, 1] - out[:, 0])
 
-    assert max(added(record(model, losses, content, engine="book-keeping"))) <= ROUNDED_ONCE[dtype]
+    assert max(added(per_example_gradients(model, losses, content, engine="book-keeping"))) <= ROUNDED_ONCE[dtype]
 
 
 def test_four_units_in_the_last_place_are_not_enough(monkeypatch):
@@ -70,7 +71,7 @@ def test_four_units_in_the_last_place_are_not_enough(monkeypatch):
     monkeypatch.setattr(terms, "FLOOR", 0.0)
     monkeypatch.setattr(terms, "BLOCK", 1 << 30)
     monkeypatch.setattr(terms, "gamma", lambda roundings, dtype: four if dtype == torch.float32 else 0.0)
-    tape = record(ranking(4096), ranked, pairs(4096), engine="book-keeping")
+    tape = per_example_gradients(ranking(4096), ranked, pairs(4096), engine="book-keeping")
     assert max(added(tape)) > 1.5
 
 
@@ -88,7 +89,7 @@ def test_long_gradients_are_not_underestimated(size):
         exact = float(rows.double().square().sum())
         found = float(bound_squares(rows))
         assert exact <= found <= exact * 1.0002
-        assert max(added(HeldTape(torch.zeros(1), {"w": rows}), 0.5)) <= 0.5
+        assert max(added(MaterializedGradients(torch.zeros(1), {"w": rows}), 0.5)) <= 0.5
 
 
 def test_long_gradients_in_one_float32_sum_are_underestimated(monkeypatch):
@@ -110,7 +111,7 @@ def test_what_one_example_adds_is_within_the_clip(name, losses, dtype):
         for scale in (1, 300):
             data = content(dtype)
             data = data if data.dtype == torch.int64 else data * scale
-            tape = record(model, first_output(losses), data, engine=engine)
+            tape = per_example_gradients(model, first_output(losses), data, engine=engine)
             for mode, clip in (("plain", 1e-3), ("normalised", 1e-3)):
                 bound = Clipping(clip, mode).bound
                 assert max(added(tape, clip, mode)) <= bound * ROUNDED_ONCE[dtype]
@@ -131,7 +132,7 @@ def test_weights_are_rounded_towards_zero():
 
 @pytest.mark.parametrize("clip", [1e-25, 1e-16, 1e16])
 def test_clips_that_float32_cannot_bound_are_refused(clip):
-    with pytest.raises(BadInput, match="beyond what float32 can bound"):
+    with pytest.raises(InvalidInputError, match="beyond what float32 can bound"):
         ClippedSum(clip)
 
 
@@ -139,14 +140,16 @@ def test_gradients_whose_squares_vanish_stay_within_the_smallest_clip():
     rows = torch.full((1, 10_000), 1e-23)
     assert float(rows.norm()) == 0  # the squares vanish; the norm is 1e-21
     assert float(bound_squares(rows)) >= float(rows.double().square().sum())
-    assert max(added(HeldTape(torch.zeros(1), {"w": rows}), 1e-15)) <= 1e-15
-    tape = record(ranking(784), ranked, pairs(784) * 1e-18, engine="book-keeping")
+    assert max(added(MaterializedGradients(torch.zeros(1), {"w": rows}), 1e-15)) <= 1e-15
+    tape = per_example_gradients(ranking(784), ranked, pairs(784) * 1e-18, engine="book-keeping")
     assert max(added(tape, 1e-15)) <= 1e-15 * ROUNDED_ONCE[torch.float32]
 
 
 def test_estimates_of_nothing_are_nothing():
     """Comparisons between engines see zeros where gradients are zero; bounds allow for what may have vanished."""
     for engine in ("book-keeping", "functional"):
-        tape = record(nn.Linear(784, 9), lambda m, x: 0.0 * m(x).sum(1), torch.ones(3, 784), engine=engine)
+        tape = per_example_gradients(
+            nn.Linear(784, 9), lambda m, x: 0.0 * m(x).sum(1), torch.ones(3, 784), engine=engine
+        )
         assert not any(v.any() for v in tape.squared_norms(certain=False).values())
         assert all(0 < float(v.max()) < 1e-30 for v in tape.squared_norms().values())

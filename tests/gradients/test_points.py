@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hush.gradients import Augmented, Point, record
+from hush.per_example.augmentation import Augmented, Point
+from hush.per_example.gradients import per_example_gradients
 
 
 def losses(model: nn.Module, content) -> torch.Tensor:
@@ -28,11 +29,11 @@ def setting():
 def test_the_gradient_is_the_mean_over_the_views(engine) -> None:
     model, content = setting()
     torch.manual_seed(5)
-    tape = record(model, Augmented(losses, jitter, 3), content, engine=engine)
+    tape = per_example_gradients(model, Augmented(losses, jitter, 3), content, engine=engine)
     torch.manual_seed(5)
     views = [jitter(content) for _ in range(3)]
     weights = torch.rand(7).double()
-    alone = [record(model, losses, view, engine="functional") for view in views]
+    alone = [per_example_gradients(model, losses, view, engine="functional") for view in views]
     held = {n: sum(t.gradients[n] for t in alone) / 3 for n in alone[0].gradients}
     for name, value in tape.sum(weights).items():
         assert torch.allclose(value, torch.einsum("n,n...->...", weights, held[name]), atol=1e-12)

@@ -8,11 +8,13 @@ import torch.nn.functional as F  # noqa: N812
 from adversaries import MODELS, ROUNDED_ONCE, TERMS, added, cancelling, first_output, signed, wave
 from torch import nn
 
-from hush.gradients import Point, record, rounding
-from hush.gradients.rounding import FLOOR, OlderSwitch, exact_products, unit_roundoff
-from hush.gradients.tape import HeldTape, Weights
-from hush.gradients.terms import Outer
-from hush.queries import Clipping
+from hush.clipping import Clipping
+from hush.per_example import rounding
+from hush.per_example.augmentation import Point
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.result import MaterializedGradients, Weights
+from hush.per_example.rounding import FLOOR, OlderSwitch, exact_products, unit_roundoff
+from hush.per_example.terms import OuterProduct
 
 
 def bound_double_sum(examples, positions, depth):
@@ -55,7 +57,7 @@ def test_a_block_errs_by_no_more_than_its_additions(name, losses, dtype):
     data = content(dtype)
     data = data if data.dtype == torch.int64 else data * 300
     for engine in ("book-keeping", "functional"):
-        tape = record(model, first_output(losses), data, engine=engine)
+        tape = per_example_gradients(model, first_output(losses), data, engine=engine)
         weights = Clipping(1e-3).weigh(tape.squared_norms()).weights
         for start, stop in ((0, 6), (1, 5), (3, 4), (2, 2)):
             n = stop - start
@@ -66,7 +68,7 @@ def test_a_block_errs_by_no_more_than_its_additions(name, losses, dtype):
 
 def test_blocks_add_up_to_the_whole():
     make, content = MODELS["convolution"]
-    tape = record(make().double(), wave, content(torch.float64), engine="book-keeping")
+    tape = per_example_gradients(make().double(), wave, content(torch.float64), engine="book-keeping")
     weights = torch.rand(6, dtype=torch.float64)
     whole, parts = tape.sum(weights), [tape.sum(weights, 0, 2), tape.sum(weights, 2, 3), tape.sum(weights, 3)]
     for name, value in whole.items():
@@ -84,7 +86,7 @@ def cancelling_batch(n=64, positions=2, size=64):
 
 
 def test_positions_that_cancel_are_summed_in_double_precision():
-    term = Outer(*cancelling_batch())
+    term = OuterProduct(*cancelling_batch())
     n = len(term.a)
     weights = Weights.of(1 / term.bound_squares().sqrt(), torch.float32)
     exact = torch.einsum("i,ipo,ipk->ok", weights.values.double(), term.b.double(), term.a.double())
@@ -112,8 +114,8 @@ def test_every_term_sums_to_its_bound(name, kind):
 
 def double(term):
     """The same term in float64: 29 bits more than its float32 inputs need."""
-    if isinstance(term, Outer):
-        return Outer(term.a.double(), term.b.double())
+    if isinstance(term, OuterProduct):
+        return OuterProduct(term.a.double(), term.b.double())
     return type(term)(term.rule, term.x.double(), term.gy.double(), term.weight.double())
 
 
@@ -137,7 +139,7 @@ def test_a_row_of_weight_zero_changes_no_bit_of_the_sum(name, bad, engine, looke
     sums = []
     for value in (0.5, bad):
         data[2] = value
-        tape = record(model, first_output(wave), data, engine=engine)
+        tape = per_example_gradients(model, first_output(wave), data, engine=engine)
         if looked:
             tape.squared_norms()
         sums.append(tape.sum(torch.tensor([0.3, 1.0, 0.0, 0.7, 0.2, 0.9])))
@@ -148,12 +150,12 @@ def test_a_row_of_weight_zero_changes_no_bit_of_the_sum(name, bad, engine, looke
 
 def test_weights_by_parameter_and_by_example_in_blocks():
     model = nn.Linear(3, 2)
-    tape = record(model, wave, torch.randn(4, 3), engine="book-keeping")
+    tape = per_example_gradients(model, wave, torch.randn(4, 3), engine="book-keeping")
     ones, half = torch.ones(4), torch.full((4,), 0.5)
     named = tape.sum({"weight": ones, "bias": half}, 1, 3)
     assert torch.equal(named["weight"], tape.sum(ones, 1, 3)["weight"])
     assert torch.equal(named["bias"], tape.sum(half, 1, 3)["bias"])
-    held = HeldTape(tape.losses, {"w": torch.arange(4.0)[:, None]})
+    held = MaterializedGradients(tape.losses, {"w": torch.arange(4.0)[:, None]})
     assert held.sum(ones, 1, 3)["w"].tolist() == [3.0]
 
 
@@ -184,9 +186,9 @@ def test_autocast_does_not_reach_a_recording():
     def losses(m, x):
         return F.softplus(m(x)).sum(1)
 
-    plain = record(model, losses, data, engine="book-keeping")
+    plain = per_example_gradients(model, losses, data, engine="book-keeping")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = record(model, losses, data, engine="book-keeping")
+        cast = per_example_gradients(model, losses, data, engine="book-keeping")
         norms, sums = cast.squared_norms(), cast.sum(torch.ones(5))
     for name, value in plain.sum(torch.ones(5)).items():
         assert torch.equal(sums[name], value)
@@ -199,8 +201,8 @@ def test_additions_that_are_all_lost_are_within_the_charge(n):
     rows = torch.full((n, 2), 2.0**-24 * 0.999)
     rows[0] = 1.0
     for tape in (
-        HeldTape(torch.zeros(n), {"w": rows}),
-        record(nn.Linear(2, 1, bias=False), lambda m, x: m(x).squeeze(1), rows, engine="book-keeping"),
+        MaterializedGradients(torch.zeros(n), {"w": rows}),
+        per_example_gradients(nn.Linear(2, 1, bias=False), lambda m, x: m(x).squeeze(1), rows, engine="book-keeping"),
     ):
         weights = torch.ones(n)
         total, error = by_example(tape, weights, 0, n)
@@ -216,7 +218,7 @@ def test_two_points_that_almost_cancel_stay_within_the_clip(name, dtype):
     model = make().to(dtype)
     other = {key: p.detach() * (1 + 2.0**-10) for key, p in model.named_parameters()}
     points = [Point(9.0), Point(-8.5, other)]
-    tape = record(model, first_output(wave), content(dtype), engine="book-keeping", points=points)
+    tape = per_example_gradients(model, first_output(wave), content(dtype), engine="book-keeping", points=points)
     assert max(added(tape, 1e-3)) <= 1e-3 * ROUNDED_ONCE[dtype]
     weights = Clipping(1e-3).weigh(tape.squared_norms()).weights
     _, error = by_example(tape, weights, 0, 6)

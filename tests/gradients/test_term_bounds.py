@@ -7,10 +7,10 @@ import pytest
 import torch
 from adversaries import TERMS, cancelling, sides_of
 
-from hush.gradients.convolution import Windowed
-from hush.gradients.lookup import Lookup
-from hush.gradients.rounding import SPARE, gamma
-from hush.gradients.terms import HeldRows, Outer
+from hush.per_example.conv import Windowed
+from hush.per_example.embedding import Lookup
+from hush.per_example.rounding import SPARE, gamma
+from hush.per_example.terms import Materialized, OuterProduct
 
 
 def two_sum(values):
@@ -33,7 +33,7 @@ def two_product(a, b):
 
 def exact_norm(term, i):
     """‖gᵢ‖ of what the term stands for: products and sums without any rounding but the last."""
-    if isinstance(term, Outer):
+    if isinstance(term, OuterProduct):
         a, b = term.a[i], term.b[i]
         groups = [(a, b)]
     else:
@@ -50,8 +50,8 @@ def exact_norm(term, i):
 
 def in_float64(term):
     """The term of the same numbers, whose own rounding is negligible beside float32's."""
-    if isinstance(term, Outer):
-        return Outer(term.a.double(), term.b.double())
+    if isinstance(term, OuterProduct):
+        return OuterProduct(term.a.double(), term.b.double())
     return Windowed(term.rule, term.x.double(), term.gy.double(), term.weight.double())
 
 
@@ -91,7 +91,7 @@ def test_a_climb_towards_underestimated_norms_does_not_arrive(name, dtype):
         side = sides[step % 2].view(len(sides[step % 2]), -1)
         some = torch.randint(0, side.shape[1], (max(1, side.shape[1] // 8),), generator=generator)
         side[0, some] *= 2.0 ** torch.randint(-6, 7, some.shape, generator=generator) * (-1) ** step
-        tried = Outer(*sides) if isinstance(term, Outer) else Windowed(term.rule, *sides, term.weight)
+        tried = OuterProduct(*sides) if isinstance(term, OuterProduct) else Windowed(term.rule, *sides, term.weight)
         ratio = exact_norm(tried, 0) / float(tried.bound_squares().sqrt()[0])
         assert ratio <= 1
         if ratio > worst:
@@ -110,8 +110,8 @@ def test_rows_and_lookups_bound_what_they_add():
         b[:, ::2] = -b[:, 1::2] * (1 + 1e-6)  # positions of one token cancel
         term = Lookup.of(tokens, b, torch.Size((3, 40)))
         rows = term.rows(0, 3)
-        assert torch.equal(rows, HeldRows(rows).rows(0, 3))
+        assert torch.equal(rows, Materialized(rows).rows(0, 3))
         exact = rows.double().flatten(1).square().sum(1)
         assert bool((term.bound_squares() >= exact).all())
         assert bool((term.bound_squares() <= exact * 1.001).all())
-        assert bool((HeldRows(rows).bound_squares() >= exact).all())
+        assert bool((Materialized(rows).bound_squares() >= exact).all())

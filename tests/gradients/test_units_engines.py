@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from hush.draws import model_randomness
-from hush.gradients import Augmented, GradientWarning, Point, average_rows, record
-from hush.gradients.gathering import Gathered, gather_rows
-from hush.gradients.points import _OfRows
-from hush.gradients.tape import Weights
-from hush.gradients.terms import HeldRows
-from hush.named import trainable
+from hush._internal.tensors import trainable
+from hush.per_example.augmentation import Augmented, Point, _OfRows, average_rows
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.model_rng import model_randomness
+from hush.per_example.result import GradientWarning, Weights
+from hush.per_example.terms import Materialized
+from hush.per_example.units import Gathered, gather_rows
+from hush.privacy_unit import UnitRows, spread_rows
 from hush.randomness import Secret
-from hush.units import UnitRows, spread_rows
 
 COUNTS, MOST = [3, 1, 2, 3], 3
 ROWS = sum(COUNTS)
@@ -101,14 +101,14 @@ def rows_of(tape, n: int) -> list[dict[str, Tensor]]:
     return [tape.sum(weights) for weights in torch.eye(n, dtype=torch.float64)]
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 @pytest.mark.parametrize("engine", ["auto", "functional", "book-keeping"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_units_gradient_is_that_of_the_mean_over_its_rows(name: str, engine: str) -> None:
     if engine == "book-keeping" and name == "lstm":
         pytest.skip("has no rule by itself")
     model, content = make(name)
-    tape = record(model, average_rows(losses, MOST), spread_rows(content, COUNTS, MOST), engine=engine)
+    tape = per_example_gradients(model, average_rows(losses, MOST), spread_rows(content, COUNTS, MOST), engine=engine)
     right, own = naive(model, content), rows_of(tape, len(COUNTS))
     for found, wanted in zip(own, right, strict=True):
         for key, value in wanted.items():
@@ -129,7 +129,7 @@ def test_the_engines_agree_on_two_points(name: str) -> None:
     here, there = naive(model, content), naive(model, content, ahead)
     for engine in ("book-keeping", "functional"):
         given = spread_rows(content, COUNTS, MOST)
-        tape = record(model, average_rows(losses, MOST), given, engine=engine, points=points)
+        tape = per_example_gradients(model, average_rows(losses, MOST), given, engine=engine, points=points)
         for found, a, b in zip(rows_of(tape, len(COUNTS)), here, there, strict=True):
             for key in found:
                 torch.testing.assert_close(found[key], 0.3 * a[key] + 0.7 * b[key], rtol=1e-9, atol=1e-11)
@@ -137,7 +137,7 @@ def test_the_engines_agree_on_two_points(name: str) -> None:
 
 def test_every_term_that_is_gathered_is_used() -> None:
     """One of the models keeps a convolution's windows: otherwise the general way would not be tested."""
-    from hush.gradients.book_keeping import record_book_keeping
+    from hush.per_example.bookkeeping import record_book_keeping
 
     model, content = make("many channels")
     tape = record_book_keeping(
@@ -153,12 +153,16 @@ def test_rows_that_a_unit_does_not_have_add_exactly_nothing() -> None:
     other = at.rows[0].clone()
     other[at.weights == 0] = 1e3
     for engine in ("book-keeping", "functional"):
-        one = record(model, average_rows(losses, MOST), at, engine=engine)
-        two = record(model, average_rows(losses, MOST), UnitRows((other, at.rows[1]), at.weights), engine=engine)
+        one = per_example_gradients(model, average_rows(losses, MOST), at, engine=engine)
+        two = per_example_gradients(
+            model, average_rows(losses, MOST), UnitRows((other, at.rows[1]), at.weights), engine=engine
+        )
         for a, b in zip(rows_of(one, 4), rows_of(two, 4), strict=True):
             assert all(torch.equal(a[key], b[key]) for key in a)
         for wide in (5, 8):
-            more = record(model, average_rows(losses, wide), spread_rows(content, COUNTS, wide), engine=engine)
+            more = per_example_gradients(
+                model, average_rows(losses, wide), spread_rows(content, COUNTS, wide), engine=engine
+            )
             for a, b in zip(rows_of(one, 4), rows_of(more, 4), strict=True):
                 for key in a:
                     torch.testing.assert_close(a[key], b[key], rtol=1e-12, atol=1e-14)
@@ -169,7 +173,9 @@ def test_a_row_that_is_not_finite_takes_its_unit_out_and_no_other() -> None:
     x = x.clone()
     x[1] = torch.nan  # of the first unit
     for engine in ("book-keeping", "functional"):
-        tape = record(model, average_rows(losses, MOST), spread_rows((x, y), COUNTS, MOST), engine=engine)
+        tape = per_example_gradients(
+            model, average_rows(losses, MOST), spread_rows((x, y), COUNTS, MOST), engine=engine
+        )
         squared = sum(tape.squared_norms().values())
         assert torch.isfinite(squared).tolist() == [False, True, True, True]
         assert all(bool(torch.isfinite(v).all()) for v in tape.sum(torch.tensor([0.0, 1, 1, 1])).values())
@@ -200,7 +206,7 @@ def test_dropout_is_drawn_for_each_row_and_is_the_same_in_every_engine(turned: b
     for engine in ("auto", "functional", "book-keeping"):
         with model_randomness(secret, 0, places, torch.device("cpu"), MOST):
             content = spread_rows((x, y), COUNTS, MOST)
-            found[engine] = rows_of(record(model, average_rows(losses, MOST), content, engine=engine), 4)
+            found[engine] = rows_of(per_example_gradients(model, average_rows(losses, MOST), content, engine=engine), 4)
     for engine in ("functional", "book-keeping"):
         for a, b in zip(found["auto"], found[engine], strict=True):
             for key in a:
@@ -213,7 +219,7 @@ def test_dropout_is_drawn_for_each_row_and_is_the_same_in_every_engine(turned: b
         return F.cross_entropy(out, content[1], reduction="none")
 
     with model_randomness(secret, 0, places, torch.device("cpu"), MOST):
-        record(model, average_rows(spying, MOST), content, engine="book-keeping")
+        per_example_gradients(model, average_rows(spying, MOST), content, engine="book-keeping")
     rows = seen[-1]
     assert len(rows) == MOST * len(COUNTS)
     assert len({tuple(row.tolist()) for row in rows}) > len(rows) // 2  # the input is one and the same
@@ -240,9 +246,9 @@ def test_a_module_that_torch_func_maps_row_by_row_draws_the_same() -> None:
         with model_randomness(Secret.from_seed(1, "odd"), 0, torch.tensor([4, 0, 9, 2]), torch.device("cpu"), MOST):
             if engine == "auto":
                 with pytest.warns(GradientWarning, match="torch.func computes the per-example gradients of '1'"):
-                    tape = record(model, average_rows(losses, MOST), given, engine=engine)
+                    tape = per_example_gradients(model, average_rows(losses, MOST), given, engine=engine)
             else:
-                tape = record(model, average_rows(losses, MOST), given, engine=engine)
+                tape = per_example_gradients(model, average_rows(losses, MOST), given, engine=engine)
         found[engine] = rows_of(tape, 4)
     for a, b in zip(found["auto"], found["functional"], strict=True):
         for key in a:
@@ -257,7 +263,7 @@ def test_views_are_made_of_each_row() -> None:
     given = average_rows(Augmented(losses, flipped, 2), MOST)
     assert isinstance(given, Augmented)
     assert isinstance(given.augment, _OfRows)
-    tape = record(model, given, spread_rows(content, COUNTS, MOST))
+    tape = per_example_gradients(model, given, spread_rows(content, COUNTS, MOST))
     right = naive(model, flipped(content))
     for found, wanted in zip(rows_of(tape, 4), right, strict=True):
         for key in wanted:
@@ -265,7 +271,7 @@ def test_views_are_made_of_each_row() -> None:
 
 
 def test_a_term_of_one_row_a_unit_stays_as_it_is() -> None:
-    term = HeldRows(torch.randn(4, 3))
+    term = Materialized(torch.randn(4, 3))
     assert gather_rows(term, 4, 1, torch.zeros(3)) is term
     two = gather_rows(term, 2, 2, torch.zeros(3))
     weights = Weights.of(torch.tensor([1.0, 0.0]), torch.float32)

@@ -15,10 +15,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from hush import Refused, make_plan
-from hush.gradients import GradientWarning, check_model, record
-from hush.gradients.functional import record_one_by_one
-from hush.gradients.points import Point
-from hush.source import tensors_of, to_each
+from hush.data_source import tensors_of, to_each
+from hush.per_example.augmentation import Point
+from hush.per_example.functional import record_one_by_one
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.model_checks import check_model
+from hush.per_example.result import GradientWarning
 
 N = 5
 ENGINES = ["auto", "book-keeping", "functional"]
@@ -59,7 +61,7 @@ def places(model):
 def right(model, content, losses=wave, engine="auto"):
     """The engine's gradients are those of ordinary backward passes, and the model is as it was."""
     expected, before = by_hand(model, losses, content), places(model)
-    tape = record(model, losses, content, engine=engine)
+    tape = per_example_gradients(model, losses, content, engine=engine)
     assert places(model) == before
     n = len(tape.losses)
     for i in range(n):
@@ -119,7 +121,7 @@ SHARED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 @pytest.mark.parametrize("engine", ["auto", "functional"])
 @pytest.mark.parametrize("name", SHARED)
 def test_a_module_under_two_names(name, engine):
@@ -157,7 +159,7 @@ def test_an_exception_leaves_the_model_as_it_was(engine):
         raise Stopped
 
     with pytest.raises(Stopped):
-        record(model, broken, data(4, 3), engine=engine)
+        per_example_gradients(model, broken, data(4, 3), engine=engine)
     assert places(model) == before
 
 
@@ -219,7 +221,7 @@ class Assigning(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("kind", "name"), [("assign", "cache"), ("register", "cache"), ("parameter", r"linear\.weight")]
@@ -232,7 +234,7 @@ def test_a_buffer_or_parameter_assigned_in_forward_is_refused(kind, name, engine
     if engine == "book-keeping" and kind == "parameter":
         why = "'detach' has no book-keeping rule; use engine='auto'"
     with pytest.raises(Refused, match=why):
-        record(model, lambda m, x: wave(m["inner"], x), data(3)[:n], engine=engine)
+        per_example_gradients(model, lambda m, x: wave(m["inner"], x), data(3)[:n], engine=engine)
     assert places(model) == before
 
 
@@ -249,16 +251,16 @@ def test_checkpointing_is_book_kept():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tape = right(Checkpointed(False).double(), data(3))
-    assert type(tape).__name__ == "BookTape"
+    assert type(tape).__name__ == "BookkeepingGradients"
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 @pytest.mark.parametrize("engine", ["auto", "book-keeping"])
 def test_reentrant_checkpointing_is_refused(engine):
     model = Checkpointed(True).double()
     before = places(model)
     with pytest.raises(Refused, match="use_reentrant=False"):
-        record(model, wave, data(3), engine=engine)
+        per_example_gradients(model, wave, data(3), engine=engine)
     assert places(model) == before
 
 
@@ -323,7 +325,7 @@ def test_batches_keep_their_type(name, wrap, engine):
     run = plan.start(nn.Linear(3, 2), losses, wrap(given), secret=1)
     for batch in run.batches():
         run.step(batch)
-    record(nn.Linear(3, 2), losses, given.take(torch.arange(4)), engine=engine)
+    per_example_gradients(nn.Linear(3, 2), losses, given.take(torch.arange(4)), engine=engine)
     assert seen == {Pair if name == "namedtuple" else Tokenized}
 
 
@@ -342,7 +344,7 @@ def test_a_batch_that_was_given_is_not_changed():
 def test_jitted_modules_get_a_true_sentence(inside, engine):
     scripted = torch.jit.script(nn.Linear(3, 3))
     model, name = (nn.Sequential(nn.Linear(3, 3), scripted), "layer '1'") if inside else (scripted, "the model")
-    for attempt in (check_model, lambda m: record(m, wave, data(3).float(), engine=engine)):
+    for attempt in (check_model, lambda m: per_example_gradients(m, wave, data(3).float(), engine=engine)):
         with pytest.raises(Refused, match=f"{name} was compiled by torch.jit"):
             attempt(model)
 
@@ -358,8 +360,8 @@ def test_compiled_models_are_run_as_they_were_written(way):
     with torch.compiler.set_stance("force_eager"):
         expected = by_hand(model, wave, data(3))
     with pytest.warns(GradientWarning, match="runs as it was written"):
-        tape = record(model, wave, data(3))
-    assert type(tape).__name__ == "BookTape"
+        tape = per_example_gradients(model, wave, data(3))
+    assert type(tape).__name__ == "BookkeepingGradients"
     for name, rows in expected.items():
         torch.testing.assert_close(tape.sum(torch.ones(N, dtype=torch.float64))[name], rows.sum(0))
 
@@ -379,7 +381,7 @@ def test_complex_parameters_get_a_true_sentence_and_complex_activations_work():
 def recorded(model, losses, content, engine):
     if engine == "one by one":
         return record_one_by_one(model, losses, content, N, [Point()])
-    return record(model, losses, content, engine=engine)
+    return per_example_gradients(model, losses, content, engine=engine)
 
 
 class Hidden(nn.Module):
@@ -406,7 +408,7 @@ class HiddenInOdd(Hidden):
         return super().forward(x @ self.before.weight.t().exp())
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 @pytest.mark.parametrize("engine", [*ENGINES, "one by one"])
 @pytest.mark.parametrize("make", [Hidden, HiddenInOdd])
 @pytest.mark.parametrize("way", ["dict", "list", "partial"])
@@ -419,7 +421,7 @@ def test_a_weight_reached_past_its_module_is_refused_by_name(way, make, engine):
         recorded(model, wave, data(3), engine)
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 @pytest.mark.parametrize("engine", [*ENGINES, "one by one"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_captured_parameters_are_refused_by_name(engine, dtype):
@@ -434,7 +436,7 @@ def test_captured_parameters_are_refused_by_name(engine, dtype):
         recorded(model, penalised, content, engine)
 
 
-@pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_the_remedy_works():
     model = nn.Linear(3, 2).double()
     right(model, data(3), lambda m, x: wave(m, x) + m.bias.square().sum())
@@ -443,4 +445,4 @@ def test_the_remedy_works():
 def test_a_captured_model_is_the_model():
     model = nn.Linear(3, 2).double()
     tape = right(model, data(3), lambda m, x: wave(model, x))
-    assert type(tape).__name__ == "BookTape"
+    assert type(tape).__name__ == "BookkeepingGradients"

@@ -16,16 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 import hush
-from hush import problems
-from hush.artefact.description import Description, Inputs, rebuild_schema
-from hush.artefact.folder import read_description
 from hush.cli import main
-from hush.data.schema import Column, Schema
-from hush.errors import BadInput
-from hush.problems.architectures import SHIPPED, build_shipped, shipped
-from hush.problems.models import logistic
-from hush.problems.own_data import from_files
-from hush.problems.table import PROBLEMS
+from hush.datasets import catalogue
+from hush.datasets.catalogue import PROBLEMS
+from hush.datasets.models import SHIPPED, build_shipped, logistic, shipped
+from hush.errors import InvalidInputError
+from hush.release.description import Description, Inputs, rebuild_schema
+from hush.release.folder import read_description
+from hush.tabular.columns import Column
+from hush.tabular.problem import from_files
+from hush.tabular.schema import Schema
 
 FEW = ("--batch-size", "20", "--steps", "3", "--noise-multiplier", "2")
 
@@ -117,7 +117,7 @@ def test_rows_in_memory_are_encoded_as_a_file_is(table_run) -> None:
     ],
 )
 def test_rows_that_cannot_be_predicted(table_run, rows, sentence) -> None:
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         hush.load(table_run).predict(rows)
 
 
@@ -143,9 +143,9 @@ def test_images_are_predicted_from_pixels(tmp_path) -> None:
     for place in range(3):
         image.fromarray(np.load(new)["x"][place, 0]).save(tmp_path / "new" / f"{place}.png")
     assert torch.allclose(model.predict(tmp_path / "new").probabilities, expected[:3], atol=1e-6)
-    with pytest.raises(BadInput, match="pixels must lie in"):
+    with pytest.raises(InvalidInputError, match="pixels must lie in"):
         model.predict(np.full((1, 1, 8, 8), 300.0))
-    with pytest.raises(BadInput, match="shape"):
+    with pytest.raises(InvalidInputError, match="shape"):
         model.predict(np.zeros((1, 1, 9, 9)))
 
 
@@ -153,7 +153,7 @@ def test_images_are_predicted_from_pixels(tmp_path) -> None:
 def test_a_shipped_problem_is_predicted_as_it_was_tested(name, tmp_path) -> None:
     out = tmp_path / "run"
     assert main(["train", "--problem", name, *FEW, "--out", str(out)]) == 0
-    model, problem = hush.load(out), problems.load(name)
+    model, problem = hush.load(out), catalogue.load(name)
     features, labels = problem.test
     right = float((model.predict(features).labels == labels).float().mean())
     told = json.loads((out / "private" / "finished.json").read_text())
@@ -191,7 +191,7 @@ def test_a_factory_of_ones_own_is_called_only_when_trusted(tmp_path, monkeypatch
     assert main(["train", *data, "--schema", str(tmp_path / "facts.json"), *FEW, "--out", str(tmp_path / "run")]) == 0
     calls = sys.modules["own_network"].CALLS
     before = len(calls)
-    with pytest.raises(BadInput, match="which is not run unless you trust it"):
+    with pytest.raises(InvalidInputError, match="which is not run unless you trust it"):
         hush.load(tmp_path / "run")
     assert len(calls) == before
     trusted = hush.load(tmp_path / "run", trust_code=True)
@@ -199,7 +199,7 @@ def test_a_factory_of_ones_own_is_called_only_when_trusted(tmp_path, monkeypatch
     given = hush.load(tmp_path / "run", model=sys.modules["own_network"].network(12, 2))
     rows = [{"age": 41, "town": "Ulm"}]
     assert torch.equal(trusted.predict(rows).probabilities, given.predict(rows).probabilities)
-    with pytest.raises(BadInput, match=r"differ in '1\.0\.weight'"):
+    with pytest.raises(InvalidInputError, match=r"differ in '1\.0\.weight'"):
         hush.load(tmp_path / "run", model=sys.modules["own_network"].network(3, 2))
 
 
@@ -217,11 +217,11 @@ def release_own(folder: Path, description: Description | None = None) -> torch.n
 
 def test_a_module_of_ones_own_is_loaded_into_one_that_is_given(tmp_path) -> None:
     trained = release_own(tmp_path / "out")
-    with pytest.raises(BadInput, match="weights of a module of somebody's own: give it with"):
+    with pytest.raises(InvalidInputError, match="weights of a module of somebody's own: give it with"):
         hush.load(tmp_path / "out", trust_code=True)
     loaded = hush.load(tmp_path / "out", model=logistic(4, 2))
     assert torch.equal(loaded(torch.ones(1, 4)), trained(torch.ones(1, 4)))
-    with pytest.raises(BadInput, match="no classifier and no regression"):
+    with pytest.raises(InvalidInputError, match="no classifier and no regression"):
         loaded.predict(torch.ones(1, 4))
     release_own(tmp_path / "told", Description("classification", classes=("a", "b")))
     told = hush.load(tmp_path / "told", model=logistic(4, 2)).predict(torch.ones(3, 4))
@@ -249,7 +249,7 @@ def test_a_description_that_names_code_is_refused(change, sentence, tmp_path) ->
     told = json.loads(path.read_text())
     told["architecture"] = {**told["architecture"], **change}
     path.write_text(json.dumps(told))
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         hush.load(tmp_path / "out")
 
 
@@ -260,22 +260,22 @@ def test_weights_of_another_type_and_half_a_file_are_refused(tmp_path) -> None:
     path = tmp_path / "out" / "model.safetensors"
     whole = path.read_bytes()
     save_file({name: value.double() for name, value in load_file(path).items()}, path)
-    with pytest.raises(BadInput, match="they differ in"):
+    with pytest.raises(InvalidInputError, match="they differ in"):
         hush.load(tmp_path / "out")
     path.write_bytes(whole[:-3])
-    with pytest.raises(BadInput, match="not a whole file of weights"):
+    with pytest.raises(InvalidInputError, match="not a whole file of weights"):
         hush.load(tmp_path / "out")
 
 
 def test_folders_without_a_release(tmp_path) -> None:
-    with pytest.raises(BadInput, match="there is no folder"):
+    with pytest.raises(InvalidInputError, match="there is no folder"):
         hush.load(tmp_path / "none")
-    with pytest.raises(BadInput, match="holds no release"):
+    with pytest.raises(InvalidInputError, match="holds no release"):
         hush.load(tmp_path)
     old = tmp_path / "old"
     release_own(old)
     (old / "model.json").unlink()
-    with pytest.raises(BadInput, match="before models were described"):
+    with pytest.raises(InvalidInputError, match="before models were described"):
         hush.load(old)
     assert hush.load(old, model=logistic(4, 2)).description == Description("other")
 

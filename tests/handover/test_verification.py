@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from hush.artefact.folder import digest_files
-from hush.checkpoint import read_checkpoint
+from hush.checkpointing import read_checkpoint
 from hush.cli import main
-from hush.errors import BadInput
-from hush.handover import verify_release
+from hush.errors import InvalidInputError
 from hush.randomness import Secret
+from hush.release.folder import digest_files
+from hush.release.verify import verify_release
 
 FEW = ("--batch-size", "20", "--steps", "3", "--noise-multiplier", "2")
 FILES = ("PRIVACY.md", "model.json", "model.safetensors", "privacy.html", "privacy.json", "schema.json")
@@ -86,7 +86,7 @@ def rewrite(copy: Path, change) -> None:
     """Change the card, and its digests so that they fit."""
     import hashlib
 
-    from hush.artefact.folder import UNSIGNED
+    from hush.release.folder import UNSIGNED
 
     card = json.loads((copy / "privacy.json").read_text())
     change(card)
@@ -160,7 +160,7 @@ def test_no_file_is_read_by_a_name_that_no_release_has(name, copy) -> None:
     """A card with a digest that fits does not make a file outside of the folder a part of the release."""
     import hashlib
 
-    from hush.artefact.folder import UNSIGNED
+    from hush.release.folder import UNSIGNED
 
     (copy.parent / "outside.txt").write_text("theirs")
     card = json.loads((copy / "privacy.json").read_text())
@@ -184,7 +184,7 @@ def test_a_release_of_a_hush_without_digests_is_refused(copy) -> None:
     for entry in ("digests", "own_digest"):
         del card[entry]
     (copy / "privacy.json").write_text(json.dumps(card))
-    with pytest.raises(BadInput, match="wrote no digests"):
+    with pytest.raises(InvalidInputError, match="wrote no digests"):
         verify_release(copy)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dp_accounting import dp_event
 
-from hush.ledger.account import Account, Ledger
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import Account
 from hush.ledger.total import Cost
 
 GAUSS = dp_event.GaussianDpEvent

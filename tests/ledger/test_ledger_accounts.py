@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spends import POISSON, account, poisson
 
-from hush.errors import BadInput, Refused
-from hush.ledger.account import Account, BudgetSpent, Ledger, Spend, largest
+from hush.errors import InvalidInputError, Refused
+from hush.ledger.book import Ledger
+from hush.ledger.entries import Spend
+from hush.ledger.run_account import Account, BudgetSpent, largest
 from hush.ledger.total import Cost, add_up
 
 
@@ -120,7 +122,7 @@ class TestBudget:
     def test_by_hand(self, path):
         ledger = Ledger(path)
         ledger.add("d", 0.5, 1e-6, run="census table")
-        with pytest.raises(BadInput, match="already has a spend 'census table'"):
+        with pytest.raises(InvalidInputError, match="already has a spend 'census table'"):
             ledger.add("d", 0.5, 1e-6, run="census table")
         assert Ledger(path).total("d").epsilon == 0.5
 
@@ -208,9 +210,9 @@ class TestStops:
             assert "assumes that run 'a' was stopped" in found.sentence()
         with pytest.raises(Refused, match="was closed .* as stopped at step 100"):
             account(path, planned=240).cover(101)
-        with pytest.raises(BadInput, match="nothing to close"):
+        with pytest.raises(InvalidInputError, match="nothing to close"):
             a.ledger.close("d", "a")
-        with pytest.raises(BadInput, match="has no run 'b'"):
+        with pytest.raises(InvalidInputError, match="has no run 'b'"):
             a.ledger.close("d", "b")
 
     def test_steps_taken_in_spite_of_it_count(self, path):

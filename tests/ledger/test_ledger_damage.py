@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 from spends import account
 
-from hush.errors import BadInput
-from hush.ledger.account import Ledger
+from hush.errors import InvalidInputError
+from hush.ledger.book import Ledger
 from hush.ledger.chain import Damaged, entry_hash
 
 
@@ -99,16 +99,16 @@ class TestDamage:
 
     def test_not_a_ledger(self, path, tmp_path):
         path.write_text("hello\n")
-        with pytest.raises(BadInput, match="is no ledger: it was left as it is"):
+        with pytest.raises(InvalidInputError, match="is no ledger: it was left as it is"):
             Ledger(path)
-        with pytest.raises(BadInput, match="does not exist"):
+        with pytest.raises(InvalidInputError, match="does not exist"):
             Ledger(tmp_path / "no" / "such.jsonl")
-        with pytest.raises(BadInput, match="there is no ledger"):
+        with pytest.raises(InvalidInputError, match="there is no ledger"):
             Ledger(tmp_path / "none.jsonl", create=False)
 
     def test_a_name_for_a_dataset(self, path):
         for bad in ("", " ", "a\nb", "x" * 201):
-            with pytest.raises(BadInput, match="needs a name"):
+            with pytest.raises(InvalidInputError, match="needs a name"):
                 account(path, dataset=bad)
 
 
@@ -155,7 +155,7 @@ class TestFilesOfOthers:
         (tmp_path / "directory").mkdir()
         os.mkfifo(tmp_path / "fifo")
         for write in (True, False):
-            with pytest.raises(BadInput, match="give the ledger's file name"):
+            with pytest.raises(InvalidInputError, match="give the ledger's file name"):
                 Ledger(what, create=write, write=write)
 
 
@@ -200,7 +200,7 @@ class TestCraftedLines:
         ledger = Ledger(path)
         with ledger._chain.locked():
             ledger._chain.append(**{k: v for k, v in {**self.GOOD, **wrong}.items() if v != math.inf})
-        with pytest.raises(BadInput, match="line 2"):
+        with pytest.raises(InvalidInputError, match="line 2"):
             Ledger(path)
 
     def test_the_good_one_is_read(self, path):

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spends import GAUSS, POISSON, account, gaussian, poisson
 
-from hush.ledger.account import Ledger
+from hush.accounting.accountant import epsilon
+from hush.accounting.renyi import divergences
+from hush.ledger.book import Ledger
 from hush.ledger.total import FIXED, Cost, add_up
-from hush.privacy.accounting import epsilon
-from hush.privacy.renyi import divergences
 
 
 class TestTotal:

@@ -13,10 +13,10 @@ import pytest
 from dp_accounting import dp_event
 from spends import GAUSS, POISSON, account
 
-from hush.errors import BadInput
-from hush.ledger.account import Ledger
+from hush.accounting import events
+from hush.errors import InvalidInputError
+from hush.ledger.book import Ledger
 from hush.ledger.chain import NoTurns
-from hush.privacy import event_json
 
 
 class TestEvents:
@@ -34,16 +34,16 @@ class TestEvents:
         ids=lambda e: type(e).__name__,
     )
     def test_come_back_as_they_were(self, event):
-        text = json.dumps(event_json.to_json(event), allow_nan=False)
-        assert event_json.from_json(json.loads(text)) == event
+        text = json.dumps(events.to_json(event), allow_nan=False)
+        assert events.from_json(json.loads(text)) == event
 
     def test_what_cannot_be_rebuilt_is_not_written(self):
         class Own:
             def delta_of(self, epsilon):
                 return 0.0
 
-        assert event_json.to_json(Own()) is None
-        assert event_json.to_json(dp_event.ComposedDpEvent([GAUSS(1.0), Own()])) is None
+        assert events.to_json(Own()) is None
+        assert events.to_json(dp_event.ComposedDpEvent([GAUSS(1.0), Own()])) is None
 
     @pytest.mark.parametrize(
         ("data", "sentence"),
@@ -55,8 +55,8 @@ class TestEvents:
         ],
     )
     def test_nothing_else_is_built(self, data, sentence):
-        with pytest.raises(BadInput, match=sentence):
-            event_json.from_json(data)
+        with pytest.raises(InvalidInputError, match=sentence):
+            events.from_json(data)
 
 
 def _write(path: str, name: str, count: int) -> None:

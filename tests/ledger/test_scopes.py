@@ -15,14 +15,13 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.charging import cost_of
-from hush.errors import BadInput
-from hush.ledger.account import Account, BudgetSpent, Ledger
+from hush.accounting.accountant import epsilon
+from hush.errors import InvalidInputError
+from hush.ledger.book import Ledger
 from hush.ledger.entries import Budget
-from hush.ledger.scope import Scope, count_changes, grow
-from hush.ledger.total import Cost, add_up, use_filter
+from hush.ledger.run_account import Account, BudgetSpent, cost_of
+from hush.ledger.total import Cost, Scope, add_up, count_changes, group_privacy, use_filter
 from hush.methods import make_plan
-from hush.privacy.accounting import epsilon
 
 GAUSS = dp_event.GaussianDpEvent
 ROW, PATIENT, HOUSEHOLD = "example", "patient_id", "household"
@@ -60,14 +59,14 @@ class TestGroups:
 
     @pytest.mark.parametrize(("eps", "count"), [(0.0, 5), (1e-12, 7), (0.3, 4), (2.0, 2), (1.0, 1), (3.0, 9)])
     def test_the_sum_is_never_below_its_terms(self, eps, count):
-        grown, times = grow(1e-9, eps, count)
+        grown, times = group_privacy(1e-9, eps, count)
         exact = math.fsum(math.exp(j * eps) for j in range(count)) * 1e-9
         assert exact * (1 - 1e-15) <= grown <= exact * (1 + 1e-9)
         assert times == count * eps
 
     def test_what_is_too_large_for_a_number_is_infinite(self):
-        assert grow(1e-9, 100.0, 9) == (math.inf, 900.0)
-        assert grow(1e-9, math.inf, 9)[1] == math.inf
+        assert group_privacy(1e-9, 100.0, 9) == (math.inf, 900.0)
+        assert group_privacy(1e-9, math.inf, 9)[1] == math.inf
         assert total([stated(100.0)], PATIENT, delta=1e-5, patient_id=9).epsilon == math.inf
 
     def test_an_event_bears_as_many_changes_as_rows(self):
@@ -290,7 +289,7 @@ class TestLines:
         ledger = Ledger(path)
         with ledger._chain.locked():
             ledger._chain.append(**{**self.SCOPED, **wrong})
-        with pytest.raises(BadInput, match="line 2"):
+        with pytest.raises(InvalidInputError, match="line 2"):
             Ledger(path)
 
     def test_the_good_one_is_read(self, path):
@@ -304,7 +303,7 @@ class TestLines:
         ledger = Ledger(path)
         with ledger._chain.locked():
             ledger._chain.append(**{key: value for key, value in self.SCOPED.items() if key != "protects"})
-        with pytest.raises(BadInput, match="line 2"):
+        with pytest.raises(InvalidInputError, match="line 2"):
             Ledger(path)
 
     def test_a_later_line_does_not_change_what_a_run_is_about(self, path):
@@ -312,7 +311,7 @@ class TestLines:
         with ledger._chain.locked():
             ledger._chain.append(**self.SCOPED)
             ledger._chain.append(**{**self.SCOPED, "steps": 2, "planned": 2, "protects": "labels"})
-        with pytest.raises(BadInput, match="run 'a' stands in the ledger"):
+        with pytest.raises(InvalidInputError, match="run 'a' stands in the ledger"):
             Ledger(path)
 
 
@@ -402,7 +401,7 @@ class TestCharges:
         plan = make_plan("dp-sgd", examples=600, batch_size=60, epochs=1, noise_multiplier=2.0)
         [guarantee] = plan.claims()
         half = replace(guarantee, protects="features")
-        monkeypatch.setattr("hush.charging.account_steps", lambda plan: (half,))
+        monkeypatch.setattr("hush.ledger.run_account.account_steps", lambda plan: (half,))
         assert cost_of(plan)(3).scope == Scope(ROW, "features")
 
 

@@ -10,14 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.errors import BadInput
-from hush.matrices import Banded, Dense, Toeplitz, optimal_banded, optimal_single, optimal_toeplitz, square_root
-from hush.matrices.band_optimum import _toeplitz_loss
-from hush.matrices.newton import TraceProblem, minimise
-from hush.matrices.recursion import Recursion
-from hush.matrices.workloads import Workload, prefix_sums
-from hush.privacy.accounting import epsilon
-from hush.proofs import find_sensitivity
+from hush.accounting.accountant import epsilon
+from hush.errors import InvalidInputError
+from hush.guarantees import find_sensitivity
+from hush.matrix_factorization import (
+    Banded,
+    Dense,
+    Toeplitz,
+    optimal_banded,
+    optimal_single,
+    optimal_toeplitz,
+    square_root,
+)
+from hush.matrix_factorization.banded import _toeplitz_loss
+from hush.matrix_factorization.multi_epoch import TraceProblem, minimise
+from hush.matrix_factorization.recursion import Recursion
+from hush.matrix_factorization.workloads import Workload, prefix_sums
 from hush.sampling import CyclicPoisson
 
 
@@ -131,13 +139,13 @@ def test_amplified_golden():
 
 
 def test_refusals():
-    with pytest.raises(BadInput, match="positive diagonal"):
+    with pytest.raises(InvalidInputError, match="positive diagonal"):
         Banded(np.zeros((3, 2)))
-    with pytest.raises(BadInput, match="before the first"):
+    with pytest.raises(InvalidInputError, match="before the first"):
         Banded(np.ones((3, 2)))
-    with pytest.raises(BadInput, match="constant learning rate"):
+    with pytest.raises(InvalidInputError, match="constant learning rate"):
         optimal_toeplitz(Workload(3, learning_rates=(1, 2, 3)), 2)
-    with pytest.raises(BadInput, match="bands must be a whole number of at least 1, got 0"):
+    with pytest.raises(InvalidInputError, match="bands must be a whole number of at least 1, got 0"):
         optimal_banded(prefix_sums(4), 0)
-    with pytest.raises(BadInput, match="cannot serve"):
+    with pytest.raises(InvalidInputError, match="cannot serve"):
         optimal_banded(prefix_sums(8), 4).structure.rmse(prefix_sums(9))

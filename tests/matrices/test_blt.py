@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.errors import BadInput
-from hush.matrices import BLT, Dense, optimal_blt, optimal_single, square_root
-from hush.matrices.blt_optimum import prefix_mean_square, squared_sensitivity
-from hush.matrices.workloads import Workload, prefix_sums
+from hush.errors import InvalidInputError
+from hush.matrix_factorization import BLT, Dense, optimal_blt, optimal_single, square_root
+from hush.matrix_factorization.blt import prefix_mean_square, squared_sensitivity
+from hush.matrix_factorization.workloads import Workload, prefix_sums
 
 
 def random_blt(seed: int, steps: int, buffers: int) -> BLT:
@@ -99,10 +99,10 @@ def test_as_many_buffers_as_pay():
     ],
 )
 def test_bad_parameters(theta, omega, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         BLT(5, np.array(theta), np.array(omega))
 
 
 def test_refusals():
-    with pytest.raises(BadInput, match="constant learning rate"):
+    with pytest.raises(InvalidInputError, match="constant learning rate"):
         optimal_blt(Workload(3, learning_rates=(1, 2, 3)), 1)

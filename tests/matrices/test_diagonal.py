@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hush.errors import BadInput, Refused
-from hush.identity import Scope, declared
-from hush.matrices import Banded, Dense, Diagonal, Toeplitz, Workload, drop_first, prefix_sums, square_root
+from hush._internal.identity import Scope, declared
+from hush.errors import InvalidInputError, Refused
+from hush.matrix_factorization import Banded, Dense, Diagonal, Toeplitz, Workload, drop_first, prefix_sums, square_root
 
 SCALES = (1.0, 0.5, 0.25, 2.0, 0.5, 1.0, 3.0)
 STEPS = len(SCALES)
@@ -81,9 +81,9 @@ def test_what_seeds_and_checkpoints_know_it_by():
 
 
 def test_refusals():
-    with pytest.raises(BadInput, match="needs 3 scales, got 2"):
+    with pytest.raises(InvalidInputError, match="needs 3 scales, got 2"):
         Diagonal(3, (1.0, 1.0))
-    with pytest.raises(BadInput, match="noise_schedule must be above zero"):
+    with pytest.raises(InvalidInputError, match="noise_schedule must be above zero"):
         Diagonal(2, (1.0, 0.0))
-    with pytest.raises(BadInput, match="steps"):
+    with pytest.raises(InvalidInputError, match="steps"):
         Diagonal(0)

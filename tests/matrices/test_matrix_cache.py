@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hush.matrices import cache, optimal_single
-from hush.matrices.workloads import Workload, prefix_sums
+from hush.matrix_factorization import cache, optimal_single
+from hush.matrix_factorization.workloads import Workload, prefix_sums
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from hush.errors import BadInput
-from hush.matrices import Diagonal, optimal_epochs, optimal_single
-from hush.matrices.dense import from_gram
-from hush.matrices.newton import TraceProblem
-from hush.matrices.workloads import Workload, objective, prefix_sums
+from hush.errors import InvalidInputError
+from hush.matrix_factorization import Diagonal, optimal_epochs, optimal_single
+from hush.matrix_factorization.dense import from_gram
+from hush.matrix_factorization.multi_epoch import TraceProblem
+from hush.matrix_factorization.workloads import Workload, objective, prefix_sums
 
 
 @pytest.mark.parametrize(("times", "apart", "error"), [(2, 3, 2.0452), (4, 16, 4.4079), (8, 8, 7.0085)])
@@ -53,7 +53,7 @@ def test_incomplete_last_epoch_and_extremes():
     every = optimal_epochs(prefix_sums(9), 1)  # every example in every step: X is diagonal, X_tt ∝ √(T − t)
     weights = np.sqrt(np.arange(9, 0, -1))
     assert np.allclose(np.diag(every.structure.gram), weights / weights.sum(), atol=1e-4)
-    with pytest.raises(BadInput, match="per_epoch must be a whole number of at least 1, got 0"):
+    with pytest.raises(InvalidInputError, match="per_epoch must be a whole number of at least 1, got 0"):
         optimal_epochs(prefix_sums(9), 0)
 
 

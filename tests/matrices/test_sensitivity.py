@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.matrices import sensitivity
+from hush.matrix_factorization import sensitivity
 
 
 def patterns(steps: int, times: int, apart: int):

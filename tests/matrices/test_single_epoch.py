@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hush.matrices.single_epoch import optimal_single
-from hush.matrices.toeplitz import square_root
-from hush.matrices.workloads import Workload, distances, objective, prefix_sums
+from hush.matrix_factorization.single_epoch import optimal_single
+from hush.matrix_factorization.toeplitz import square_root
+from hush.matrix_factorization.workloads import Workload, distances, objective, prefix_sums
 
 
 @pytest.mark.parametrize(

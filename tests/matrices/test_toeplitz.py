@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.linalg import sqrtm
 
-from hush.errors import BadInput
-from hush.matrices import sensitivity
-from hush.matrices.dense import Dense
-from hush.matrices.series import quotient, reciprocal
-from hush.matrices.toeplitz import Toeplitz, inverse_square_root, square_root
-from hush.matrices.workloads import Workload, prefix_sums
+from hush.errors import InvalidInputError
+from hush.matrix_factorization import sensitivity
+from hush.matrix_factorization.dense import Dense
+from hush.matrix_factorization.sensitivity import quotient, reciprocal
+from hush.matrix_factorization.toeplitz import Toeplitz, inverse_square_root, square_root
+from hush.matrix_factorization.workloads import Workload, prefix_sums
 
 
 def test_square_root_golden():
@@ -99,7 +99,7 @@ def test_a_million_steps():
 
 
 def test_refusals():
-    with pytest.raises(BadInput, match="constant learning rate"):
+    with pytest.raises(InvalidInputError, match="constant learning rate"):
         square_root(Workload(3, learning_rates=(1, 2, 3)))
-    with pytest.raises(BadInput, match="starts with a positive number"):
+    with pytest.raises(InvalidInputError, match="starts with a positive number"):
         Toeplitz(3, np.array([0.0, 1.0]))

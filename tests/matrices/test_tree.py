@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from hush.errors import BadInput
-from hush.matrices import sensitivity
-from hush.matrices.tree import Tree
-from hush.matrices.workloads import Workload
+from hush.errors import InvalidInputError
+from hush.matrix_factorization import sensitivity
+from hush.matrix_factorization.tree import Tree
+from hush.matrix_factorization.workloads import Workload
 
 
 def _rdp_epsilon(sigma: float, delta: float = 1e-5) -> float:
@@ -145,9 +145,9 @@ def test_counting_only_what_is_read_is_tighter():
 
 
 def test_refusals():
-    with pytest.raises(BadInput, match="Honaker"):
+    with pytest.raises(InvalidInputError, match="Honaker"):
         Tree(8, estimate="honaker", nodes="read")
-    with pytest.raises(BadInput, match="below 8"):
+    with pytest.raises(InvalidInputError, match="below 8"):
         Tree(8).step(8)
-    with pytest.raises(BadInput, match="did you mean"):
+    with pytest.raises(InvalidInputError, match="did you mean"):
         Tree(8, complete="al")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.errors import BadInput
-from hush.matrices.workloads import DENSE_LIMIT, Workload, distances, objective, prefix_sums
+from hush.errors import InvalidInputError
+from hush.matrix_factorization.workloads import DENSE_LIMIT, Workload, distances, objective, prefix_sums
 
 
 def _optimizer(steps: int, momentum: float, decay: float, rates: list[float]) -> np.ndarray:
@@ -89,10 +89,10 @@ def test_objective_with_distances_is_block_diagonal():
     ],
 )
 def test_bad_values_are_refused(bad, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         Workload(**bad)
 
 
 def test_a_matrix_too_large_is_refused_with_the_remedy():
-    with pytest.raises(BadInput, match="Toeplitz"):
+    with pytest.raises(InvalidInputError, match="Toeplitz"):
         prefix_sums(DENSE_LIMIT + 1).matrix()

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from hush.cli import console, main
-from hush.errors import BadInput, Refused
-from hush.methods import Descent, Setting, choose_candidate, explain_choice, make_plan, recommend
+from hush.errors import InvalidInputError, Refused
+from hush.methods import PlanConfig, SGDOptions, choose_candidate, explain_choice, make_plan, recommend
 from hush.methods.auto import MARGIN, Candidate
-from hush.methods.shapes import best_bands, possible_bands
+from hush.methods.bandmf import best_bands, possible_bands
 
 SMALL = {"examples": 400, "batch_size": 20, "epochs": 2.0}
 
 
 @pytest.fixture(scope="module")
 def candidates():
-    return recommend(Setting(**SMALL, epsilon=4.0))
+    return recommend(PlanConfig(**SMALL, epsilon=4.0))
 
 
 def test_the_smallest_error_comes_first_and_dp_sgd_competes(candidates) -> None:
@@ -27,7 +27,7 @@ def test_the_smallest_error_comes_first_and_dp_sgd_competes(candidates) -> None:
     assert errors == sorted(errors)
     methods = {c.method for c in candidates}
     assert methods == {"dp-sgd", "dp-bandmf", "dp-ftrl", "dp-bisr", "dp-blt", "dp-matrix-me"}
-    assert sum(c.method == "dp-bandmf" for c in candidates) == len(possible_bands(Setting(**SMALL))) - 1
+    assert sum(c.method == "dp-bandmf" for c in candidates) == len(possible_bands(PlanConfig(**SMALL))) - 1
 
 
 def test_every_figure_is_that_of_a_plan_that_can_be_run(candidates) -> None:
@@ -46,7 +46,7 @@ LOOSE = {"examples": 400, "batch_size": 10, "epochs": 1.0, "epsilon": 20.0}
 
 
 def test_auto_is_the_best_candidate() -> None:
-    best = recommend(Setting(**LOOSE))[0]
+    best = recommend(PlanConfig(**LOOSE))[0]
     plan = make_plan("auto", **LOOSE, lr=0.125, clip=0.5)
     assert best.method == plan.method == "dp-matrix-se"
     assert plan.sigma == best.sigma
@@ -70,8 +70,8 @@ def test_dp_sgd_is_left_only_for_a_clear_gain(candidates) -> None:
 
 def test_one_pass_with_little_privacy_wants_correlation_and_much_privacy_wants_sampling() -> None:
     public = {"examples": 10_000, "batch_size": 100, "epochs": 1.0}
-    loose = recommend(Setting(**public, epsilon=100.0))
-    strict = recommend(Setting(**public, epsilon=0.1))
+    loose = recommend(PlanConfig(**public, epsilon=100.0))
+    strict = recommend(PlanConfig(**public, epsilon=0.1))
     ranks = [[c.method for c in found].index("dp-sgd") / len(found) for found in (loose, strict)]
     assert loose[0].method == "dp-matrix-se"
     assert ranks[1] < ranks[0]
@@ -80,21 +80,23 @@ def test_one_pass_with_little_privacy_wants_correlation_and_much_privacy_wants_s
 
 
 def test_momentum_changes_what_the_model_sees() -> None:
-    plain, heavy = (recommend(Setting(**SMALL, epsilon=4.0), Descent(momentum=m))[0] for m in (0.0, 0.9))
+    plain, heavy = (recommend(PlanConfig(**SMALL, epsilon=4.0), SGDOptions(momentum=m))[0] for m in (0.0, 0.9))
     assert heavy.error > 2 * plain.error
     assert make_plan("auto", **SMALL, epsilon=4.0, momentum=0.9).rule.momentum == 0.9
 
 
 def test_weight_decay_leaves_out_what_cannot_have_it() -> None:
-    assert "dp-ftrl" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0), Descent(weight_decay=0.1))}
+    assert "dp-ftrl" not in {
+        c.method for c in recommend(PlanConfig(**SMALL, epsilon=4.0), SGDOptions(weight_decay=0.1))
+    }
 
 
 def test_only_what_is_proven_for_the_adjacency_is_a_candidate() -> None:
-    found = recommend(Setting(**SMALL, epsilon=4.0, adjacency="add-remove"))
+    found = recommend(PlanConfig(**SMALL, epsilon=4.0, adjacency="add-remove"))
     assert [c.method for c in found] == ["dp-sgd"]
     assert explain_choice(found) == "chose dp-sgd: no other candidate fits this setting."
-    assert "dp-bandmf" not in {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, adjacency="replace"))}
-    assert {c.method for c in recommend(Setting(**SMALL, epsilon=4.0, accountant="gdp"))} >= {"dp-blt", "dp-ftrl"}
+    assert "dp-bandmf" not in {c.method for c in recommend(PlanConfig(**SMALL, epsilon=4.0, adjacency="replace"))}
+    assert {c.method for c in recommend(PlanConfig(**SMALL, epsilon=4.0, accountant="gdp"))} >= {"dp-blt", "dp-ftrl"}
 
 
 def test_what_is_chosen_can_be_made_with_the_same_clipping() -> None:
@@ -102,13 +104,13 @@ def test_what_is_chosen_can_be_made_with_the_same_clipping() -> None:
     plan = make_plan("auto", **LOOSE, clip_quantile=0.5)
     assert plan.method == "dp-sgd"
     assert make_plan("auto", **LOOSE, clip_quantile=0.5, clip_mode="normalised").method != "dp-sgd"
-    with pytest.raises(BadInput, match="only dp-sgd's noise can follow a schedule"):
+    with pytest.raises(InvalidInputError, match="only dp-sgd's noise can follow a schedule"):
         make_plan("auto", **LOOSE, noise_end=0.5)
 
 
 def test_what_fits_nothing_is_refused() -> None:
     with pytest.raises(Refused, match="no candidate fits"):
-        recommend(Setting(**SMALL, epsilon=4.0, adjacency="add-remove", accountant="gdp"))
+        recommend(PlanConfig(**SMALL, epsilon=4.0, adjacency="add-remove", accountant="gdp"))
 
 
 @pytest.mark.parametrize(
@@ -123,25 +125,25 @@ def test_what_fits_nothing_is_refused() -> None:
     ],
 )
 def test_bad_input(changes, sentence) -> None:
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         make_plan("auto", **SMALL, **changes)
 
 
 def test_best_bands_have_the_smallest_error_of_all_bands(candidates) -> None:
     best = next(c for c in candidates if c.method == "dp-bandmf")
-    assert best_bands(Setting(**SMALL, epsilon=4.0)) == best.options["bands"]
-    assert best_bands(Setting(**SMALL)) == 8
+    assert best_bands(PlanConfig(**SMALL, epsilon=4.0)) == best.options["bands"]
+    assert best_bands(PlanConfig(**SMALL)) == 8
 
 
 def test_tell_hears_every_candidate() -> None:
     heard: list[str] = []
-    found = recommend(Setting(**SMALL, epsilon=3.75), tell=heard.append)
+    found = recommend(PlanConfig(**SMALL, epsilon=3.75), tell=heard.append)
     assert len(heard) == len(found)
     assert {"dp-sgd", "dp-bandmf, bands=2", "dp-blt"} <= set(heard)
 
 
 def test_the_reason(candidates) -> None:
-    found = recommend(Setting(**LOOSE))
+    found = recommend(PlanConfig(**LOOSE))
     plain = next(c for c in found if c.method == "dp-sgd")
     assert explain_choice(found).startswith(f"chose dp-matrix-se: of {len(found)} candidates")
     assert f"{plain.error / found[0].error:.3g} times less than dp-sgd." in explain_choice(found)
@@ -179,7 +181,7 @@ def test_train_says_what_was_chosen_and_why(capsys) -> None:
 
 
 def test_long_work_is_told_and_short_work_is_not(capsys) -> None:
-    patience = console.Patience("comparing methods")
+    patience = console.DelayedStatus("comparing methods")
     patience.tell("dp-sgd")
     assert capsys.readouterr().err == ""
     patience.remind()

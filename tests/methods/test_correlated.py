@@ -13,14 +13,14 @@ from dp_accounting import dp_event
 from torch import nn
 from torch.nn import functional
 
+from hush.accounting.noise_tails import grid
 from hush.cli import main
-from hush.errors import BadInput, Refused
-from hush.matrices import BLT, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import check_proof, own_adjacency
+from hush.matrix_factorization import BLT, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums
 from hush.methods import make_plan
 from hush.noise import make_noise
-from hush.proofs import check_proof, own_adjacency
 from hush.randomness import Secret, normal
-from hush.release import grid
 from hush.sampling import (
     Cyclic,
     CyclicPoisson,
@@ -172,7 +172,7 @@ def test_bandmf_with_too_few_groups() -> None:
     plan = plan_of("bandmf")
     with pytest.raises(Refused, match="2 groups is proven only for noise of at most 2 bands"):
         replace(plan, sampler=Cyclic(N, 2, 1 / 3, plan.steps))
-    with pytest.raises(BadInput, match="at most 6 bands fit"):
+    with pytest.raises(InvalidInputError, match="at most 6 bands fit"):
         plan_of("bandmf", bands=7)
 
 
@@ -276,7 +276,7 @@ def test_counting_only_the_nodes_that_are_read_lowers_epsilon_and_leaves_the_noi
     assert read["noise_std"] == pytest.approx(published["noise_std"])
     assert read["epsilon"] < published["epsilon"]
     assert analytic_sigma(read["epsilon"], 1e-5) == pytest.approx(25 / math.sqrt(174), rel=1e-6)
-    with pytest.raises(BadInput, match="Honaker's estimate reads every complete node"):
+    with pytest.raises(InvalidInputError, match="Honaker's estimate reads every complete node"):
         make_plan("dp-ftrl", examples=100, batch_size=10, noise_multiplier=1.0, honaker=True, nodes="read")
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.optim import AdamW, lr_scheduler
 
-from hush import BadInput, Refused, make_plan
-from hush.checkpoint import Checkpoints
-from hush.loop import train
+from hush import InvalidInputError, Refused, make_plan
+from hush.checkpointing import Checkpoints
 from hush.methods import catalogue
-from hush.rules import TorchOptim
+from hush.optimizers import TorchOptim
+from hush.training import train
 
 N, STEPS = 40, 6
 X = torch.linspace(-1, 1, N * 3).view(N, 3).sin()
@@ -148,18 +148,18 @@ def test_a_method_that_is_its_rule_refuses_another(method) -> None:
 
 @pytest.mark.parametrize("method", ["dp-sgd", "sgd", "dp-dice", "dp-bandmf"])
 def test_options_of_the_rule_beside_an_optimizer_are_refused(method) -> None:
-    with pytest.raises(BadInput, match="has its own lr: give it to the optimizer alone"):
+    with pytest.raises(InvalidInputError, match="has its own lr: give it to the optimizer alone"):
         plan(method, lr=0.1)
-    with pytest.raises(BadInput, match="has its own lr and momentum: give them"):
+    with pytest.raises(InvalidInputError, match="has its own lr and momentum: give them"):
         plan(method, lr=0.1, momentum=0.9)
 
 
 def test_what_is_no_function_is_refused_in_words() -> None:
-    with pytest.raises(BadInput, match=r"optimizer must be a function .* got AdamW"):
+    with pytest.raises(InvalidInputError, match=r"optimizer must be a function .* got AdamW"):
         plan(optimizer=AdamW(network().parameters()))
-    with pytest.raises(BadInput, match=r"scheduler must be a function .* got int"):
+    with pytest.raises(InvalidInputError, match=r"scheduler must be a function .* got int"):
         plan(scheduler=3)
-    with pytest.raises(BadInput, match="a scheduler follows an optimizer"):
+    with pytest.raises(InvalidInputError, match="a scheduler follows an optimizer"):
         plan(optimizer=None, scheduler=cosine)
 
 

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import torch
 
-from hush.matrices import (
+from hush.matrix_factorization import (
     BLT,
     Banded,
     Diagonal,
-    Structure,
+    Strategy,
     Toeplitz,
     Tree,
     inverse_square_root,
@@ -27,7 +27,7 @@ from hush.sampling import OnePass, Participation, SameOrder, Separated
 T = 12
 WORK = prefix_sums(T)
 SCALES = tuple(0.25 + (t * 5 % T) / T for t in range(T))
-STRUCTURES: dict[str, Structure] = {
+STRUCTURES: dict[str, Strategy] = {
     "independent": Diagonal(T),
     "schedule": Diagonal(T, SCALES),
     "loud": Diagonal(T, tuple(4 + scale for scale in SCALES)),

@@ -1,4 +1,4 @@
-"""What `Noise` and `Structure` promise, line by line, for every noise that comes with hush."""
+"""What `Noise` and `Strategy` promise, line by line, for every noise that comes with hush."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from noises import PARTICIPATIONS, ROWS, SCALES, STRUCTURES, WORK, T, impulses, measured, patterns
 
-from hush.matrices import Dense, Structure, Workload
-from hush.named import State
+from hush._internal.tensors import State
+from hush.guarantees import find_sensitivity
+from hush.matrix_factorization import Dense, Strategy, Workload
 from hush.noise import DenseNoise, Noise, Rows, make_noise
-from hush.proofs import find_sensitivity
 from hush.randomness import Secret, normal
 
 WIDTH = 257
@@ -25,7 +25,7 @@ def rows(seed: int = 4) -> Rows:
     return lambda j: normal(secret, "noise/gradient", j, LIKE)
 
 
-def noise_of(structure: Structure) -> Noise:
+def noise_of(structure: Strategy) -> Noise:
     """In blocks of five steps where it comes in blocks, so that there is more than one."""
     return DenseNoise(structure, memory=5 * WIDTH * 8) if isinstance(structure, Dense) else make_noise(structure)
 
@@ -42,7 +42,7 @@ def size_of(state: State) -> int:
     return sum(value.numel() for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def pure(structure: Structure) -> None:
+def pure(structure: Strategy) -> None:
     noise, z, state, kept = noise_of(structure), rows(), noise_of(structure).init(LIKE), []
     for step in range(T):
         value, state = noise.draw(step, z, state)
@@ -52,25 +52,25 @@ def pure(structure: Structure) -> None:
     assert not torch.equal(drawn(noise, rows(5)), drawn(noise, rows(4)))
 
 
-def map_(structure: Structure) -> None:
+def map_(structure: Strategy) -> None:
     M, declared = impulses(make_noise(structure)), structure.noise_map()
     assert np.allclose(M[:, : declared.shape[1]], declared, atol=1e-12)
     assert not M[:, declared.shape[1] :].any()
 
 
-def columns(structure: Structure) -> None:
+def columns(structure: Strategy) -> None:
     z, other = rows(4), rows(5)
     mixed = drawn(noise_of(structure), lambda j: torch.cat([z(j)[:100], other(j)[100:]]))
     assert torch.allclose(mixed[:, :100], drawn(noise_of(structure), z)[:, :100], rtol=1e-12, atol=1e-12)
     assert torch.allclose(mixed[:, 100:], drawn(noise_of(structure), other)[:, 100:], rtol=1e-12, atol=1e-12)
 
 
-def spread(structure: Structure) -> None:
+def spread(structure: Strategy) -> None:
     noise = make_noise(structure)
     assert np.allclose(np.linalg.norm(impulses(noise), axis=1), [noise.std(t) for t in range(T)], atol=1e-10)
 
 
-def memory(structure: Structure) -> None:
+def memory(structure: Strategy) -> None:
     noise, z = noise_of(structure), rows()
     state = noise.init(LIKE)
     most = 5 * WIDTH if isinstance(structure, Dense) else size_of(state)
@@ -79,7 +79,7 @@ def memory(structure: Structure) -> None:
         assert size_of(state) <= most
 
 
-def resume(structure: Structure) -> None:
+def resume(structure: Strategy) -> None:
     noise, z = noise_of(structure), rows()
     for stop in range(T):
         state = noise.init(LIKE)
@@ -91,7 +91,7 @@ def resume(structure: Structure) -> None:
         assert torch.equal(on, again)
 
 
-def late_start(structure: Structure) -> None:
+def late_start(structure: Strategy) -> None:
     whole, declared = impulses(make_noise(structure)), structure.noise_map()
     for start in range(1, T):
         late = impulses(make_noise(structure), start)
@@ -101,7 +101,7 @@ def late_start(structure: Structure) -> None:
         assert np.allclose(late, without, atol=1e-12) or np.allclose(late, whole[start:], atol=1e-12)
 
 
-def pieces(structure: Structure) -> None:
+def pieces(structure: Strategy) -> None:
     noise, z = make_noise(structure), rows()
     if not noise.pieces:
         assert noise.init(LIKE) or isinstance(noise, DenseNoise) or structure.bands == 1
@@ -113,13 +113,13 @@ def pieces(structure: Structure) -> None:
         assert torch.equal(torch.cat(parts), together)
 
 
-def inverse(structure: Structure) -> None:
+def inverse(structure: Strategy) -> None:
     M, C = structure.noise_map(), structure.strategy()
     assert M.shape == (T, C.shape[0])
     assert np.allclose(M @ C, np.eye(T), atol=1e-10)
 
 
-def first(structure: Structure) -> None:
+def first(structure: Strategy) -> None:
     for steps in range(1, T):
         cut, M = structure.first(steps), structure.noise_map()[:steps]
         assert cut.steps == steps
@@ -130,7 +130,7 @@ def first(structure: Structure) -> None:
         assert np.allclose(cut.inverse_norms(), structure.inverse_norms()[:steps], atol=1e-12)
 
 
-def bands(structure: Structure) -> None:
+def bands(structure: Strategy) -> None:
     C = structure.strategy()
     X, width = C.T @ C, structure.bands
     if width is not None:
@@ -139,7 +139,7 @@ def bands(structure: Structure) -> None:
     assert (width == 1) == (np.count_nonzero(X - np.diag(np.diag(X))) == 0)
 
 
-def restarts(structure: Structure) -> None:
+def restarts(structure: Strategy) -> None:
     period = structure.restarts
     if period is None:
         return
@@ -149,7 +149,7 @@ def restarts(structure: Structure) -> None:
             assert len(set(stretch[row != 0.0])) <= 1
 
 
-def sensitivity(structure: Structure) -> None:
+def sensitivity(structure: Strategy) -> None:
     M, C = impulses(make_noise(structure)), structure.strategy()
     generator = np.random.default_rng(0)
     for participation in PARTICIPATIONS:
@@ -164,7 +164,7 @@ def sensitivity(structure: Structure) -> None:
             assert implied == pytest.approx(declared, rel=1e-9)  # where no sign can cancel, the formula is exact
 
 
-def blocks(structure: Structure) -> None:
+def blocks(structure: Strategy) -> None:
     norms = np.linalg.norm(structure.strategy(), axis=0)
     for length in range(1, T + 1):
         found = structure.block_norms(length)
@@ -176,7 +176,7 @@ def blocks(structure: Structure) -> None:
             assert charged == pytest.approx(sorted(largest), rel=1e-12)
 
 
-def least(structure: Structure) -> None:
+def least(structure: Strategy) -> None:
     spreads = np.linalg.norm(structure.noise_map(), axis=1)
     for participation in PARTICIPATIONS:
         scaled = spreads.min() * find_sensitivity(participation, structure)
@@ -185,17 +185,17 @@ def least(structure: Structure) -> None:
         assert structure.least_scale == pytest.approx(min(1.0, spreads.min()), rel=1e-12)
 
 
-def alike(structure: Structure) -> None:
+def alike(structure: Strategy) -> None:
     assert structure.alike == np.array_equal(structure.noise_map(), np.eye(T))
 
 
-def spread_of_rows(structure: Structure) -> None:
+def spread_of_rows(structure: Strategy) -> None:
     norms = np.linalg.norm(structure.noise_map(), axis=1)
     assert np.allclose(structure.inverse_norms(), norms, rtol=1e-9)
     assert np.allclose(structure.column_norms(), np.linalg.norm(structure.strategy(), axis=0), rtol=1e-9)
 
 
-def error(structure: Structure) -> None:
+def error(structure: Strategy) -> None:
     for workload in (WORK, Workload(T, 0.5, 0.9)):
         seen = workload.matrix() @ structure.noise_map()
         assert structure.rmse(workload) == pytest.approx(np.linalg.norm(seen) / T**0.5, rel=1e-9)
@@ -203,13 +203,13 @@ def error(structure: Structure) -> None:
     assert np.allclose(structure.prefix_variances(), (sums**2).sum(axis=1), rtol=1e-9)
 
 
-def draws(structure: Structure) -> None:
+def draws(structure: Strategy) -> None:
     """Z has at most `draws` rows that any step reads."""
     assert int(np.any(structure.noise_map() != 0, axis=0).sum()) <= structure.draws
     assert structure.draws >= structure.steps
 
 
-Check = Callable[[Structure], None]
+Check = Callable[[Strategy], None]
 NOISE: dict[str, Check] = {
     "pure": pure,
     "map": map_,
@@ -235,7 +235,7 @@ STRUCTURE: dict[str, Check] = {
 }
 
 
-@pytest.mark.parametrize(("promises", "kind"), [(NOISE, Noise), (STRUCTURE, Structure)], ids=["noise", "structure"])
+@pytest.mark.parametrize(("promises", "kind"), [(NOISE, Noise), (STRUCTURE, Strategy)], ids=["noise", "structure"])
 def test_every_promise_has_its_test_in_order(promises: dict[str, Check], kind: type) -> None:
     assert re.findall(r"^ *- ([a-z ]+):", kind.__doc__ or "", re.MULTILINE) == list(promises)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from hush.errors import BadInput, Refused
-from hush.matrices import Diagonal
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import event_of, find_sensitivity
+from hush.matrix_factorization import Diagonal
 from hush.methods import make_plan
 from hush.noise import Independent, Stages
-from hush.proofs import event_of, find_sensitivity
 from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
 from replay import recorded
 
@@ -101,9 +101,9 @@ def test_stages() -> None:
     assert len({stages(t) for t in range(10)}) == 5
     assert [Stages(3, 0.5, 10)(t) for t in range(3)] == pytest.approx([1.0, 0.5 ** (3 / 9), 0.5 ** (6 / 9)])
     assert Stages(10, 0.5, 1)(9) == 1.0
-    with pytest.raises(BadInput, match="noise_end must be above zero"):
+    with pytest.raises(InvalidInputError, match="noise_end must be above zero"):
         Stages(10, 0.0)
-    with pytest.raises(BadInput, match="noise_schedule must be above zero"):
+    with pytest.raises(InvalidInputError, match="noise_schedule must be above zero"):
         Independent(3, lambda step: 1.0 - step)
 
 

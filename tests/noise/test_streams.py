@@ -11,9 +11,9 @@ from noises import STRUCTURES, WORK, T, impulses, measured
 from scipy import stats
 
 from hush.errors import Refused
-from hush.matrices import Dense, Structure, Toeplitz, Tree, distances, optimal_single
+from hush.guarantees import check_proof, find_sensitivity
+from hush.matrix_factorization import Dense, Strategy, Toeplitz, Tree, distances, optimal_single
 from hush.noise import DenseNoise, Independent, make_noise
-from hush.proofs import check_proof, find_sensitivity
 from hush.randomness import Secret, normal
 from hush.sampling import OnePass, Reshuffled
 
@@ -84,7 +84,7 @@ def test_a_structure_without_a_stream_is_refused() -> None:
     class Own(Tree):
         pass
 
-    class Other(Structure):
+    class Other(Strategy):
         steps, bands, restarts = T, None, None
 
         def first(self, steps):

@@ -1,4 +1,4 @@
-"""The officer's page: every section, the numbers of `hush.privacy.odds`, warnings where nothing is proven, and no name
+"""The officer's page: every section, the numbers of `hush.accounting.tradeoff`, warnings where nothing is proven, and no name
 that breaks out of its place."""
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.card import make_card
-from hush.errors import BadInput
+from hush.accounting import guarantee
+from hush.accounting.guarantee import Guarantee
+from hush.accounting.tradeoff import best_odds, curve_of_event, curve_of_guarantee, curve_of_points, in_words
+from hush.errors import InvalidInputError
+from hush.guarantees import make_card
 from hush.methods import make_plan
-from hush.officer import page_of_card, render_privacy_page, render_privacy_text, text_of_card
-from hush.officer.limits import EXPLAINED
-from hush.officer.markdown_page import escape_markdown
-from hush.officer.meaning import one_in
-from hush.officer.reading import read_card
-from hush.privacy import assumptions
-from hush.privacy.guarantee import Guarantee
-from hush.privacy.odds import best_odds, in_words
-from hush.privacy.tradeoff import curve_of_event, curve_of_guarantee, curve_of_points
+from hush.release.statement.facts import EXPLAINED, one_in, read_card
+from hush.release.statement.render import (
+    escape_markdown,
+    page_of_card,
+    render_privacy_page,
+    render_privacy_text,
+    text_of_card,
+)
 
 COUNT = "the number of rows is public"
 SMALL = {"examples": 600, "batch_size": 60, "epochs": 2, "counted": True, "assumptions": (COUNT,)}
@@ -291,12 +293,12 @@ def test_no_letter_before_it_is_explained(text: str) -> None:
 
 
 def test_assumptions_that_need_it_are_explained(text: str) -> None:
-    texts = {name: said for name, said in vars(assumptions).items() if name.isupper()}
+    texts = {name: said for name, said in vars(guarantee).items() if name.isupper()}
     own = texts.pop("KEPT")
     kept = {own.format(kind, "Mine") for kind in ("sampler", "query", "noise")}
     assert set(texts.values()) <= set(EXPLAINED)
     assert all(any(said.startswith(start) for start in EXPLAINED) for said in kept)
-    assert f"2. {assumptions.ROUNDING}. In other words: Computers round numbers" in text
+    assert f"2. {guarantee.ROUNDING}. In other words: Computers round numbers" in text
 
 
 @pytest.mark.parametrize(
@@ -413,9 +415,9 @@ def test_the_page_needs_no_network_and_draws_its_curve(page: str) -> None:
 
 def test_a_card_that_is_none_is_refused(card: dict[str, Any]) -> None:
     for broken in ({}, {**card, "guarantee": None}, {**card, "steps": "many"}, {**card, "versions": 3}):
-        with pytest.raises(BadInput, match="as hush writes it"):
+        with pytest.raises(InvalidInputError, match="as hush writes it"):
             render_privacy_page(broken, **GIVEN)
-    with pytest.raises(BadInput, match="not a privacy event"):
+    with pytest.raises(InvalidInputError, match="not a privacy event"):
         render_privacy_page(restate(card, event_json={"kind": "Evil"}), **GIVEN)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from hush.card import make_card
+from hush.accounting.tradeoff import curve_of_guarantee, in_words
+from hush.guarantees import make_card
 from hush.methods import make_plan
-from hush.officer import render_privacy_page, render_privacy_text
-from hush.officer.phrases import ALARM, CASES, OTHERS, OTHERWISE, QUESTION
-from hush.privacy.odds import in_words
-from hush.privacy.tradeoff import curve_of_guarantee
+from hush.release.statement.facts import ALARM, CASES, OTHERS, OTHERWISE, QUESTION
+from hush.release.statement.render import render_privacy_page, render_privacy_text
 
 GIVEN: dict[str, Any] = {"dataset": "visits", "date": "2026-11-16", "digests": {"model.safetensors": 64 * "0"}}
 BOTH_HALVES = ("features", "labels")

@@ -10,10 +10,10 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.errors import BadInput, Refused
-from hush.privacy.accounting import epsilon
-from hush.privacy.calibration import largest_steps, smallest_sigma
-from hush.privacy.profile import gaussian_mu
+from hush.accounting.accountant import epsilon
+from hush.accounting.calibration import largest_steps, smallest_sigma
+from hush.accounting.gaussian import gaussian_mu
+from hush.errors import InvalidInputError, Refused
 
 
 def dp_sgd(rate: float, steps: int) -> Callable[[float], dp_event.DpEvent]:
@@ -96,11 +96,11 @@ def test_impossible_and_pointless_targets_are_refused() -> None:
         smallest_sigma(fixed, 1.0, 1e-5)
     with pytest.raises(Refused, match="hardly any noise"):
         smallest_sigma(lambda _: dp_event.GaussianDpEvent(100.0), 1.0, 1e-5)
-    with pytest.raises(BadInput, match="epsilon"):
+    with pytest.raises(InvalidInputError, match="epsilon"):
         smallest_sigma(dp_event.GaussianDpEvent, 0.0, 1e-5)
-    with pytest.raises(BadInput, match="epsilon"):
+    with pytest.raises(InvalidInputError, match="epsilon"):
         smallest_sigma(dp_event.GaussianDpEvent, math.inf, 1e-5)
-    with pytest.raises(BadInput, match="delta"):
+    with pytest.raises(InvalidInputError, match="delta"):
         smallest_sigma(dp_event.GaussianDpEvent, 1.0, 0.0)
 
 

@@ -11,9 +11,9 @@ from dp_accounting import dp_event
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hush.errors import BadInput
-from hush.privacy import guarantee as module
-from hush.privacy.guarantee import STATUSES, Finding, Guarantee, findings, rounded_down, rounded_up
+from hush.accounting import guarantee as module
+from hush.accounting.guarantee import STATUSES, Finding, Guarantee, findings, rounded_down, rounded_up
+from hush.errors import InvalidInputError
 
 EVENT = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0)), 1000)
 
@@ -79,7 +79,7 @@ def test_nothing_is_proven_by_an_infinite_epsilon_or_a_delta_of_one(epsilon: flo
     ],
 )
 def test_a_pair_that_means_nothing_is_refused(epsilon: float, delta: float, sentence: str) -> None:
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         Guarantee(epsilon, delta)
 
 
@@ -133,11 +133,11 @@ def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: s
 
 def test_bad_guarantees_are_refused() -> None:
     for name, bad in (("epsilon", -1.0), ("epsilon", math.nan), ("delta", 2.0), ("status", "prooven")):
-        with pytest.raises(BadInput, match=name):
+        with pytest.raises(InvalidInputError, match=name):
             Guarantee(**({"epsilon": 1.0, "delta": 1e-5} | {name: bad}))
-    with pytest.raises(BadInput, match="unknown adjacency 'add': known: add-remove, replace, zero-out"):
+    with pytest.raises(InvalidInputError, match="unknown adjacency 'add': known: add-remove, replace, zero-out"):
         Guarantee(1.0, 1e-5, adjacency="add")
-    with pytest.raises(BadInput, match="not a guarantee as hush writes it"):
+    with pytest.raises(InvalidInputError, match="not a guarantee as hush writes it"):
         Guarantee.from_json({"delta": 1e-5})
 
 

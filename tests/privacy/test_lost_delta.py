@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 
-from hush.ledger.account import Account, Ledger
+from hush.accounting.accountant import epsilon
+from hush.accounting.gaussian import gaussian_delta
+from hush.accounting.noise_tails import Tails
+from hush.ledger.book import Ledger
 from hush.ledger.chain import entry_hash
 from hush.ledger.entries import OLDER
-from hush.ledger.scope import WHOLE_ROW
-from hush.ledger.total import Cost, add_up, use_filter
-from hush.privacy.accounting import epsilon
-from hush.privacy.scale import Tails
-from hush.textbook.gaussian import NUMPY_REACH, gaussian_delta, private_mean
+from hush.ledger.run_account import Account
+from hush.ledger.total import WHOLE_ROW, Cost, add_up, use_filter
+from hush.textbook.gaussian import NUMPY_REACH, private_mean
 
 POISSON = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
-from hush.errors import BadInput
-from hush.privacy.odds import best_accuracy, best_odds, detection, in_words
-from hush.privacy.tradeoff import GaussianCurve, curve_of_points
+from hush.accounting.tradeoff import GaussianCurve, best_accuracy, best_odds, curve_of_points, detection, in_words
+from hush.errors import InvalidInputError
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
@@ -127,5 +126,5 @@ def test_words_ask_what_neighbours_differ_in(adjacency: str, unit: str, words: s
 
 def test_priors_are_probabilities() -> None:
     for prior in (0.0, 1.0, -0.5):
-        with pytest.raises(BadInput, match="prior must lie"):
+        with pytest.raises(InvalidInputError, match="prior must lie"):
             best_odds(GaussianCurve(1.0), prior)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from hush.privacy.discrete import Direction, laplace, poisson_gaussian, randomized_response
-from hush.privacy.pld import Part, chernoff_delta, compose
-from hush.privacy.profile import gaussian_epsilon
+from hush.accounting.gaussian import gaussian_epsilon
+from hush.accounting.pld import Direction, Part, chernoff_delta, compose, laplace, poisson_gaussian, randomized_response
 
 
 def numerical_epsilon(rate: float, sigma: float, steps: int, delta: float, direction: Direction = "remove") -> float:
@@ -129,7 +128,7 @@ def test_laplace_and_randomised_response_losses() -> None:
 def test_a_finer_grid_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [(0.01, 1.0, 1000, "remove"), (0.005, 0.5, 4000, "remove"), (0.01, 0.5, 1000, "replace")]
     coarse = [numerical_epsilon(q, s, t, 1e-5, d) for q, s, t, d in settings]
-    monkeypatch.setattr("hush.privacy.pld.ACCURACY", 1e-7)
+    monkeypatch.setattr("hush.accounting.pld.ACCURACY", 1e-7)
     fine = [numerical_epsilon(q, s, t, 1e-5, d) for q, s, t, d in settings]
     for a, b in zip(coarse, fine, strict=True):
         assert b <= a <= b * (1 + 2e-5)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hush.errors import BadInput
-from hush.privacy.guarantee import Guarantee
+from hush.accounting.guarantee import Guarantee
+from hush.errors import InvalidInputError
 
 
 def test_the_whole_example_is_protected_unless_something_else_is_said() -> None:
@@ -31,5 +31,5 @@ def test_a_guarantee_written_without_the_field_is_for_the_example() -> None:
 
 
 def test_nothing_else_is_protected() -> None:
-    with pytest.raises(BadInput, match="protects"):
+    with pytest.raises(InvalidInputError, match="protects"):
         Guarantee(1.0, 1e-5, protects="half")  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from hush.errors import BadInput, Refused
-from hush.privacy.profile import gaussian_delta
-from hush.privacy.scale import REACH, SHARE, Tails, check_std, grid
+from hush.accounting.gaussian import gaussian_delta
+from hush.accounting.noise_tails import REACH, SHARE, Tails, check_std, grid
+from hush.errors import InvalidInputError, Refused
 
 
 def test_golden_one_coordinate() -> None:
@@ -104,5 +104,5 @@ def test_scales_that_work(std) -> None:
 
 @pytest.mark.parametrize("std", [0.0, 1e-200, 1e-30, 1e30, 1e308, math.inf, math.nan])
 def test_scales_that_do_not_are_refused_with_the_limit(std) -> None:
-    with pytest.raises(BadInput, match=r"only between 1\.26e-29 and 7\.92e\+28"):
+    with pytest.raises(InvalidInputError, match=r"only between 1\.26e-29 and 7\.92e\+28"):
         check_std(std)

@@ -10,9 +10,9 @@ from dp_accounting import dp_event
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 from scipy.special import gammaln
 
-from hush.errors import BadInput, Refused
-from hush.privacy.accounting import epsilon
-from hush.privacy.selection import Trials, fixed_grid, price, random_trials
+from hush.accounting.accountant import epsilon
+from hush.accounting.selection import Trials, fixed_grid, price, random_trials
+from hush.errors import InvalidInputError, Refused
 
 RUN = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(1 / 235, dp_event.GaussianDpEvent(1.0)), 4700)
 
@@ -41,9 +41,9 @@ def test_both_prices_are_reported() -> None:
 def test_selection_is_refused_where_it_cannot_be_accounted() -> None:
     with pytest.raises(Refused, match="use accountant 'rdp'"):
         epsilon(random_trials(RUN, 10), 1e-5)
-    with pytest.raises(BadInput, match="at least 1"):
+    with pytest.raises(InvalidInputError, match="at least 1"):
         random_trials(RUN, 0.5)
-    with pytest.raises(BadInput, match="shape"):
+    with pytest.raises(InvalidInputError, match="shape"):
         random_trials(RUN, 2, -1)
     tiny = dp_event.PoissonSampledDpEvent(1e-9, dp_event.GaussianDpEvent(100.0))
     with pytest.raises(Refused, match="too small"):

@@ -14,19 +14,13 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from hush.errors import BadInput
-from hush.privacy.accounting import delta as delta_of
-from hush.privacy.accounting import epsilon as epsilon_of
-from hush.privacy.accounting import profile_of
-from hush.privacy.guarantee import Guarantee
-from hush.privacy.profile import gaussian_delta
-from hush.privacy.tradeoff import (
-    GaussianCurve,
-    Lines,
-    curve_of_event,
-    curve_of_guarantee,
-    curve_of_points,
-)
+from hush.accounting.accountant import delta as delta_of
+from hush.accounting.accountant import epsilon as epsilon_of
+from hush.accounting.accountant import profile_of
+from hush.accounting.gaussian import gaussian_delta
+from hush.accounting.guarantee import Guarantee
+from hush.accounting.tradeoff import GaussianCurve, Lines, curve_of_event, curve_of_guarantee, curve_of_points
+from hush.errors import InvalidInputError
 
 ALPHAS = np.concatenate([np.logspace(-6, -1.2, 30), np.linspace(0.07, 0.93, 60), 1 - np.logspace(-1.2, -6, 30)])
 STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
@@ -131,17 +125,17 @@ def test_a_profile_is_what_the_accountant_says_at_every_epsilon() -> None:
 
 def test_a_composition_is_made_once_for_all_epsilons(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    from hush.privacy import accounting
+    from hush.accounting import accountant
 
-    plain = accounting.compose
+    plain = accountant.compose
 
     def counted(*args: object, **how: object) -> object:
         made.append(args)
         return plain(*args, **how)
 
-    monkeypatch.setattr(accounting, "compose", counted)
+    monkeypatch.setattr(accountant, "compose", counted)
     curve_of_event(RUN)
-    assert len(made) == 2 * (1 + len(accounting.SHARP))
+    assert len(made) == 2 * (1 + len(accountant.SHARP))
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
@@ -228,10 +222,10 @@ def test_a_guarantee_without_a_usable_event_gives_its_point() -> None:
 
 def test_what_is_no_rate_and_no_point_is_refused() -> None:
     for rate in (-0.1, 1.1, math.nan):
-        with pytest.raises(BadInput, match="between 0 and 1"):
+        with pytest.raises(InvalidInputError, match="between 0 and 1"):
             GaussianCurve(1.0).beta(rate)
     for point in ((-1.0, 0.1), (1.0, 1.5), (math.nan, 0.1)):
-        with pytest.raises(BadInput, match="privacy point"):
+        with pytest.raises(InvalidInputError, match="privacy point"):
             curve_of_points([point])
-    with pytest.raises(BadInput, match="mu must be"):
+    with pytest.raises(InvalidInputError, match="mu must be"):
         GaussianCurve(-1.0)

@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from hush import problems
-from hush.errors import BadInput
-from hush.problems import cross_entropy
-from hush.problems.problem import WEIGHTED, Weighted
-from hush.queries import ClippedSum
+from hush.clipping import ClippedSum
+from hush.datasets import catalogue, evaluation
+from hush.datasets.problem import WEIGHTED, Weighted, cross_entropy
+from hush.errors import InvalidInputError
 from hush.randomness import seeded
 
 CLIP = 0.5
@@ -30,7 +29,7 @@ def data() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_classes_have_names_or_are_called_by_their_numbers() -> None:
-    named = problems.load("breast-cancer-logistic")
+    named = catalogue.load("breast-cancer-logistic")
     assert named.classes_by_name == ("malignant", "benign")
     assert replace(named, class_names=None).classes_by_name == ("0", "1")
     assert replace(named, classes=None, class_names=None).classes_by_name == ()
@@ -70,20 +69,20 @@ def test_weights_act_before_clipping_and_automatic_clipping_undoes_them(data) ->
 
 
 def test_a_problem_with_weights_trains_on_them_and_is_tested_without() -> None:
-    plain = problems.load("breast-cancer-logistic")
+    plain = catalogue.load("breast-cancer-logistic")
     task = plain.with_class_weights((1.0, 3.0))
     assert task.assumptions[-1] == WEIGHTED
     with seeded(0):
         model = task.model()
     ratio = task.training_losses(model, task.train) / plain.training_losses(model, task.train)
     assert sorted(set(ratio.round().tolist())) == [1.0, 3.0]
-    assert problems.evaluate_problem(model, task).loss == problems.evaluate_problem(model, plain).loss
+    assert evaluation.evaluate_problem(model, task).loss == evaluation.evaluate_problem(model, plain).loss
 
 
 def test_bad_weights() -> None:
-    plain = problems.load("breast-cancer-logistic")
-    with pytest.raises(BadInput, match="has 2 classes and needs as many weights, not 3"):
+    plain = catalogue.load("breast-cancer-logistic")
+    with pytest.raises(InvalidInputError, match="has 2 classes and needs as many weights, not 3"):
         plain.with_class_weights((1.0, 2.0, 3.0))
     for wrong in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(BadInput, match="must be finite numbers above 0"):
+        with pytest.raises(InvalidInputError, match="must be finite numbers above 0"):
             plain.with_class_weights((1.0, wrong))

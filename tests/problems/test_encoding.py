@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from hush.artefact.description import describe_table
-from hush.data.columns import GAP, WAVES, Column
-from hush.data.dates import DOTTED, parse_date
-from hush.data.schema import Schema
-from hush.data.tables import encode_piece
-from hush.errors import BadInput
-from hush.exchange import describe_columns
-from hush.handover.rows import encode_rows
-from hush.problems.models import Encoder
+from hush.datasets.models import Encoder
+from hush.errors import InvalidInputError
+from hush.release.description import describe_table
+from hush.release.export import describe_columns
+from hush.release.load import encode_rows
+from hush.tabular.columns import GAP, WAVES, Column
+from hush.tabular.encode import encode_piece
+from hush.tabular.reader import DOTTED, parse_date
+from hush.tabular.schema import Schema
 
 COLUMNS = (
     Column("job", "category", values=("a", "b"), missing=True),
@@ -186,7 +186,7 @@ def test_a_file_and_its_cells_in_memory_are_read_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [(-1.0, 1e38), (-2e37, 0.0)])
 def test_a_range_that_32_bits_cannot_compute_with_gets_a_sentence(limits: tuple[float, float]) -> None:
-    with pytest.raises(BadInput, match="the range of column 'mass' goes beyond 1e\\+37"):
+    with pytest.raises(InvalidInputError, match="the range of column 'mass' goes beyond 1e\\+37"):
         Column("mass", "number", *limits)
     most = Column("mass", "number", -1e37, 1e37, waves=True)
     encoded = Encoder([most])(torch.tensor([[-1e37], [0.0], [1e37]]))

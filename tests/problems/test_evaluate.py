@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hush import problems
-from hush.errors import BadInput
-from hush.problems import cross_entropy, evaluate
-from hush.problems.evaluation import ClassFigures
+from hush.datasets import catalogue, evaluation
+from hush.datasets.evaluation import ClassFigures, evaluate
+from hush.datasets.problem import cross_entropy
+from hush.errors import InvalidInputError
 
 SCORES = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])
 LABELS = torch.tensor([0, 1, 2, 2, 2])
@@ -70,9 +70,9 @@ def test_bad_labels_and_scores() -> None:
     def silent(model: nn.Module, content: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return model(content[0]).sum(1)
 
-    with pytest.raises(BadInput, match="a label is not one of the classes 0 … 2"):
+    with pytest.raises(InvalidInputError, match="a label is not one of the classes 0 … 2"):
         evaluate(nn.Identity(), (SCORES, LABELS + 1), silent, classes=3)
-    with pytest.raises(BadInput, match=r"scores of shape \(n, 3\) where \(n, 4\) was expected"):
+    with pytest.raises(InvalidInputError, match=r"scores of shape \(n, 3\) where \(n, 4\) was expected"):
         evaluate(nn.Identity(), (SCORES, LABELS), silent, classes=4)
-    with pytest.raises(BadInput, match="without a validation part"):
-        problems.evaluate_problem(nn.Identity(), problems.load(), part="validation")
+    with pytest.raises(InvalidInputError, match="without a validation part"):
+        evaluation.evaluate_problem(nn.Identity(), catalogue.load(), part="validation")

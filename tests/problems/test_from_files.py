@@ -11,9 +11,11 @@ import torch
 from sklearn.datasets import load_iris, load_wine
 from torch import nn
 
-from hush import problems
-from hush.errors import BadInput
+from hush.datasets import evaluation
+from hush.datasets import problem as problems
+from hush.errors import InvalidInputError
 from hush.randomness import seeded
+from hush.tabular import problem as problems_problem
 
 
 @pytest.fixture
@@ -35,14 +37,14 @@ def trained_accuracy(problem: problems.Problem, steps: int = 60) -> float:
         optimizer.zero_grad()
         problem.losses(model, problem.train).mean().backward()
         optimizer.step()
-    accuracy = problems.evaluate_problem(model, problem).accuracy
+    accuracy = evaluation.evaluate_problem(model, problem).accuracy
     assert accuracy is not None
     return accuracy
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic"])
 def test_a_csv_learns_without_any_statistic_of_its_rows(wine: Path, model: str) -> None:
-    problem = problems.from_files(wine, target="kind", model=model)
+    problem = problems_problem.from_files(wine, target="kind", model=model)
     assert problem.class_names == ("class_0", "class_1", "class_2")
     assert (len(problem.train[0]), len(problem.test[0])) == (143, 35)
     assert trained_accuracy(problem) > 0.9  # the raw columns in place of the encoding: 0.34 to 0.80 over three seeds
@@ -50,26 +52,26 @@ def test_a_csv_learns_without_any_statistic_of_its_rows(wine: Path, model: str) 
 
 
 def test_the_encoding_of_a_row_does_not_depend_on_the_others(wine: Path) -> None:
-    problem = problems.from_files(wine, target="kind")
+    problem = problems_problem.from_files(wine, target="kind")
     lines = wine.read_text().splitlines(keepends=True)
     short = wine.with_name("short.csv")
     short.write_text("".join(lines[:1] + lines[20:]))  # other ranges, other rows
-    other = problems.from_files(short, target="kind")
+    other = problems_problem.from_files(short, target="kind")
     row = problem.train[0][:1]
     assert torch.equal(problem.model()[0](row), other.model()[0](row))
 
 
 def test_assumptions_are_stated(wine: Path) -> None:
-    said = problems.from_files(wine, target="kind").assumptions
+    said = problems_problem.from_files(wine, target="kind").assumptions
     assert "the number of rows and the order in which they are split are public" in said
     assert "the classes are public (they were read off the rows)" in said
     assert "the names and kinds of the columns are public (kinds were read off the rows)" in said
-    more = problems.from_files(wine, target="kind", public=("ranges",)).assumptions
+    more = problems_problem.from_files(wine, target="kind", public=("ranges",)).assumptions
     assert set(more) - set(said) == {"the ranges of the columns, read off the rows, are public anyway"}
 
 
 def test_a_separate_test_file_and_a_validation_part(wine: Path) -> None:
-    problem = problems.from_files(wine, target="kind", test=wine, validation=0.1)
+    problem = problems_problem.from_files(wine, target="kind", test=wine, validation=0.1)
     assert len(problem.test[0]) == 178
     assert (len(problem.train[0]), len(problem.validation[0])) == (161, 17)
 
@@ -80,7 +82,9 @@ def test_parquet_trains_too(tmp_path: Path) -> None:
     iris = load_iris()
     table = {f"c{i}": iris.data[:, i] for i in range(4)} | {"kind": iris.target}
     pq.write_table(pa.table(table), tmp_path / "iris.parquet")
-    assert trained_accuracy(problems.from_files(tmp_path / "iris.parquet", target="kind", model="logistic")) > 0.9
+    assert (
+        trained_accuracy(problems_problem.from_files(tmp_path / "iris.parquet", target="kind", model="logistic")) > 0.9
+    )
 
 
 def test_arrays_of_features_and_of_images(tmp_path: Path) -> None:
@@ -88,18 +92,18 @@ def test_arrays_of_features_and_of_images(tmp_path: Path) -> None:
         x = torch.rand(50, 6).numpy()
     y = (x[:, 0] > 0.5).astype(np.int64)
     np.savez(tmp_path / "rows.npz", x=x, y=y)
-    rows = problems.from_files(tmp_path / "rows.npz", schema={"range": [0, 1]})
+    rows = problems_problem.from_files(tmp_path / "rows.npz", schema={"range": [0, 1]})
     assert rows.schema is not None
     assert rows.model()[0](rows.train[0]).abs().max() <= 1
     np.savez(tmp_path / "images.npz", x=(x[:, :, None] * np.ones((1, 6, 12)) * 255).astype(np.uint8), y=y)
-    images = problems.from_files(tmp_path / "images.npz")
+    images = problems_problem.from_files(tmp_path / "images.npz")
     assert images.train[0].shape == (40, 1, 6, 12)
     assert images.train[0].min() >= -1
     assert images.model()(images.train[0][:2]).shape == (2, 2)
     np.savez(tmp_path / "floats.npz", x=x[:, :, None] * np.full((1, 6, 6), 300.0), y=y)
-    with pytest.raises(BadInput, match=r"pixels must lie in \[0, 1\], or give their public range"):
-        problems.from_files(tmp_path / "floats.npz")
-    given = problems.from_files(tmp_path / "floats.npz", schema={"range": [0, 300]})
+    with pytest.raises(InvalidInputError, match=r"pixels must lie in \[0, 1\], or give their public range"):
+        problems_problem.from_files(tmp_path / "floats.npz")
+    given = problems_problem.from_files(tmp_path / "floats.npz", schema={"range": [0, 300]})
     assert given.train[0].abs().max() <= 1
 
 
@@ -110,16 +114,16 @@ def test_folders_of_images(tmp_path: Path) -> None:
             (tmp_path / part / name).mkdir(parents=True)
             for i in range(5):
                 image.new("L", (28, 28), value + i).save(tmp_path / part / name / f"{i}.png")
-    problem = problems.from_files(tmp_path, model="lenet")
+    problem = problems_problem.from_files(tmp_path, model="lenet")
     assert problem.class_names == ("dark", "light")
     assert len(problem.train[0]) == len(problem.test[0]) == 10
     assert problem.train[0][0, 0, 0, 0].item() == pytest.approx(2 * 20 / 255 - 1)
-    alone = problems.from_files(tmp_path / "train", test=0.5)
+    alone = problems_problem.from_files(tmp_path / "train", test=0.5)
     assert len(alone.test[0]) == 5
     (tmp_path / "test" / "other").mkdir()
     image.new("L", (28, 28), 3).save(tmp_path / "test" / "other" / "x.png")
-    with pytest.raises(BadInput, match="differ in their classes"):
-        problems.from_files(tmp_path)
+    with pytest.raises(InvalidInputError, match="differ in their classes"):
+        problems_problem.from_files(tmp_path)
 
 
 def build(features: int, classes: int) -> nn.Module:
@@ -132,21 +136,21 @@ def not_a_model(classes: int) -> int:
 
 
 def test_a_model_from_elsewhere(wine: Path) -> None:
-    problem = problems.from_files(wine, target="kind", model=f"{__name__}:build")
+    problem = problems_problem.from_files(wine, target="kind", model=f"{__name__}:build")
     assert problem.model()(problem.train[0]).shape == (143, 3)
-    with pytest.raises(BadInput, match="returned int where a torch.nn.Module was expected"):
-        problems.from_files(wine, target="kind", model=f"{__name__}:not_a_model").model()
+    with pytest.raises(InvalidInputError, match="returned int where a torch.nn.Module was expected"):
+        problems_problem.from_files(wine, target="kind", model=f"{__name__}:not_a_model").model()
 
 
 def test_bad_requests_are_one_sentence(wine: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is no file or folder"):
-        problems.from_files(tmp_path / "none.csv", target="kind")
+    with pytest.raises(InvalidInputError, match="there is no file or folder"):
+        problems_problem.from_files(tmp_path / "none.csv", target="kind")
     (tmp_path / "data.xls").write_text("")
-    with pytest.raises(BadInput, match="is none of .csv, .parquet, .npz or a folder"):
-        problems.from_files(tmp_path / "data.xls")
-    with pytest.raises(BadInput, match="unknown model 'mpl': did you mean 'mlp'"):
-        problems.from_files(wine, target="kind", model="mpl")
-    with pytest.raises(BadInput, match="the model 'lenet' is for images"):
-        problems.from_files(wine, target="kind", model="lenet")
-    with pytest.raises(BadInput, match="leaves no test rows"):
-        problems.from_files(wine, target="kind", test=0.001)
+    with pytest.raises(InvalidInputError, match="is none of .csv, .parquet, .npz or a folder"):
+        problems_problem.from_files(tmp_path / "data.xls")
+    with pytest.raises(InvalidInputError, match="unknown model 'mpl': did you mean 'mlp'"):
+        problems_problem.from_files(wine, target="kind", model="mpl")
+    with pytest.raises(InvalidInputError, match="the model 'lenet' is for images"):
+        problems_problem.from_files(wine, target="kind", model="lenet")
+    with pytest.raises(InvalidInputError, match="leaves no test rows"):
+        problems_problem.from_files(wine, target="kind", test=0.001)

@@ -8,22 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.data.schema import Column
-from hush.errors import BadInput
-from hush.problems.models import (
-    VAE,
-    Encoder,
-    Funnel,
-    ResNet18,
-    lenet5,
-    logistic,
-    mlp,
-    p1,
-    p2,
-    small_cnn,
-    vae_losses,
-)
+from hush.datasets.models import VAE, Encoder, Funnel, ResNet18, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
+from hush.errors import InvalidInputError
 from hush.randomness import seeded
+from hush.tabular.columns import Column
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 # Published counts, but for the funnel: there by hand, convolutions 320 + 18 496 + 73 856 (colour: 896), then
@@ -109,7 +97,7 @@ def test_a_cnn_for_any_size(shape: tuple[int, int, int]) -> None:
 
 def test_lenet_of_other_sizes() -> None:
     assert lenet5((3, 32, 40), 5)(torch.zeros(2, 3, 32, 40)).shape == (2, 5)
-    with pytest.raises(BadInput, match="images of 8×8 are too small for the model 'lenet'"):
+    with pytest.raises(InvalidInputError, match="images of 8×8 are too small for the model 'lenet'"):
         lenet5((1, 8, 8))
 
 

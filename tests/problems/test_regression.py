@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from hush import load, make_plan, problems
-from hush.errors import BadInput
-from hush.problems.problem import HUBER, from_units, huber, squared_error, to_units
+from hush import load, make_plan
+from hush.datasets import evaluation
+from hush.datasets import problem as problems
+from hush.datasets.problem import HUBER, from_units, huber, squared_error, to_units
+from hush.errors import InvalidInputError
 from hush.randomness import seeded
+from hush.tabular import problem as problems_problem
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def fit(problem: problems.Problem, steps: int = 300) -> nn.Module:
 
 
 def test_targets_to_train_on_are_cut_and_mapped_and_those_to_test_on_are_true(houses: Path) -> None:
-    problem = problems.from_files(houses, **HOW)
+    problem = problems_problem.from_files(houses, **HOW)
     assert (problem.metric, problem.classes, problem.target_range) == ("loss", None, (0.0, 100.0))
     train, test = problem.train[1], problem.test[1]
     assert float(train.min()) >= -1
@@ -54,9 +57,9 @@ def test_targets_to_train_on_are_cut_and_mapped_and_those_to_test_on_are_true(ho
 
 
 def test_figures_are_in_the_targets_units(houses: Path) -> None:
-    problem = problems.from_files(houses, **HOW)
+    problem = problems_problem.from_files(houses, **HOW)
     model = fit(problem, 50)
-    found = problems.evaluate_problem(model, problem).values
+    found = evaluation.evaluate_problem(model, problem).values
     assert found is not None
     with torch.no_grad():
         said = 50 + 50 * model(problem.test[0]).squeeze(1).double()
@@ -70,8 +73,8 @@ def test_figures_are_in_the_targets_units(houses: Path) -> None:
 def test_it_learns(houses: Path, loss: str) -> None:
     lines = houses.read_text().splitlines()
     houses.write_text("\n".join([lines[0], *lines[31:]]) + "\n")  # those in the range
-    problem = problems.from_files(houses, **HOW, loss=loss)
-    values = problems.evaluate_problem(fit(problem, 600), problem).values
+    problem = problems_problem.from_files(houses, **HOW, loss=loss)
+    values = evaluation.evaluate_problem(fit(problem, 600), problem).values
     assert values is not None
     assert values.r2 is not None
     assert values.r2 > 0.95  # predicting the mean: 0
@@ -94,27 +97,27 @@ def test_units_go_there_and_back() -> None:
 
 @pytest.mark.parametrize("schema", [{"target_range": [0, 100]}, {"columns": {"price": {"low": 0, "high": 100}}}])
 def test_the_range_may_come_from_the_schema(houses: Path, schema: dict[str, object]) -> None:
-    problem = problems.from_files(houses, target="price", task="regression", schema=schema)
+    problem = problems_problem.from_files(houses, target="price", task="regression", schema=schema)
     assert problem.target_range == (0.0, 100.0)
-    assert torch.equal(problem.train[1], problems.from_files(houses, **HOW).train[1])
+    assert torch.equal(problem.train[1], problems_problem.from_files(houses, **HOW).train[1])
 
 
 def test_arrays_too(tmp_path: Path) -> None:
     with seeded(0):
         x = torch.rand(50, 4).numpy()
     np.savez(tmp_path / "a.npz", x=x, y=x.sum(1))
-    problem = problems.from_files(tmp_path / "a.npz", task="regression", target_range=(0, 4))
+    problem = problems_problem.from_files(tmp_path / "a.npz", task="regression", target_range=(0, 4))
     assert float(problem.train[1].abs().max()) < 1
     assert problem.schema is not None
     assert problem.schema.classes == ()
     np.savez(tmp_path / "images.npz", x=x[:, :, None] * np.ones((1, 4, 4)), y=x.sum(1))
-    images = problems.from_files(tmp_path / "images.npz", task="regression", target_range=(0, 4))
+    images = problems_problem.from_files(tmp_path / "images.npz", task="regression", target_range=(0, 4))
     assert images.model()(images.train[0][:2]).shape == (2, 1)
     assert images.describe().task == "regression"
 
 
 def test_a_release_predicts_in_units(houses: Path, tmp_path: Path) -> None:
-    problem = problems.from_files(houses, **HOW)
+    problem = problems_problem.from_files(houses, **HOW)
     plan = make_plan("dp-sgd", examples=240, batch_size=60, steps=3, epsilon=8.0, counted=True)
     run = plan.start(problem.model(), problem.losses, problem.train)
     for batch in run.batches():
@@ -132,35 +135,41 @@ def test_a_release_predicts_in_units(houses: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_diverged_has_no_figures(houses: Path) -> None:
-    problem = problems.from_files(houses, **HOW)
+    problem = problems_problem.from_files(houses, **HOW)
     model = problem.model()
     with torch.no_grad():
         next(iter(model.parameters())).fill_(float("nan"))
-    assert problems.evaluate_problem(model, problem).values is None
+    assert evaluation.evaluate_problem(model, problem).values is None
 
 
 def test_bad_requests_name_the_remedy(houses: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds fractions and looks like a number: predict it with --task regression"):
-        problems.from_files(_few(houses), target="price")
-    with pytest.raises(BadInput, match="needs a public range of the number to predict.*--target-range LOW HIGH"):
-        problems.from_files(houses, target="price", task="regression")
-    with pytest.raises(BadInput, match="are for numbers to predict: add --task regression"):
-        problems.from_files(houses, target="price", target_range=(0, 1))
-    with pytest.raises(BadInput, match="the target's range must be"):
-        problems.from_files(houses, target="price", task="regression", target_range=(1, 1))
-    with pytest.raises(BadInput, match="unknown task 'regresion'"):
-        problems.from_files(houses, target="price", task="regresion")
-    with pytest.raises(BadInput, match="unknown loss 'cubed'"):
-        problems.from_files(houses, **HOW, loss="cubed")
+    with pytest.raises(
+        InvalidInputError, match="holds fractions and looks like a number: predict it with --task regression"
+    ):
+        problems_problem.from_files(_few(houses), target="price")
+    with pytest.raises(
+        InvalidInputError, match="needs a public range of the number to predict.*--target-range LOW HIGH"
+    ):
+        problems_problem.from_files(houses, target="price", task="regression")
+    with pytest.raises(InvalidInputError, match="are for numbers to predict: add --task regression"):
+        problems_problem.from_files(houses, target="price", target_range=(0, 1))
+    with pytest.raises(InvalidInputError, match="the target's range must be"):
+        problems_problem.from_files(houses, target="price", task="regression", target_range=(1, 1))
+    with pytest.raises(InvalidInputError, match="unknown task 'regresion'"):
+        problems_problem.from_files(houses, target="price", task="regresion")
+    with pytest.raises(InvalidInputError, match="unknown loss 'cubed'"):
+        problems_problem.from_files(houses, **HOW, loss="cubed")
     (tmp_path / "gap.csv").write_text("a,y\n1,0.5\n2,\n")
-    with pytest.raises(BadInput, match="column 'y' of .* has no finite number in row 2"):
-        problems.from_files(tmp_path / "gap.csv", target="y", task="regression", target_range=(0, 1))
+    with pytest.raises(InvalidInputError, match="column 'y' of .* has no finite number in row 2"):
+        problems_problem.from_files(tmp_path / "gap.csv", target="y", task="regression", target_range=(0, 1))
     (tmp_path / "words.csv").write_text("a,y\n1,one\n2,two\n")
-    with pytest.raises(BadInput, match="holds text, and a number is to be predicted"):
-        problems.from_files(tmp_path / "words.csv", target="y", task="regression", target_range=(0, 1))
+    with pytest.raises(InvalidInputError, match="holds text, and a number is to be predicted"):
+        problems_problem.from_files(tmp_path / "words.csv", target="y", task="regression", target_range=(0, 1))
     np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), y=np.array([0.5, 1, 2, 3]))
-    with pytest.raises(BadInput, match="whole labels; it has float64 and float64: predict numbers with --task"):
-        problems.from_files(tmp_path / "a.npz")
+    with pytest.raises(
+        InvalidInputError, match="whole labels; it has float64 and float64: predict numbers with --task"
+    ):
+        problems_problem.from_files(tmp_path / "a.npz")
 
 
 def _few(path: Path) -> Path:

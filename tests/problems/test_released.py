@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from hush import make_plan
-from hush.before import make_releases
-from hush.problems import from_files, released
-from hush.problems.released import plan_releases, take_releases
+from hush.data_release import make_releases
+from hush.statistics import releases
+from hush.statistics.releases import plan_releases, take_releases
+from hush.tabular.problem import from_files
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +21,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"from_files": from_files, "make_plan": make_plan, "make_releases": make_releases}
     names |= {"plan_releases": plan_releases, "take_releases": take_releases}
-    shown = [line for line in (released.__doc__ or "").splitlines() if line.startswith("    ")]
+    shown = [line for line in (releases.__doc__ or "").splitlines() if line.startswith("    ")]
     exec(textwrap.dedent("\n".join(shown)), names)
     assert names["told"].keys() == {"private_ranges", "private_class_weights"}
     assert list(names["told"]["private_class_weights"]) == ["u", "v"]

@@ -15,13 +15,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from hush.cli import main
-from hush.cli.table_numbers import note_open
-from hush.cli.task import TaskOptions, load_task
+from hush.cli.options import TaskOptions, load_task, unset_options
 from hush.cli.train import recall
-from hush.errors import BadInput
-from hush.problems import from_files
-from hush.problems.models import Encoder
-from hush.problems.table_defaults import TableDefaults, choose_model, choose_numbers
+from hush.datasets.models import Encoder
+from hush.errors import InvalidInputError
+from hush.tabular.defaults import TableDefaults, choose_model, choose_numbers
+from hush.tabular.problem import from_files
 from patients import write_patients
 
 CHOSEN = {"model": "logistic", "batch_size": 15, "lr": 0.17, "average": "tail:0.5", "microbatch": 4096}
@@ -91,7 +90,7 @@ class TestModels:
 
     @pytest.mark.parametrize("model", ["mlp-", "mlp-0", "mlp-x", "mlp-1000000", "mlp-4-", "mlp-²"])
     def test_what_is_no_width_is_refused(self, table: Path, model: str) -> None:
-        with pytest.raises(BadInput, match=r"whole numbers, as in mlp-64-32"):
+        with pytest.raises(InvalidInputError, match=r"whole numbers, as in mlp-64-32"):
             from_files(table, target="y", model=model)
 
     def test_a_number_to_predict_keeps_the_mlp(self, table: Path) -> None:
@@ -149,7 +148,7 @@ class TestRuns:
         folder.mkdir(parents=True)
         kept = OLD | {"data": {"path": str(table)}, "target": "y"}
         (folder / "options.json").write_text(json.dumps(kept))
-        found = note_open(recall({"out": tmp_path / "run", "resume": True}))
+        found = unset_options(recall({"out": tmp_path / "run", "resume": True}))
         assert (found["left_open"], found["batch_size"], found["lr"]) == (frozenset(), 256, None)
         task = load_task(TaskOptions(data=found["data"], target="y", model=found["model"], resumed=found["resumed"]))
         assert tuple(task.architecture.arguments["widths"])[1:-1] == (128, 64)

@@ -11,13 +11,14 @@ from dp_accounting import dp_event
 from scipy import stats
 from torch import nn
 
-from hush.errors import BadInput, Refused
+from hush.clipping import Adaptive, ClippedSum, Quantile
+from hush.clipping.adaptive import CHANNEL
+from hush.clipping.clipped import SMALLEST
+from hush.errors import InvalidInputError, Refused
 from hush.methods import make_plan
-from hush.queries import Adaptive, ClippedSum, Quantile
-from hush.queries.adaptive import CHANNEL, SMALLEST
+from hush.noise.base import Release
+from hush.optimizers import ClipUnits
 from hush.randomness import Secret
-from hush.release import Release
-from hush.rules import ClipUnits
 from replay import recorded, sensitivities
 
 EXAMPLES = 4000
@@ -193,9 +194,9 @@ class TestRefusals:
             plan(count_noise=0.4)
 
     def test_bad_values(self):
-        with pytest.raises(BadInput, match="clip_quantile must lie between 0 and 1"):
+        with pytest.raises(InvalidInputError, match="clip_quantile must lie between 0 and 1"):
             plan(clip_quantile=1.0)
-        with pytest.raises(BadInput, match="give a clip_quantile too"):
+        with pytest.raises(InvalidInputError, match="give a clip_quantile too"):
             plan(clip_quantile=None, count_noise=3.0)
 
 

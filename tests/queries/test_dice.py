@@ -12,15 +12,14 @@ from safetensors.torch import load_file
 from scipy import stats
 from torch import nn
 
+from hush.accounting.gaussian import Participating, gaussian_delta, gaussian_deltas
 from hush.cli import main
-from hush.errors import BadInput, Refused
+from hush.clipping import ErrorFeedback
+from hush.clipping.error_feedback import LARGEST_ERROR, total_norm
+from hush.errors import InvalidInputError, Refused
 from hush.methods import make_plan
 from hush.noise import Stages
 from hush.noise.independent import Independent
-from hush.privacy.mixture import Participating, gaussian_deltas
-from hush.privacy.profile import gaussian_delta
-from hush.queries import ErrorFeedback
-from hush.queries.error_feedback import LARGEST_ERROR, total_norm
 from hush.randomness import Secret
 from replay import recorded, sensitivities
 
@@ -230,12 +229,12 @@ class TestRefusals:
             replace(plan(), noise=Independent(5, Stages(5, 0.5)))
 
     def test_options_that_have_no_proof_with_it(self):
-        with pytest.raises(BadInput, match="no option 'clip_quantile'"):
+        with pytest.raises(InvalidInputError, match="no option 'clip_quantile'"):
             plan(clip_quantile=0.5)
 
 
 def test_a_feedback_that_is_smaller_than_rounding_is_refused() -> None:
     """A step without the example is charged for 2·C₂ alone, which must exceed the rounding of Σ clip + clip(e)."""
-    with pytest.raises(BadInput, match="clip_feedback 1e-08 is less than"):
+    with pytest.raises(InvalidInputError, match="clip_feedback 1e-08 is less than"):
         ErrorFeedback(1.0, 1e-8)
     ErrorFeedback(1.0, 1e-6)

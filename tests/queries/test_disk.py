@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import hush.queries.two_point as module
+from hush.clipping import ClippedSum, Clipping, TwoPoint
+from hush.clipping import two_point as module
 from hush.methods import make_plan
-from hush.queries import ClippedSum, Clipping, TwoPoint
+from hush.optimizers import SGD, Kalman
 from hush.randomness import Secret
-from hush.rules import SGD, Kalman
 from replay import distance, recorded
 
 HOW = {"examples": 24, "batch_size": 8, "steps": 6, "noise_multiplier": 0.5, "lr": 0.3, "clip": 0.7}
@@ -85,13 +85,13 @@ def test_the_combination_by_hand() -> None:
 
 def test_one_gradient_is_taken_where_one_is_enough(monkeypatch) -> None:
     points: list[int] = []
-    real = module.record
+    real = module.per_example_gradients
 
     def counting(*arguments, **how):
         points.append(len(how["points"]))
         return real(*arguments, **how)
 
-    monkeypatch.setattr(module, "record", counting)
+    monkeypatch.setattr(module, "per_example_gradients", counting)
     for kappa, gamma, expected in ((1.0, 0.5, 1), (0.5, 1.0, 1), (1 / 1.5, 0.5, 1), (0.7, 0.5, 2)):
         points.clear()
         recorded(make_plan("dp-disk", **HOW, kappa=kappa, gamma=gamma), mlp(), losses, data())

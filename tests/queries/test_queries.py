@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from hush.checkpoint.file import read_checkpoint, to_bytes
-from hush.checkpoint.tree import revive
-from hush.errors import BadInput
-from hush.gradients import record
+from hush.checkpointing.checkpoint import read_checkpoint, to_bytes
+from hush.checkpointing.tree import revive
+from hush.clipping import BY_TABLE, ClippedSum, Clipping, ErrorFeedback, TwoPoint, clip_factors, total_norms
+from hush.clipping.clipped import STABILITY, by_layer
+from hush.errors import InvalidInputError
 from hush.methods import make_plan
+from hush.per_example.gradients import per_example_gradients
 from hush.plan import Plan
-from hush.queries import BY_TABLE, ClippedSum, Clipping, ErrorFeedback, TwoPoint, clip_factors, total_norms
-from hush.queries.clipped import STABILITY, by_layer
 from replay import distance, recorded, sensitivities
 
 N, CLIP, FEEDBACK = 30, 0.8, 0.5
@@ -232,7 +232,7 @@ def test_frozen_parameters_stay(name) -> None:
 
 class TestClipping:
     def norms(self, scale: float = 3.0) -> dict[str, torch.Tensor]:
-        return record(mlp(), losses, data(scale=scale)).squared_norms()
+        return per_example_gradients(mlp(), losses, data(scale=scale)).squared_norms()
 
     @pytest.mark.parametrize("mode", ["plain", "normalised", "automatic"])
     def test_flat_weights_are_the_textbook_factors(self, mode) -> None:
@@ -274,17 +274,17 @@ class TestClipping:
             assert factor * norm <= Clipping(clip, mode).bound * (1 + 1e-12)
 
     def test_bad_values_are_refused_by_name(self) -> None:
-        with pytest.raises(BadInput, match="clip must be above zero"):
+        with pytest.raises(InvalidInputError, match="clip must be above zero"):
             ClippedSum(0.0)
-        with pytest.raises(BadInput, match="unknown clip mode 'automatc': did you mean 'automatic'"):
+        with pytest.raises(InvalidInputError, match="unknown clip mode 'automatc': did you mean 'automatic'"):
             ClippedSum(1.0, "automatc")
-        with pytest.raises(BadInput, match="clip must be a finite number"):
+        with pytest.raises(InvalidInputError, match="clip must be a finite number"):
             TwoPoint(Clipping(math.nan), 0.5, 0.5)
-        with pytest.raises(BadInput, match="kappa must be above 0 and at most 1"):
+        with pytest.raises(InvalidInputError, match="kappa must be above 0 and at most 1"):
             TwoPoint.of(Clipping(), 0.0, 0.5)
-        with pytest.raises(BadInput, match="cuts nothing off"):
+        with pytest.raises(InvalidInputError, match="cuts nothing off"):
             ErrorFeedback(1.0, 1.0, "automatic")
-        with pytest.raises(BadInput, match="no clip that could adapt"):
+        with pytest.raises(InvalidInputError, match="no clip that could adapt"):
             plan("adaptive", clip_mode="automatic")
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hush.audit.findings import add_findings
-from hush.audit.store import AuditSettings, keep_audits
-from hush.audit.verdict import Verdict
+from hush.audit.audit import AuditSettings, add_findings, keep_audits
+from hush.audit.bounds import Verdict
 from hush.cli import main
-from hush.errors import BadInput
-from hush.report.audits_beside import find_audits_beside
+from hush.errors import InvalidInputError
+from hush.report.rows import find_audits_beside
 from synthetic import make_record, write_plainly
 
 HELD = Verdict("dp-sgd", "proven", 4.0, 1e-5, 0.25, "consistent", "white-box", 0.7, 1, 400)
@@ -45,7 +44,7 @@ def test_the_file_in_the_store_beside_it_or_named(store: Path, tmp_path: Path) -
     add_findings(tmp_path / "found.json", [replace(BROKEN, method="dp-y"), HELD])
     (named,) = find_audits_beside(store, tmp_path / "found.json")
     assert (named.method, named.status, named.verdict, named.epsilon_lower) == ("dp-y", "claimed", "refuted", 2.5)
-    with pytest.raises(BadInput, match="there is no file"):
+    with pytest.raises(InvalidInputError, match="there is no file"):
         find_audits_beside(store, tmp_path / "nothing.jsonl")
 
 

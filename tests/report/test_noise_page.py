@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from hush.cli import main
-from hush.errors import BadInput
-from hush.matrices import BLT, Dense, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums, square_root
+from hush.errors import InvalidInputError
+from hush.matrix_factorization import (
+    BLT,
+    Dense,
+    Diagonal,
+    Tree,
+    inverse_square_root,
+    optimal_banded,
+    prefix_sums,
+    square_root,
+)
 from hush.methods import make_plan
-from hush.report.noise_page import _ticks, render_page
-from hush.report.noise_view import CELLS, _picture, view_noise
+from hush.report.noise_page import CELLS_NOISE_VIEW, _picture, _ticks, render_page, view_noise
 
 T = 30
 STRUCTURES = {
@@ -89,7 +97,7 @@ def test_a_hundred_thousand_steps_are_shown() -> None:
     plan = make_plan("dp-bisr", examples=10_000, batch_size=10, steps=100_000, noise_multiplier=1.0, accountant="rdp")
     view = view_noise(plan)
     assert view.corner == 2048
-    assert view.strategy.values.shape == (CELLS, CELLS)
+    assert view.strategy.values.shape == (CELLS_NOISE_VIEW, CELLS_NOISE_VIEW)
     assert view.steps[-1] == 100_000
     assert len(render_page(view)) < 10**7
     assert "the first 2048 of 100000 steps" in render_page(view)
@@ -116,7 +124,7 @@ def test_ticks_have_room_and_lie_within_the_scale() -> None:
 
 
 def test_ordinary_training_has_no_noise_to_show() -> None:
-    with pytest.raises(BadInput, match="adds no noise"):
+    with pytest.raises(InvalidInputError, match="adds no noise"):
         view_noise(make_plan("sgd", examples=100, batch_size=10, epochs=1))
 
 

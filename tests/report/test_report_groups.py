@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event
 
-from hush.bench.choosing import price_runs
-from hush.privacy import event_json
-from hush.privacy.accounting import epsilon
-from hush.privacy.guarantee import Finding
+from hush.accounting import events
+from hush.accounting.accountant import epsilon
+from hush.accounting.guarantee import Finding
+from hush.bench.selection_cost import price_runs
 from hush.report import summary
-from hush.report.store_rows import Reading, make_row
+from hush.report.rows import Reading, make_row
 from hush.report.summary import make_groups, tell_findings, tell_mean, tell_price
 from synthetic import make_record
 
@@ -169,7 +169,7 @@ def test_the_report_and_the_sweep_name_the_same_price() -> None:
     """An event that no numbers of a record would rebuild: that of its record counts, also where there is no card."""
     event = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(8.0), dp_event.GaussianDpEvent(9.0)])
     own = epsilon(event, 1e-5, adjacency="zero-out", accountant="gdp")
-    told = {"accountant": "gdp", "epsilon": own, "lost_delta": 1e-7, "event": event_json.to_json(event)}
+    told = {"accountant": "gdp", "epsilon": own, "lost_delta": 1e-7, "event": events.to_json(event)}
     made = [make_record(n, lr=10.0**-n, **told) for n in range(10)]
     (group,) = make_groups(read(*made))
     swept = price_runs([record for record, _ in made], 1e-5)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hush.artefact.folder import read_json
 from hush.cli import main
-from hush.report.report_page import render_report
+from hush.release.folder import read_json
+from hush.report.page import render_report
 from hush.report.run_page import make_private_page, make_released_page
 
 TRAIN = [

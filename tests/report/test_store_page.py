@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hush.accounting.guarantee import Finding
 from hush.cli import main
-from hush.privacy.guarantee import Finding
 from hush.report import summary
+from hush.report.page import embed_json, render_report
 from hush.report.paper import escape_latex, render_latex, render_markdown
-from hush.report.report_page import embed_json, render_report
+from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
-from hush.report.store_rows import read_results
 from synthetic import make_many, make_record, write_plainly, write_store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e"

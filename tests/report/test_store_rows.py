@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hush.errors import BadInput
-from hush.report.store_rows import make_row, read_results
+from hush.errors import InvalidInputError
+from hush.report.rows import make_row, read_results
 from synthetic import make_record, write_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +84,7 @@ def test_the_shipped_results_are_read(name: str) -> None:
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     for path in (tmp_path, tmp_path / "text"):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInputError):
             read_results(path)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hush.errors import BadInput
-from hush.release import Release
-from hush.rules import SGD
-from hush.rules.averaged import Averaged, parse_average
+from hush.errors import InvalidInputError
+from hush.noise.base import Release
+from hush.optimizers import SGD
+from hush.optimizers.wrappers import Averaged, parse_average
 
 
 def iterates(rule, steps: int) -> list[float]:
@@ -39,9 +39,9 @@ def test_ema_by_hand() -> None:
 def test_names() -> None:
     assert parse_average("ema") == ("ema", 0.999)
     assert parse_average("tail:0.1") == ("tail", 0.1)
-    with pytest.raises(BadInput, match="unknown average 'emma': did you mean 'ema'"):
+    with pytest.raises(InvalidInputError, match="unknown average 'emma': did you mean 'ema'"):
         parse_average("emma")
-    with pytest.raises(BadInput, match="after the colon"):
+    with pytest.raises(InvalidInputError, match="after the colon"):
         parse_average("ema:x")
-    with pytest.raises(BadInput, match="average must"):
+    with pytest.raises(InvalidInputError, match="average must"):
         Averaged(SGD(1.0), 5, "ema", 1.0)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
 from hush.methods import make_plan
+from hush.noise.base import Release
+from hush.optimizers import SGD, AdamBC, Kalman
 from hush.plan import Plan
-from hush.release import Release
-from hush.rules import SGD, AdamBC, Kalman
 
 COORDINATES, STEPS = 4000, 120
 
@@ -144,5 +144,5 @@ class TestKalman:
         assert state["rule"]["psi"] == pytest.approx(9.0 * 0.5 / 1.5, rel=1e-6)
 
     def test_bad_gain(self) -> None:
-        with pytest.raises(BadInput, match="kappa must be above 0 and at most 1"):
+        with pytest.raises(InvalidInputError, match="kappa must be above 0 and at most 1"):
             Kalman(SGD(0.1), 1.5)

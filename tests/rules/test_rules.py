@@ -9,10 +9,10 @@ import math
 import pytest
 import torch
 
-from hush.checkpoint.tree import flatten, revive, unflatten
-from hush.errors import BadInput, Refused
-from hush.release import Release
-from hush.rules import FTRL, SGD, Adam, AdamBC, Cosine, Grouped, Kalman, Linear, TorchOptim
+from hush.checkpointing.tree import flatten, revive, unflatten
+from hush.errors import InvalidInputError, Refused
+from hush.noise.base import Release
+from hush.optimizers import FTRL, SGD, Adam, AdamBC, Cosine, Grouped, Kalman, Linear, TorchOptim
 
 RULES = {
     "sgd": SGD(0.1),
@@ -154,9 +154,9 @@ def test_groups_by_hand() -> None:
     rule.step(params, release(0, {"a": torch.ones(2), "b": torch.ones(1, 1)}), rule.init(params))
     assert params["a"].tolist() == [-0.5, -0.5]
     assert params["b"].item() == pytest.approx(0.9)
-    with pytest.raises(BadInput, match="parameter 'b' fits no group: end with a group for"):
+    with pytest.raises(InvalidInputError, match="parameter 'b' fits no group: end with a group for"):
         Grouped((("a", SGD(0.5)),)).init(params)
-    with pytest.raises(BadInput, match="same pattern"):
+    with pytest.raises(InvalidInputError, match="same pattern"):
         Grouped((("*", SGD(0.5)), ("*", SGD(0.1)))).init(params)
 
 
@@ -220,19 +220,19 @@ def test_rules_that_read_the_loss_are_refused() -> None:
 
 def test_foreign_parameters_are_refused() -> None:
     other = torch.nn.Parameter(torch.zeros(1))
-    with pytest.raises(BadInput, match="parameters that this run does not train"):
+    with pytest.raises(InvalidInputError, match="parameters that this run does not train"):
         TorchOptim(lambda p: torch.optim.SGD([other], 0.1)).init(parameters())
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamBC, FTRL])
 def test_a_bad_learning_rate_is_refused(kind, lr: float) -> None:
-    with pytest.raises(BadInput, match="lr must be"):
+    with pytest.raises(InvalidInputError, match="lr must be"):
         kind(lr)
 
 
 @pytest.mark.parametrize("kind", [SGD, FTRL])
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, 2.0])
 def test_momentum_is_a_part_of_the_last_update(kind: type, momentum: float) -> None:
-    with pytest.raises(BadInput, match="momentum must be at least 0 and below 1, got"):
+    with pytest.raises(InvalidInputError, match="momentum must be at least 0 and below 1, got"):
         kind(0.1, momentum)

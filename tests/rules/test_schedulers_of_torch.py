@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, lr_scheduler
 
-from hush import BadInput, make_plan
-from hush.rules import Averaged, TorchOptim
-from hush.rules.grouped import Grouped
-from hush.rules.torch_optim import MOST_CHECKED, check_schedule
+from hush import InvalidInputError, make_plan
+from hush.optimizers import Averaged, TorchOptim
+from hush.optimizers.torch_optim import MOST_CHECKED, check_schedule
+from hush.optimizers.wrappers import Grouped
 
 STEPS = 6
 SHORT = TorchOptim(
@@ -46,7 +46,9 @@ def start(rule):
     ids=["bare", "average", "group"],
 )
 def test_a_scheduler_that_is_too_short_is_refused_before_the_first_step(rule) -> None:
-    with pytest.raises(BadInput, match=r"OneCycleLR fails after 2 of the plan's 6 steps \(.*\): make it for 6 steps"):
+    with pytest.raises(
+        InvalidInputError, match=r"OneCycleLR fails after 2 of the plan's 6 steps \(.*\): make it for 6 steps"
+    ):
         start(rule)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
 from hush.randomness import Secret
 from hush.sampling import (
     Cyclic,
@@ -127,13 +127,13 @@ def test_participation_is_never_denser_than_declared(n: int, size: int, steps: i
 
 @pytest.mark.parametrize("kind", [FixedSize, Shuffled, Partitioned])
 def test_a_batch_larger_than_the_data_is_refused(kind) -> None:
-    with pytest.raises(BadInput, match="batch size 11 is larger than the data: 10 examples"):
+    with pytest.raises(InvalidInputError, match="batch size 11 is larger than the data: 10 examples"):
         kind(10, 11, 5)
 
 
 @pytest.mark.parametrize("sampler", [FixedSize(N, L, T), Shuffled(N, L, T), Partitioned(N, L, T), Cyclic(N, 5, 0.3, T)])
 def test_another_number_of_examples_is_refused_where_it_is_public(sampler) -> None:
-    with pytest.raises(BadInput, match="exactly 103 examples"):
+    with pytest.raises(InvalidInputError, match="exactly 103 examples"):
         sampler.indices(SECRET, 0, N + 1)
 
 
@@ -200,5 +200,5 @@ class TestGuarantees:
         assert count.sf(room.places - 1) <= chance < count.sf(room.places - 2)
 
     def test_a_population_that_is_not_covered_is_refused(self, sampler) -> None:
-        with pytest.raises(BadInput, match=f"made for (exactly )?{N} examples"):
+        with pytest.raises(InvalidInputError, match=f"made for (exactly )?{N} examples"):
             sampler.indices(SECRET, 0, N + 2)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.sanitize import Sanitize
+from hush.sanitize.layer import Sanitize
 
 N, FEATURES, WIDTH, CLASSES, CLIP = 40, 6, 5, 3, 0.5
 PROVEN = ("sanitize-once", "sanitize-frozen", "sanitize-hybrid")

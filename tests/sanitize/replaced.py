@@ -6,7 +6,7 @@ import torch
 from networks import CLASSES, CLIP, FEATURES, WIDTH, N, data
 from torch import nn
 
-from hush.sanitize import Sanitize
+from hush.sanitize.layer import Sanitize
 
 REPLACED = 7
 OTHERS = torch.arange(N) != REPLACED

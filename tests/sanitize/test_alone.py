@@ -14,7 +14,7 @@ from replaced import OTHERS, REPLACED, Branching, Calibrating, Model, neighbours
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hush.errors import BadInput, Refused
+from hush.errors import InvalidInputError, Refused
 
 
 class Remembering(Model):
@@ -147,7 +147,7 @@ def test_a_row_is_what_the_record_alone_has() -> None:
     ],
 )
 def test_a_forward_that_changes_the_model_is_refused_before_anything_is_released(kind, what, monkeypatch) -> None:
-    monkeypatch.setattr("hush.sanitize.rows.add_noise", lambda *given: pytest.fail("released"))
+    monkeypatch.setattr("hush.sanitize.privatised.add_noise", lambda *given: pytest.fail("released"))
     run = plan().start(kind(), losses, neighbours(1e6)[1], secret=3)
     with pytest.raises(Refused, match=what):
         run.step(next(run.batches()))
@@ -160,7 +160,9 @@ def test_a_front_with_a_generator_of_its_own() -> None:
 
 @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid"])
 def test_a_front_that_needs_company(method) -> None:
-    with pytest.raises(BadInput, match=r"reaches the sanitisation layer at 'layer' as \(5,\), not as \(1, 5\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"reaches the sanitisation layer at 'layer' as \(5,\), not as \(1, 5\)"
+    ):
         plan(method).start(Squeezing(frozen=method != "sanitize-hybrid"), losses, data())
 
 

@@ -11,19 +11,19 @@ import torch.nn.functional as F  # noqa: N812
 from scipy import stats
 from torch import Tensor, nn
 
-from hush.arithmetic import Piece
-from hush.draws import model_randomness
-from hush.gradients import placing
-from hush.queries import Clipping, Start
+from hush.clipping import Clipping, Start
+from hush.data_source import as_source
+from hush.per_example.chunks import Chunk
+from hush.per_example.model_rng import model_randomness
+from hush.per_example.result import microbatch_scope
 from hush.randomness import Secret
-from hush.sanitize import Sanitize
-from hush.sanitize.hybrid import Hybrid
-from hush.source import as_source
+from hush.sanitize.layer import Sanitize
+from hush.sanitize.privatised import Hybrid
 
 STDS = {"rows": 2.0, "gradient": 0.02, "head": 0.0}
 CODE, HUGE = -99.0, 1000.0
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
-pytestmark = pytest.mark.filterwarnings("ignore::hush.gradients.GradientWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 
 
 class Network(nn.Module):
@@ -62,9 +62,9 @@ def prepare(model: nn.Module, losses) -> Hybrid:
 def sum_heads(model: nn.Module, losses, features: Tensor, step: int, query: Hybrid | None = None) -> dict[str, Tensor]:
     data, query = (features, Y.clone()), query or prepare(model, losses)
     places = torch.arange(len(features))
-    piece = Piece(places, places, ((0, len(features)),), None)
+    piece = Chunk(places, places, ((0, len(features)),), None)
     randomness = model_randomness(Secret.from_seed(1, "test"), step, places, torch.device("cpu"))
-    with randomness, torch.enable_grad(), placing(piece):
+    with randomness, torch.enable_grad(), microbatch_scope(piece):
         return query.piece(model, losses, data, {})["head"]
 
 

@@ -8,8 +8,8 @@ from networks import CLIP, WIDTH, data, losses, plan
 from replaced import Model
 
 from hush.errors import Refused
-from hush.loop import train
-from hush.sanitize import Sanitize
+from hush.sanitize.layer import Sanitize
+from hush.training import train
 
 CHANGES = {
     "clip": 5.0,

@@ -11,7 +11,7 @@ from replaced import Model
 from torch import nn
 from torch.utils.data import Dataset
 
-from hush.loop import train
+from hush.training import train
 
 METHODS = ["sanitize", "sanitize-once", "sanitize-frozen", "sanitize-hybrid"]
 

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hush.cli import taking
-from hush.cli.early import Watch, read_stop
+from hush.cli import train as taking
 from hush.cli.main import app, main
-from hush.errors import BadInput
-from hush.ledger import account
-from hush.loop import train
+from hush.cli.train import EarlyStopMonitor, read_stop
+from hush.errors import InvalidInputError
+from hush.ledger import run_account
 from hush.methods import make_plan
-from hush.sanitize import Stop
-from hush.sanitize.stopping import EpochSpreads
+from hush.sanitize.early_stopping import EpochSpreads, Stop
+from hush.training import train
 
 PER_EPOCH = 12  # ⌈1 438 digits / 128⌉
 RUN = ["train", "--problem", "digits-mlp", "--method", "sanitize", "--noise-multiplier", "1", "--accept-claimed"]
@@ -134,8 +133,10 @@ def test_a_stopped_run_whose_secret_is_kept_can_be_replaced(tmp_path: Path) -> N
 def test_a_ledger_counts_a_stopped_run_whole_and_nobody_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book, made = tmp_path / "ledger.jsonl", account.Account.__init__
-    monkeypatch.setattr(account.Account, "__init__", partialmethod(made, block=5))  # steps are reserved as they come
+    book, made = tmp_path / "ledger.jsonl", run_account.Account.__init__
+    monkeypatch.setattr(
+        run_account.Account, "__init__", partialmethod(made, block=5)
+    )  # steps are reserved as they come
     call(*RUN, "--stop", "3:1e9", "--out", tmp_path / "o", "--ledger", book)
     [entry] = json.loads(call("ledger", "show", book, "--json"))["datasets"]
     [row] = entry["runs"]
@@ -177,7 +178,7 @@ def test_without_its_log_a_run_cannot_tell_when_to_stop(tmp_path: Path, limit: f
 )
 def test_bad_stops_get_a_sentence(method: str, text: str, said: str) -> None:
     plan = make_plan(method, examples=100, batch_size=10, epochs=2, noise_multiplier=1.0, accept_claimed=True)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInputError, match=said):
         read_stop(text, plan)
 
 
@@ -189,4 +190,4 @@ def test_an_adaptive_threshold_has_the_other_flag() -> None:
 
 
 def test_a_watch_without_a_rule_never_ends() -> None:
-    assert not Watch(None, EpochSpreads(1)).hear([{"spread": 0.0, "examples": 1.0}] * 9)
+    assert not EarlyStopMonitor(None, EpochSpreads(1)).hear([{"spread": 0.0, "examples": 1.0}] * 9)

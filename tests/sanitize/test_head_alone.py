@@ -8,18 +8,19 @@ from networks import CLASSES, CLIP, WIDTH, N, data, losses, plan
 from replaced import OTHERS, Branching, Calibrating, Model, neighbours
 from torch import nn
 
-from hush.arithmetic import Piece
-from hush.draws import model_randomness
+from hush.clipping import Clipping, Start
+from hush.data_source import as_source
 from hush.errors import Refused
-from hush.gradients import GradientWarning, placing, record
-from hush.gradients.points import Augmented
-from hush.loop import train
-from hush.queries import Clipping, Start
+from hush.per_example.augmentation import Augmented
+from hush.per_example.chunks import Chunk
+from hush.per_example.gradients import per_example_gradients
+from hush.per_example.model_rng import model_randomness
+from hush.per_example.result import GradientWarning, microbatch_scope
 from hush.randomness import Secret
-from hush.sanitize import hybrid
-from hush.sanitize.accounted import Accounted
-from hush.sanitize.hybrid import Hybrid
-from hush.source import as_source
+from hush.sanitize import privatised
+from hush.sanitize.layer import FrozenLayer
+from hush.sanitize.privatised import Hybrid
+from hush.training import train
 
 ONE_BY_ONE = pytest.mark.filterwarnings("ignore:one backward pass an example")
 
@@ -77,15 +78,15 @@ def sums_of(model, rows, loss=losses, *, in_two=True):
     source = as_source(data())
     query, _ = Hybrid(Clipping(0.01)).prepare(Start(model, loss, source, lambda: Secret.from_seed(0, "t"), STDS))
     places = torch.arange(N)
-    piece = Piece(places, places, ((0, N),), None)
+    piece = Chunk(places, places, ((0, N),), None)
     with (
         model_randomness(Secret.from_seed(1, "t"), 0, places, torch.device("cpu")),
         torch.enable_grad(),
-        placing(piece),
+        microbatch_scope(piece),
     ):
         if in_two:
             return query.piece(model, loss, rows, {})
-        return {"head": record(model, loss, rows, engine="one by one").sum(torch.ones(N))}
+        return {"head": per_example_gradients(model, loss, rows, engine="one by one").sum(torch.ones(N))}
 
 
 def are_same(one, other) -> bool:
@@ -94,7 +95,7 @@ def are_same(one, other) -> bool:
 
 def test_where_nothing_passes_by_the_layer_the_sums_are_those_of_the_whole(monkeypatch) -> None:
     noise = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(hybrid, "draw_noise", lambda stream, shape, device: noise)
+    monkeypatch.setattr(privatised, "draw_noise", lambda stream, shape, device: noise)
     model = Model(frozen=False)
     found = sums_of(model, data())["head"]
     model.layer.draw = lambda like: noise
@@ -113,8 +114,8 @@ class SharedThenNone(Model):
 @ONE_BY_ONE
 def test_no_draw_of_a_model_moves_the_noise_or_meets_it(monkeypatch) -> None:
     seen: list[torch.Tensor] = []
-    release = Accounted.release
-    monkeypatch.setattr(Accounted, "release", lambda self, given, z: (seen.append(z), release(self, given, z))[1])
+    release = FrozenLayer.release
+    monkeypatch.setattr(FrozenLayer, "release", lambda self, given, z: (seen.append(z), release(self, given, z))[1])
     rows = data()[0].clone(), data()[1]
     rows[0][5:7, 0] = 500.0
     sums_of(SharedThenNone(frozen=False), rows)
@@ -155,7 +156,7 @@ class Widened(nn.Module):
 )
 def test_the_head_sees_rows_alone(kind, loss, value, name, monkeypatch) -> None:
     """The front does not look at what is replaced: the rows are the same, and so must the head's sums be."""
-    monkeypatch.setattr(hybrid, "check_nothing_passes", lambda cut, losses: None)
+    monkeypatch.setattr(privatised, "check_nothing_passes", lambda cut, losses: None)
     one, other = (sums_of(kind(frozen=False), rows, loss) for rows in neighbours(value))
     assert name in one["head"]
     assert are_same(one["head"], other["head"])
@@ -172,13 +173,13 @@ def test_what_passes_by_the_layer_is_refused_before_the_run(kind, loss) -> None:
 def watch_rows(monkeypatch) -> list[torch.Tensor]:
     """What reaches the noise from now on."""
     reached: list[torch.Tensor] = []
-    release = Accounted.release
+    release = FrozenLayer.release
 
     def watch(self, given, noise):
         reached.append(given.detach().clone())
         return release(self, given, noise)
 
-    monkeypatch.setattr(Accounted, "release", watch)
+    monkeypatch.setattr(FrozenLayer, "release", watch)
     return reached
 
 

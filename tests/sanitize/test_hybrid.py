@@ -9,15 +9,15 @@ import torch
 from networks import CLIP, WIDTH, N, data, losses, network, plan
 from scipy import stats
 
-from hush.arithmetic import Piece
-from hush.draws import draw_noise, model_randomness
+from hush.clipping import Clipping, Start
+from hush.data_source import as_source
 from hush.errors import Refused
-from hush.gradients import placing
-from hush.loop import train
-from hush.queries import Clipping, Start
+from hush.per_example.chunks import Chunk
+from hush.per_example.model_rng import draw_noise, model_randomness
+from hush.per_example.result import microbatch_scope
 from hush.randomness import Secret
-from hush.sanitize.hybrid import STREAM, Hybrid
-from hush.source import as_source
+from hush.sanitize.privatised import STREAM, Hybrid
+from hush.training import train
 
 NAMES = frozenset({"0.weight", "0.bias"})
 STDS = {"rows": 2.0, "gradient": 0.02, "head": 0.0}
@@ -28,9 +28,9 @@ def sums_of(model, features, labels, seed=1):
     start = Start(model, losses, as_source(data()), lambda: Secret.from_seed(0, "t"), STDS)
     query, _ = Hybrid(Clipping(0.01)).prepare(start)
     places = torch.arange(len(features))
-    piece = Piece(places, places, ((0, len(features)),), None)
+    piece = Chunk(places, places, ((0, len(features)),), None)
     secret = Secret.from_seed(seed, "test")
-    with model_randomness(secret, 0, places, torch.device("cpu")), torch.enable_grad(), placing(piece):
+    with model_randomness(secret, 0, places, torch.device("cpu")), torch.enable_grad(), microbatch_scope(piece):
         return query.piece(model, losses, (features, labels), {})
 
 

@@ -12,18 +12,19 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from hush.checkpoint import Checkpoints
-from hush.errors import BadInput, Refused
-from hush.ledger.account import BudgetSpent
-from hush.loop import train
+from hush.checkpointing import Checkpoints
+from hush.data_source import as_source
+from hush.datasets.catalogue import load
+from hush.datasets.evaluation import evaluate_problem
+from hush.datasets.problem import cross_entropy
+from hush.errors import InvalidInputError, Refused
+from hush.ledger.run_account import BudgetSpent
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.problems import cross_entropy, evaluate_problem, load
 from hush.randomness import Secret, seeded
 from hush.run import Run
-from hush.sanitize.labels import Answers, RandomisedLabels, dominate
-from hush.sanitize.response import respond
-from hush.source import as_source
+from hush.sanitize.labels import RandomisedLabels, RandomizedLabels, dominating_pair, respond
+from hush.training import train
 
 N, FEATURES, CLASSES = 120, 5, 4
 
@@ -47,7 +48,7 @@ def _start(plan: Plan, data: tuple[Tensor, Tensor], secret: Secret | int = 5) ->
     return plan.start(_model(), cross_entropy, data, secret=secret)
 
 
-def _answers(run: Run) -> Answers:
+def _answers(run: Run) -> RandomizedLabels:
     query = run._query
     assert isinstance(query, RandomisedLabels)
     assert query.answers is not None
@@ -70,7 +71,7 @@ def test_epsilon_is_one_over_sigma_for_labels_under_replace(sigma: float, epsilo
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.3, 1.0, 8.0, 30.0])
 def test_the_event_is_binary_randomised_response_at_epsilon(epsilon: float) -> None:
-    p = dominate(epsilon).noise_parameter
+    p = dominating_pair(epsilon).noise_parameter
     assert math.log((2 - p) / p) == pytest.approx(epsilon, rel=1e-9)
 
 
@@ -261,13 +262,25 @@ def _start_with(model: nn.Module, data: Any, **options: Any) -> Callable[[], Run
     ("bad", "error", "sentence"),
     [
         (lambda: _plan(adjacency="zero-out"), Refused, "compared under 'replace', not 'zero-out'"),
-        (lambda: _plan(stages=3), BadInput, "one stage or two, got 3"),
-        (_start_with(_model(), (*_data(), torch.zeros(N))), BadInput, "3 parts: the last alone would be taken for"),
-        (lambda: _plan(stages=2, steps=1), BadInput, "two stages need at least two steps"),
-        (lambda: _plan(first_share=1.0), BadInput, "first_share must lie between 0 and 1"),
-        (lambda: _plan(prior=[1.0]), BadInput, "one number of at least 0 for each class"),
-        (_start_with(_model(), _data(), prior=[0.5, 0.5]), BadInput, "names 2 classes and the model has 4 outputs"),
-        (_start_with(nn.Sequential(nn.Linear(FEATURES, 1)), _data()), BadInput, "for each of two or more classes"),
+        (lambda: _plan(stages=3), InvalidInputError, "one stage or two, got 3"),
+        (
+            _start_with(_model(), (*_data(), torch.zeros(N))),
+            InvalidInputError,
+            "3 parts: the last alone would be taken for",
+        ),
+        (lambda: _plan(stages=2, steps=1), InvalidInputError, "two stages need at least two steps"),
+        (lambda: _plan(first_share=1.0), InvalidInputError, "first_share must lie between 0 and 1"),
+        (lambda: _plan(prior=[1.0]), InvalidInputError, "one number of at least 0 for each class"),
+        (
+            _start_with(_model(), _data(), prior=[0.5, 0.5]),
+            InvalidInputError,
+            "names 2 classes and the model has 4 outputs",
+        ),
+        (
+            _start_with(nn.Sequential(nn.Linear(FEATURES, 1)), _data()),
+            InvalidInputError,
+            "for each of two or more classes",
+        ),
     ],
 )
 def test_bad_use_gets_a_sentence(bad: Callable[[], object], error: type[Exception], sentence: str) -> None:
@@ -278,10 +291,10 @@ def test_bad_use_gets_a_sentence(bad: Callable[[], object], error: type[Exceptio
 def test_labels_that_are_none_of_the_classes_are_refused() -> None:
     features, labels = _data()
     run = _start(_plan(), (features, labels + 2))
-    with pytest.raises(BadInput, match="whole numbers from 0 to 3"):
+    with pytest.raises(InvalidInputError, match="whole numbers from 0 to 3"):
         run.step(run.batch(0))
     run = _start(_plan(), (features, labels.double()))
-    with pytest.raises(BadInput, match="one whole number as the label"):
+    with pytest.raises(InvalidInputError, match="one whole number as the label"):
         run.step(run.batch(0))
 
 

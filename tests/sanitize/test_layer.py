@@ -9,11 +9,10 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from hush.draws import drawing, model_randomness, settling_draws
-from hush.errors import BadInput
+from hush.errors import InvalidInputError
+from hush.per_example.model_rng import drawing, model_randomness, probe_rng
 from hush.randomness import Secret, seeded
-from hush.sanitize import Sanitize, find_layer, insert
-from hush.sanitize.layer import Place
+from hush.sanitize.layer import Place, Sanitize, find_layer, insert
 
 PLACES: tuple[Place, ...] = ("after", "before")
 
@@ -73,11 +72,11 @@ def test_dropout_acts_after_the_noise_or_before_it() -> None:
 
 def test_the_width_is_that_of_the_first_forward_and_stays() -> None:
     layer = Sanitize(1.0, 1.0)
-    with pytest.raises(BadInput, match="not known before its first forward"):
+    with pytest.raises(InvalidInputError, match="not known before its first forward"):
         _ = layer.noise_std
     layer(torch.zeros(2, 3, 4))
     assert layer.width == 12
-    with pytest.raises(BadInput, match="made for 12 numbers an example and meets 13"):
+    with pytest.raises(InvalidInputError, match="made for 12 numbers an example and meets 13"):
         layer(torch.zeros(2, 13))
 
 
@@ -92,7 +91,7 @@ def test_the_width_is_that_of_the_first_forward_and_stays() -> None:
     ],
 )
 def test_bad_settings_get_a_sentence(given: dict[str, object], sentence: str) -> None:
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         Sanitize(**({"clip": 1.0, "noise_multiplier": 1.0} | given))  # type: ignore[arg-type]
 
 
@@ -100,7 +99,7 @@ def _draw_by_place(layer: Sanitize, secret: Secret, step: int, places: list[int]
     x = torch.zeros(len(places), 3)
     with (
         model_randomness(secret, step, torch.tensor(places), torch.device("cpu")),
-        settling_draws(layer, None, layer, x, len(places)),
+        probe_rng(layer, None, layer, x, len(places)),
         drawing(),
     ):
         found: Tensor = layer(x)
@@ -148,17 +147,17 @@ def test_a_module_that_is_not_there_is_named_with_the_nearest() -> None:
     model = nn.Sequential()
     model.add_module("body", nn.Linear(2, 2))
     model.add_module("head", nn.Linear(2, 2))
-    with pytest.raises(BadInput, match="the model has no module 'bdy': did you mean 'body'"):
+    with pytest.raises(InvalidInputError, match="the model has no module 'bdy': did you mean 'body'"):
         insert(model, "bdy", Sanitize(1.0, 1.0))
 
 
 def test_a_module_with_two_places_or_two_layers_is_refused() -> None:
     shared = nn.ReLU()
     model = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
-    with pytest.raises(BadInput, match="used at several places"):
+    with pytest.raises(InvalidInputError, match="used at several places"):
         insert(model, "1", Sanitize(1.0, 1.0))
     again = insert(_small_model(), "0", Sanitize(1.0, 1.0))
-    with pytest.raises(BadInput, match="a sanitisation layer at '0' already"):
+    with pytest.raises(InvalidInputError, match="a sanitisation layer at '0' already"):
         insert(again, "0", Sanitize(1.0, 1.0))
-    with pytest.raises(BadInput, match="has 0 sanitisation layers"):
+    with pytest.raises(InvalidInputError, match="has 0 sanitisation layers"):
         find_layer(_small_model())

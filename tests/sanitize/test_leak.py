@@ -15,7 +15,7 @@ import torch
 from networks import data, losses, network, plan
 from scipy import stats
 
-from hush.loop import train
+from hush.training import train
 
 RUNS, DELTA, DOUBT = 60, 1e-5, 1e-4
 PIXEL, CANARY = 0, 11

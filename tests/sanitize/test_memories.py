@@ -16,12 +16,11 @@ from networks import N, losses, plan
 from replaced import Model, neighbours
 from torch import nn
 
+from hush.data_source import as_source
 from hush.errors import Refused
-from hush.gradients.points import Augmented
-from hush.sanitize.checks import check_nothing_passes
-from hush.sanitize.cut import find_cut
-from hush.sanitize.pristine import Found
-from hush.source import as_source
+from hush.per_example.augmentation import Augmented
+from hush.sanitize.side_effects import ModelSnapshot
+from hush.sanitize.split_model import check_nothing_passes, find_cut
 
 
 def is_large(x) -> bool:
@@ -126,7 +125,7 @@ def test_a_memory_is_refused_where_it_is_used(kind) -> None:
 def test_a_module_that_is_in_a_list_is_put_back() -> None:
     model = Model()
     model.hidden = [nn.Identity()]
-    found = Found(model)
+    found = ModelSnapshot(model)
     model.hidden[0].scale = 0.5
     found.put_back()
     assert not hasattr(model.hidden[0], "scale")
@@ -136,7 +135,7 @@ def test_an_iterator_that_cannot_be_looked_into() -> None:
     model = Model()
     model.numbers = (i for i in range(3))
     with pytest.raises(Refused, match="'numbers' is a generator"):
-        Found(model)
+        ModelSnapshot(model)
 
 
 class Talking(Model):
@@ -160,7 +159,7 @@ def test_a_line_in_a_log_is_no_memory() -> None:
 def test_equal_numbers_are_no_change() -> None:
     model = Model()
     model.sizes = {"length": 1000, "rate": 0.5}
-    found = Found(model)
+    found = ModelSnapshot(model)
     model.sizes.update(length=int("1000"), rate=float("0.5"))
     found.put_back()
 
@@ -171,7 +170,7 @@ def test_what_a_record_costs() -> None:
     model.linked = [Slotted() for _ in range(30)]
     for each in model.linked:
         each.scale = model.linked
-    found, times = Found(model), []
+    found, times = ModelSnapshot(model), []
     for _ in range(20):
         start = time.perf_counter()
         found.put_back()

@@ -12,13 +12,12 @@ from networks import CLASSES, CLIP, FEATURES, WIDTH, N, data, losses, network, p
 from torch import nn
 from torch.nn import functional
 
-from hush.checkpoint import Checkpoints
-from hush.errors import BadInput, Refused
-from hush.gradients import Augmented
-from hush.loop import train
-from hush.sanitize import Sanitize
+from hush.checkpointing import Checkpoints
+from hush.errors import InvalidInputError, Refused
+from hush.per_example.augmentation import Augmented
 from hush.sanitize.labels import RandomisedLabels
-from hush.sanitize.layer import find_layer
+from hush.sanitize.layer import Sanitize, find_layer
+from hush.training import train
 
 PROVEN = ("sanitize-once", "sanitize-frozen", "sanitize-hybrid")
 
@@ -109,7 +108,7 @@ def test_a_front_that_mixes_examples_in_training_alone() -> None:
 
 @pytest.mark.parametrize("method", PROVEN)
 def test_a_layer_that_has_several_rows_of_an_example(method) -> None:
-    with pytest.raises(BadInput, match=r"one row for each example.*\(6, 5\)"):
+    with pytest.raises(InvalidInputError, match=r"one row for each example.*\(6, 5\)"):
         start(method, make(Folded, method))
 
 
@@ -121,7 +120,7 @@ def test_a_front_that_is_trained_without_a_gradient_of_its_own() -> None:
 @pytest.mark.parametrize("method", PROVEN)
 def test_features_in_two_tensors(method) -> None:
     features, labels = data()
-    with pytest.raises(BadInput, match="these have 3 parts"):
+    with pytest.raises(InvalidInputError, match="these have 3 parts"):
         start(method, network(method), rows=(features, features, labels))
 
 
@@ -240,7 +239,7 @@ class TestBeforeTheCharge:
         model = nn.Linear(FEATURES, CLASSES)
         run = start("label-rr", model, rows=(features, labels))
         seen = self.charged_by(run)
-        with pytest.raises(BadInput, match="the labels must be whole numbers from 0 to 2"):
+        with pytest.raises(InvalidInputError, match="the labels must be whole numbers from 0 to 2"):
             run.step(next(run.batches()))
         assert seen == []
 
@@ -262,7 +261,7 @@ class TestBeforeTheCharge:
     def test_a_query_that_cannot_be_prepared(self):
         made = plan("label-rr")
         bare = dataclasses.replace(made, query=Bare(made.query))
-        with pytest.raises(BadInput, match="Bare releases single records and cannot be prepared"):
+        with pytest.raises(InvalidInputError, match="Bare releases single records and cannot be prepared"):
             bare.start(nn.Linear(FEATURES, CLASSES), losses, data())
 
 

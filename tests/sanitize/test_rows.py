@@ -10,17 +10,17 @@ from networks import CLIP, METHODS, PROVEN, WIDTH, N, data, losses, network, pla
 from scipy import stats
 from torch import nn
 
-from hush.charging import charge
-from hush.checkpoint import Checkpoints
-from hush.errors import BadInput, Refused
-from hush.ledger.account import Ledger
-from hush.ledger.scope import Scope
-from hush.loop import train
-from hush.privacy.scale import grid
-from hush.sanitize import Sanitize
-from hush.sanitize.cut import Head, find_cut
-from hush.sanitize.rows import ReleasedRows
-from hush.source import as_source
+from hush.accounting.noise_tails import grid
+from hush.checkpointing import Checkpoints
+from hush.data_source import as_source
+from hush.errors import InvalidInputError, Refused
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import charge
+from hush.ledger.total import Scope
+from hush.sanitize.layer import Sanitize
+from hush.sanitize.privatised import ReleasedRows
+from hush.sanitize.split_model import Head, find_cut
+from hush.training import train
 
 
 def start(method="sanitize-once", *, model=None, rows=None, secret=3, **changes):
@@ -209,7 +209,7 @@ def test_what_passes_by_the_layer_sees_zeros_where_rows_were_released() -> None:
 class TestBadUse:
     @pytest.mark.parametrize("method", METHODS)
     def test_no_layer(self, method):
-        with pytest.raises(BadInput, match="0 sanitisation layers"):
+        with pytest.raises(InvalidInputError, match="0 sanitisation layers"):
             start(method, model=nn.Linear(6, 3))
 
     @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen"])
@@ -234,7 +234,7 @@ class TestBadUse:
 
     @pytest.mark.parametrize("method", PROVEN)
     def test_a_layer_of_another_range(self, method):
-        with pytest.raises(BadInput, match=r"clamps to \[0, C\] and the plan was accounted for \[−C, C\]"):
+        with pytest.raises(InvalidInputError, match=r"clamps to \[0, C\] and the plan was accounted for \[−C, C\]"):
             start(method, model=network(method, floor=0.0))
 
     def test_a_clip_that_is_changed_later(self):
@@ -244,5 +244,5 @@ class TestBadUse:
             run.step(next(run.batches()))
 
     def test_data_without_labels(self):
-        with pytest.raises(BadInput, match="then labels"):
+        with pytest.raises(InvalidInputError, match="then labels"):
             start(rows=data()[0])

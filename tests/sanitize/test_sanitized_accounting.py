@@ -11,10 +11,9 @@ from dp_accounting.rdp import RdpAccountant
 from networks import plan
 from scipy import stats
 
-from hush.errors import BadInput, Refused
+from hush.accounting.gaussian import Participating, gaussian_delta
+from hush.errors import InvalidInputError, Refused
 from hush.methods import make_plan
-from hush.privacy.mixture import Participating
-from hush.privacy.profile import gaussian_delta
 from hush.sampling import PoissonSampled, Reshuffled
 
 PUBLISHED = {30: 2.34, 51: 3.09, 82: 4.00, 100: 4.46}
@@ -123,11 +122,11 @@ class TestRefused:
             replace(plan("sanitize-once"), unit="patient")
 
     def test_no_noise(self):
-        with pytest.raises(BadInput, match="noise_multiplier must be"):
+        with pytest.raises(InvalidInputError, match="noise_multiplier must be"):
             plan("sanitize-once", noise_multiplier=0.0)
 
     def test_a_number_of_releases(self):
-        with pytest.raises(BadInput, match="releases must be a whole number from 1 to the 10 steps"):
+        with pytest.raises(InvalidInputError, match="releases must be a whole number from 1 to the 10 steps"):
             plan("sanitize-frozen", releases=0)
 
     def test_an_order_that_changes_nothing(self):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hush.bench.spec import read_spec
-from hush.sanitize import Stop
+from hush.sanitize.early_stopping import Stop
 from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hush.errors import BadInput, Refused
-from hush.gradients.model_checks import check_model
-from hush.problems.models import Funnel, ResNet18
-from hush.sanitize import AdaptiveThreshold, Sanitize, build_funnel, find_layer, insert
+from hush.datasets.models import Funnel, ResNet18
+from hush.errors import InvalidInputError, Refused
+from hush.per_example.model_checks import check_model
+from hush.sanitize.adaptive import AdaptiveThreshold
+from hush.sanitize.layer import Sanitize, build_funnel, find_layer, insert
 
 
 def _model() -> nn.Module:
@@ -33,13 +34,13 @@ def test_c_follows_the_frobenius_norm_of_the_last_weight_before_the_layer() -> N
 
 
 def test_what_has_no_norm_is_refused() -> None:
-    with pytest.raises(BadInput, match="threshold_share must be above zero"):
+    with pytest.raises(InvalidInputError, match="threshold_share must be above zero"):
         AdaptiveThreshold(0.0)
-    with pytest.raises(BadInput, match="no weight comes before the sanitisation layer 'sanitize'"):
+    with pytest.raises(InvalidInputError, match="no weight comes before the sanitisation layer 'sanitize'"):
         AdaptiveThreshold(0.1).adapt(insert(nn.ReLU(), "", Sanitize(1.0, 1.0)))
     zero = nn.Linear(2, 2)
     nn.init.zeros_(zero.weight)
-    with pytest.raises(BadInput, match="have the norm 0"):
+    with pytest.raises(InvalidInputError, match="have the norm 0"):
         AdaptiveThreshold(0.1).adapt(insert(nn.Sequential(zero), "0", Sanitize(1.0, 1.0)))
 
 
@@ -72,7 +73,7 @@ def test_batch_norm_is_an_option_that_private_training_refuses() -> None:
     assert sum(p.numel() for p in model.parameters()) == 701_466
     with pytest.raises(Refused, match="mixes the examples of a batch"):
         check_model(model)
-    with pytest.raises(BadInput, match="unknown norm 'layer'"):
+    with pytest.raises(InvalidInputError, match="unknown norm 'layer'"):
         ResNet18(norm="layer")
-    with pytest.raises(BadInput, match="multiple of 16"):
+    with pytest.raises(InvalidInputError, match="multiple of 16"):
         ResNet18(width=20)

@@ -10,12 +10,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hush
-from hush import problems
 from hush.cli.main import app
-from hush.errors import BadInput
-from hush.problems import cross_entropy
-from hush.problems.sanitized import LayerPlace, put_layer
-from hush.sanitize import Sanitize, insert
+from hush.datasets import catalogue
+from hush.datasets.problem import cross_entropy
+from hush.errors import InvalidInputError
+from hush.sanitize.layer import Sanitize, insert
+from hush.sanitize.problem import LayerPlace, insert_layer
 
 RUN = ["train", "--problem", "digits-mlp", "--delta", "1e-4", "--json"]
 
@@ -44,7 +44,7 @@ def test_digits_released_once_learn_and_predict_raw_inputs(tmp_path) -> None:
     card = json.loads((tmp_path / "o" / "release" / "privacy.json").read_text())
     assert card["guarantee"]["protects"] == "features"
     model = hush.load(tmp_path / "o" / "release")
-    task = problems.load("digits-mlp")
+    task = catalogue.load("digits-mlp")
     images, labels = task.test
     with torch.no_grad():
         right = model(images).argmax(1).eq(labels).double().mean()
@@ -52,7 +52,7 @@ def test_digits_released_once_learn_and_predict_raw_inputs(tmp_path) -> None:
 
 
 def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> None:
-    task = put_layer(problems.load("digits-mlp"), LayerPlace("3", clip=0.25), frozen=True)
+    task = insert_layer(catalogue.load("digits-mlp"), LayerPlace("3", clip=0.25), frozen=True)
     model = task.model()
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == {
         "1.weight",
@@ -61,8 +61,8 @@ def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> N
         "3.inner.bias",
     }
     assert model[3].sanitize.clip == 0.25
-    with pytest.raises(BadInput, match="the model has no module 'head'"):
-        put_layer(problems.load("digits-mlp"), LayerPlace("head"), frozen=True).model()
+    with pytest.raises(InvalidInputError, match="the model has no module 'head'"):
+        insert_layer(catalogue.load("digits-mlp"), LayerPlace("head"), frozen=True).model()
 
 
 def test_where_noise_drowns_every_row_plain_sums_learn_and_steps_of_one_length_do_not() -> None:
@@ -85,15 +85,15 @@ def test_where_noise_drowns_every_row_plain_sums_learn_and_steps_of_one_length_d
 
 
 def test_a_problem_that_has_its_layer_keeps_it_unless_another_one_is_asked_for() -> None:
-    task = problems.load("digits-sanitized")
-    kept = put_layer(task, LayerPlace(), frozen=False).architecture
+    task = catalogue.load("digits-sanitized")
+    kept = insert_layer(task, LayerPlace(), frozen=False).architecture
     assert kept == task.architecture
-    wider = put_layer(task, LayerPlace(width=20, clip=0.25), frozen=False).architecture.arguments
+    wider = insert_layer(task, LayerPlace(width=20, clip=0.25), frozen=False).architecture.arguments
     assert (wider["inner"], wider["at"], wider["clip"]) == ("funnel", "body", 0.25)
     assert wider["arguments"]["width"] == 20
-    assert put_layer(task, LayerPlace(), frozen=True).architecture.arguments["inner"] == "projection"
-    frozen = problems.load("digits-sanitized-frozen")
-    assert put_layer(frozen, LayerPlace(), frozen=True).architecture == frozen.architecture
+    assert insert_layer(task, LayerPlace(), frozen=True).architecture.arguments["inner"] == "projection"
+    frozen = catalogue.load("digits-sanitized-frozen")
+    assert insert_layer(frozen, LayerPlace(), frozen=True).architecture == frozen.architecture
 
 
 @pytest.mark.parametrize(

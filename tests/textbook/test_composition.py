@@ -9,8 +9,8 @@ from dp_accounting import dp_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.errors import BadInput, Refused
-from hush.privacy.accounting import epsilon
+from hush.accounting.accountant import epsilon
+from hush.errors import InvalidInputError, Refused
 from hush.textbook.composition import advanced, basic, kairouz_oh_viswanath, optimal_delta
 from hush.textbook.gaussian import analytic_sigma
 
@@ -70,9 +70,9 @@ def test_optimal_delta_of_one_release_is_its_own() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(BadInput, match="epsilon"):
+    with pytest.raises(InvalidInputError, match="epsilon"):
         basic(0.0, 0.0, 3)
-    with pytest.raises(BadInput, match="times"):
+    with pytest.raises(InvalidInputError, match="times"):
         advanced(0.1, 0.0, 0, 0.1)
-    with pytest.raises(BadInput, match="delta"):
+    with pytest.raises(InvalidInputError, match="delta"):
         kairouz_oh_viswanath(1.0, 0.0, 3)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hush.errors import BadInput, Refused
-from hush.privacy.profile import gaussian_delta
-from hush.privacy.scale import grid
+from hush.accounting.gaussian import gaussian_delta
+from hush.accounting.noise_tails import grid
+from hush.errors import InvalidInputError, Refused
 from hush.textbook.gaussian import (
     LossDistribution,
     _clipped,
@@ -105,13 +105,13 @@ def test_private_mean_states_what_it_spent() -> None:
 
 def test_private_mean_refuses_bad_input() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(BadInput, match="bound"):
+    with pytest.raises(InvalidInputError, match="bound"):
         private_mean([1.0], 0.0, 1.0, 1e-5, rng)
-    with pytest.raises(BadInput, match="lower"):
+    with pytest.raises(InvalidInputError, match="lower"):
         private_mean([1.0], 1.0, 1.0, 1e-5, rng, lower=2.0)
-    with pytest.raises(BadInput, match="no values"):
+    with pytest.raises(InvalidInputError, match="no values"):
         private_mean([], 1.0, 1.0, 1e-5, rng)
-    with pytest.raises(BadInput, match="did you mean 'analytic'"):
+    with pytest.raises(InvalidInputError, match="did you mean 'analytic'"):
         private_mean([1.0], 1.0, 1.0, 1e-5, rng, calibration="analytical")
 
 
@@ -174,7 +174,7 @@ def test_private_mean_refuses_what_its_noise_cannot_deliver() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(Refused, match="cannot deliver any δ"):
         private_mean([1.0], 1.0, 1e4, 1e-5, rng)  # the shift is larger than any draw
-    with pytest.raises(BadInput, match="floating point can do only between"):
+    with pytest.raises(InvalidInputError, match="floating point can do only between"):
         private_mean([1.0], 1e-200, 1.0, 1e-5, rng)
     with pytest.raises(Refused, match="cannot deliver"):
         private_mean([1.0], 1.0, 1.0, 1e-60, rng)

@@ -21,17 +21,18 @@ The Gaussian fit is an estimate and no bound: the distance of the means in units
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
 
-from hush import validate
-from hush.errors import BadInput
-from hush.privacy.profile import gaussian_epsilon
-from hush.privacy.tradeoff import Curve
+from hush._internal import validate
+from hush.accounting.gaussian import gaussian_epsilon
+from hush.accounting.tradeoff import Curve
+from hush.errors import InvalidInputError
 
 Vector = NDArray[np.float64]
 SMALLEST_P = 1e-15  # of a refutation: nothing smaller is told apart
@@ -50,11 +51,11 @@ class Errors:
     @staticmethod
     def of(false_positives: ArrayLike, outside: int, false_negatives: ArrayLike, inside: int) -> Errors:
         """Checked: there are runs of both kinds, and no more errors than runs."""
-        validate.whole(runs_without_the_canary=outside, runs_with_the_canary=inside)
+        validate.positive_int(runs_without_the_canary=outside, runs_with_the_canary=inside)
         counts = [np.asarray(count, dtype=np.int64) for count in (false_positives, false_negatives)]
         for count, most in zip(counts, (outside, inside), strict=True):
             if bool(np.any((count < 0) | (count > most))):
-                raise BadInput(f"of {most} runs between 0 and {most} are errors")
+                raise InvalidInputError(f"of {most} runs between 0 and {most} are errors")
         return Errors(counts[0], outside, counts[1], inside)
 
     def region(self, confidence: float) -> tuple[Vector, Vector]:
@@ -118,7 +119,7 @@ def bound_mu(errors: Errors, confidence: float) -> Vector:
 def is_refuted(errors: Errors, curve: Curve, confidence: float) -> bool:
     """Whether these errors are too few for the curve: β̄ < f(ᾱ) at one threshold that was fixed beforehand."""
     if np.ndim(errors.false_positives):
-        raise BadInput("a verdict needs one threshold, fixed beforehand, and these errors are at several")
+        raise InvalidInputError("a verdict needs one threshold, fixed beforehand, and these errors are at several")
     false_positives, false_negatives = errors.region(confidence)
     return bool(false_negatives < curve.beta(false_positives))
 
@@ -147,7 +148,7 @@ class GaussianFit:
         """μ = (mean inside − mean outside) / pooled standard deviation, and 0 where that is negative."""
         present, absent = _scores(inside), _scores(outside)
         if min(len(present), len(absent)) < 2:
-            raise BadInput("a fit needs at least two scores with the canary and two without it")
+            raise InvalidInputError("a fit needs at least two scores with the canary and two without it")
         spread = math.sqrt(0.5 * (float(present.var(ddof=1)) + float(absent.var(ddof=1))))
         apart = max(float(present.mean() - absent.mean()), 0.0)
         return GaussianFit(apart / spread if spread > 0 else (math.inf if apart > 0 else 0.0))
@@ -160,5 +161,83 @@ class GaussianFit:
 def _scores(values: ArrayLike) -> Vector:
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or not len(scores) or bool(np.isnan(scores).any()):
-        raise BadInput("scores are a list of numbers, at least one, and none of them NaN")
+        raise InvalidInputError("scores are a list of numbers, at least one, and none of them NaN")
     return scores
+
+
+# What an audit says: a bound on ε at 95 %, printed; and a verdict, which needs 99.99 % after every correction.
+#
+# A curve is refuted where p · comparisons ≤ 1e-4, with p the smallest of the comparisons made and their number counted
+# over adversaries, bounds, thresholds and repetitions (Bonferroni). So of 10 000 audits of curves that hold, at most
+# one cries wolf on average, however many adversaries each of them tried. Whoever goes on auditing beyond the c times
+# that were announced is allowed less each time, 1e-4/(k(k − 1)) at the k-th, which is 1e-4/c over all k > c together; a
+# later c that is larger counts for nothing, as it was announced by somebody who has seen a verdict. Everything else is
+# "consistent", which is no proof of anything: a better adversary may find more.
+
+Outcome = Literal["consistent", "refuted"]
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+PRINTED = 0.95  # confidence of the bound that is printed
+WOLF = 1e-4  # how often a verdict may refute a claim that holds, after every correction
+
+
+def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
+    """ "refuted" where one of the p-values is small enough for so many comparisons (at least as many as there are)."""
+    validate.positive_int(comparisons=comparisons)
+    if len(p_values) > comparisons:
+        raise InvalidInputError(
+            f"{len(p_values)} p-values come from {comparisons} comparisons: count every one that was made"
+        )
+    if any(not 0 <= p <= 1 for p in p_values):
+        raise InvalidInputError("a p-value lies between 0 and 1")
+    smallest = min(p_values, default=1.0)
+    return "refuted" if smallest <= WOLF / comparisons else "consistent"
+
+
+def allow_for_repeats(announced: int, number: int) -> int:
+    """As how many comparisons the audit of this number (from 1 on) counts, where so many audits were announced."""
+    validate.positive_int(comparisons=announced, number=number)
+    return announced if number <= announced else number * (number - 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was claimed about a method, what was measured, and what follows.
+
+    ``epsilon_lower`` holds whatever the mechanism is, ``epsilon_if_gaussian`` is a bound as well *if* what leaks has a
+    Gaussian's trade-off curve, ``epsilon_estimate`` is a fit and no bound. All are at ``delta``."""
+
+    method: str
+    status: str
+    claimed_epsilon: float
+    delta: float
+    epsilon_lower: float
+    verdict: Outcome
+    adversary: str
+    p_value: float
+    comparisons: int
+    runs: int
+    epsilon_if_gaussian: float = 0.0
+    epsilon_estimate: float = 0.0
+    confidence: float = PRINTED
+    canaries: int = 1
+
+    def __post_init__(self) -> None:
+        validate.choice(OUTCOMES, verdict=self.verdict)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.verdict == "refuted"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; what is infinite is null."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in found.items()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Verdict:
+        """Back from `to_json`; other keys are left out."""
+        known = {name: data[name] for name in Verdict.__dataclass_fields__ if name in data}
+        for name in ("claimed_epsilon", "epsilon_lower", "epsilon_if_gaussian", "epsilon_estimate"):
+            known[name] = math.inf if known[name] is None else float(known[name])
+        return Verdict(**known)

@@ -1,6 +1,6 @@
 """A sweep on a Ray cluster: every run is a task of its own, on whichever node has room for it.
 
-Ray carries texts (`hush.bench.errands`) and says when a worker or a node has died. What is done and who is at what
+Ray carries texts (`hush.bench.ray_cluster`) and says when a worker or a node has died. What is done and who is at what
 stays in the store, which all nodes share. So Ray is never asked to run anything again by itself, a run whose node is
 only cut off is not given to a second one while the first still holds its lock, and a driver that was killed is started
 again like any other sweep.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import secrets
@@ -20,16 +21,122 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from hush.bench.errands import BUSY, DONE, FULL, MET, Answer, Terms, run_errand, write_errand
-from hush.bench.execute import RETRIES, WAIT, Deaths, Job, Watch, count_cores
-from hush.bench.meeting import call_meeting
-from hush.bench.store import Store, StoreTrouble
-from hush.bench.trial import Trial
-from hush.errors import BadInput
-from hush.files import make_scratch
+import torch
+
+from hush._internal.imports import read_versions
+from hush._internal.storage import NoLocks, make_scratch
+from hush.bench.executors import RETRIES, WAIT, Job, Watch, WorkerFailures, count_cores, try_trial
+from hush.bench.store import DISK, NotShared, SharedStoreProbe, Store, StoreFullError, open_probe
+from hush.bench.trial import RunOptions, Trial
+from hush.errors import InvalidInputError
+
+# One run as a text that travels to another process, and its answer as a text that comes back.
+#
+# Both are JSON: what is unpacked on either side is plain data, never an object. The process that gets an errand checks
+# first that it is of the same versions, and that it works on the same store.
+
+SAME = ("hush", "dp-accounting")
+DONE, BUSY, MET, FULL, REFUSED = "done", "busy", "met", "full", "refused"
+
+
+class IncompatibleWorker(InvalidInputError):
+    """A process that cannot do the work that is sent to it: of other versions, or without the device."""
+
+
+@dataclass(frozen=True)
+class SweepInfo:
+    """What all errands of a sweep share: where a run happens, and the ``met`` nodes that are known to share the
+    store."""
+
+    device: str
+    threads: int
+    meeting: SharedStoreProbe
+    met: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How an errand ended: the run is ``done`` (by whomever), somebody else is ``busy`` with it, the node was ``met``
+    for the first time and has run nothing, the disk is ``full`` (``text`` is the error's number), or the worker has
+    ``refused`` (``text`` says why)."""
+
+    end: str
+    text: str = ""
+
+    def to_text(self) -> str:
+        """As it travels."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def read(text: str) -> TaskResult:
+        """Back from its text."""
+        return TaskResult(**json.loads(text))
+
+
+def write_errand(job: Job, trial: Trial, terms: SweepInfo) -> str:
+    """The errand of one run of a job."""
+    errand = {
+        "versions": read_versions(*SAME),
+        "trial": asdict(trial),
+        "key": trial.key,
+        "weights": job.settings.weights,
+        "checkpoint_seconds": job.settings.checkpoint_seconds,
+        "device": terms.device,
+        "threads": terms.threads,
+        "meeting": {"name": terms.meeting.name, "token": terms.meeting.token, "met": sorted(terms.met)},
+        "store": str(job.store),
+    }
+    return json.dumps(errand)
+
+
+def run_errand(text: str, node: str) -> str:
+    """Do what the errand says, on this node. What makes every errand fail here is an answer; any other error is for the
+    driver to count."""
+    try:
+        return _do(json.loads(text), node).to_text()
+    except (IncompatibleWorker, NotShared, NoLocks) as error:
+        return TaskResult(REFUSED, str(error)).to_text()
+    except OSError as error:
+        if error.errno in DISK:
+            return TaskResult(FULL, str(error.errno)).to_text()
+        raise
+
+
+def _do(errand: dict[str, Any], node: str) -> TaskResult:
+    check_versions(errand["versions"], node)
+    store, met = Store(Path(errand["store"])), errand["meeting"]
+    if node not in met["met"]:
+        SharedStoreProbe(store.locks.directory, met["name"], met["token"]).attend(node)
+        return TaskResult(MET, node)
+    trial = Trial(**errand["trial"])
+    if trial.key != errand["key"]:
+        raise IncompatibleWorker(f"node {node} takes run {errand['key']} for another one: give all nodes the same hush")
+    _check_device(errand["device"], node)
+    torch.set_num_threads(errand["threads"])
+    conditions = RunOptions(errand["device"], errand["weights"], errand["checkpoint_seconds"])
+    return TaskResult(DONE if try_trial(trial, store, conditions) or store.has(trial.key) else BUSY)
+
+
+def check_versions(wanted: dict[str, str], node: str) -> None:
+    """Refuse to work for another version: the same run would not be the same."""
+    for name, found in read_versions(*SAME).items():
+        if found != wanted.get(name):
+            raise IncompatibleWorker(
+                f"node {node} (process {os.getpid()}) has {name} {found} and this sweep {wanted.get(name)}: install "
+                "the same version on all nodes"
+            )
+
+
+def _check_device(device: str, node: str) -> None:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise IncompatibleWorker(
+            f"node {node} was to run on a GPU and its torch sees none: leave --gpus out, or repair that node"
+        )
+
 
 OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it takes: results go through the store
 PATIENCE = 300.0  # seconds after which a result that a worker has written must be seen here
@@ -51,26 +158,28 @@ class OnRay:
         """Hand out runs until all of them are in the store."""
         job = replace(job, store=job.store.absolute())
         store = Store(job.store)
-        with connect(self.address) as ray, call_meeting(store.locks.directory) as meeting:
+        with connect(self.address) as ray, open_probe(store.locks.directory) as meeting:
             self._check_room(ray)
-            terms = Terms("cuda:0" if self.gpus else "cpu", max(1, int(self.cpus)), meeting)
-            _Handout(ray, self, job, store, terms).hand_out(watch)
+            terms = SweepInfo("cuda:0" if self.gpus else "cpu", max(1, int(self.cpus)), meeting)
+            RayDispatcher(ray, self, job, store, terms).hand_out(watch)
 
     def _check_room(self, ray: Any) -> None:
         """Ray would wait for ever for a node that can take a run."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes):
             wanted = f"{self.cpus:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
-            raise BadInput(f"no node of the cluster has the {wanted} of one run: ask for less, or add such a node")
+            raise InvalidInputError(
+                f"no node of the cluster has the {wanted} of one run: ask for less, or add such a node"
+            )
 
 
-class _Handout:
+class RayDispatcher:
     """The runs of a job on their way: those in flight, those that a worker has called done, and nodes that were met."""
 
-    def __init__(self, ray: Any, wanted: OnRay, job: Job, store: Store, terms: Terms) -> None:
+    def __init__(self, ray: Any, wanted: OnRay, job: Job, store: Store, terms: SweepInfo) -> None:
         self.ray, self.job, self.store, self.terms = ray, job, store, terms
         self.most = wanted.workers or len(job.trials)
-        self.deaths = Deaths(store, wanted.retries)
+        self.deaths = WorkerFailures(store, wanted.retries)
         self.flying: dict[Any, Trial] = {}
         self.told: dict[str, float] = {}  # when a worker said that a run is done
         self.send = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, max_retries=0)(run_on_node).remote
@@ -108,10 +217,12 @@ class _Handout:
 
     def _take_back(self, landed: Any, trial: Trial) -> None:
         try:
-            answer = Answer.read(self.ray.get(landed))
+            answer = TaskResult.read(self.ray.get(landed))
         except self.ray.exceptions.RayError as error:
             if NO_HUSH in str(error):
-                raise BadInput("a node cannot import this hush: install the same version on all nodes") from None
+                raise InvalidInputError(
+                    "a node cannot import this hush: install the same version on all nodes"
+                ) from None
             self._count(trial, error)
             return
         if answer.end == DONE:
@@ -120,9 +231,9 @@ class _Handout:
             self.terms.meeting.check_answer(answer.text)
             self.terms = replace(self.terms, met=self.terms.met | {answer.text})
         elif answer.end == FULL:
-            raise StoreTrouble(int(answer.text), os.strerror(int(answer.text)), str(self.job.store))
+            raise StoreFullError(int(answer.text), os.strerror(int(answer.text)), str(self.job.store))
         elif answer.end != BUSY:
-            raise BadInput(answer.text)
+            raise InvalidInputError(answer.text)
 
     def _count(self, trial: Trial, error: Exception) -> None:
         """A worker has failed in this run, or has died with it or its node: then the run's file in the locks still says
@@ -139,7 +250,7 @@ class _Handout:
         """A network file system shows a new folder late; one that never does is trouble."""
         for trial in left:
             if trial.key in self.told and time.monotonic() - self.told[trial.key] > PATIENCE:
-                raise BadInput(
+                raise InvalidInputError(
                     f"a worker has put run {trial.key} into '{self.job.store}' and this machine does not see it: mount "
                     "the store so that all nodes see new files, and run the same command again"
                 )
@@ -170,7 +281,7 @@ def connect(address: str | None) -> Iterator[Any]:
             ray.init(**where, log_to_driver=False, configure_logging=False)
         except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
             what = "Ray does not start here" if address is None else f"no Ray cluster can be joined at '{address}'"
-            raise BadInput(f"{what}: {_first_sentence(error)}") from error
+            raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
         yield ray
 
 
@@ -195,7 +306,9 @@ def _check_address(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=REACH).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        raise BadInput(f"no Ray cluster answers at '{address}': name a node by host:port, or give auto") from error
+        raise InvalidInputError(
+            f"no Ray cluster answers at '{address}': name a node by host:port, or give auto"
+        ) from error
 
 
 def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -223,7 +336,7 @@ def _import_ray(address: str | None) -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise BadInput("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
+        raise InvalidInputError("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
     return ray
 
 

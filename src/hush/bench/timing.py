@@ -17,15 +17,13 @@ from typing import Any
 
 import torch
 
-from hush.bench.accounts import POINTS
-from hush.bench.run import load_problem
-from hush.bench.trial import Trial
-from hush.data.shelf import without_downloads
-from hush.errors import BadInput, HushError
+from hush.bench.trial import POINTS, Trial, load_problem
+from hush.datasets.evaluation import evaluate
+from hush.datasets.problem import Problem
+from hush.datasets.registry import without_downloads
+from hush.errors import HushError, InvalidInputError
 from hush.methods import make_plan
 from hush.plan import Plan
-from hush.problems import Problem
-from hush.problems.evaluation import evaluate
 from hush.randomness import seeded
 
 WARM, STEPS = 2, 7  # steps that are not timed, and steps of which the median is taken
@@ -90,7 +88,7 @@ class _Times:
     def of(self, trial: Trial) -> float:
         """Seconds of one trial: its steps, its evaluations and its accounts."""
         if ":" in trial.problem:
-            raise BadInput(f"the problem '{trial.problem}' is code of others, which is not called to estimate")
+            raise InvalidInputError(f"the problem '{trial.problem}' is code of others, which is not called to estimate")
         problem = load_problem(trial.problem, trial.split_seed, trial.validation)
         if trial.problem not in self.evaluation:
             self.evaluation[trial.problem] = _evaluation(problem)
@@ -112,7 +110,9 @@ class _Times:
         if name not in self.known:
             others = [found for (p, _), found in self.known.items() if p == trial.problem]
             if ":" in trial.method and not others:
-                raise BadInput(f"the method '{trial.method}' is code of others, which is not called to estimate")
+                raise InvalidInputError(
+                    f"the method '{trial.method}' is code of others, which is not called to estimate"
+                )
             if others and (":" in trial.method or time.perf_counter() > self.ends):
                 return max(others, key=lambda cost: cost.step)
             self.known[name] = _timed(trial, problem)

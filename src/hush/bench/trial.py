@@ -9,12 +9,42 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+import platform
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
-from hush.settings import PlanSettings, list_axes
-from hush.version import read_own_version
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from hush._internal.identity import NoIdentity
+from hush._internal.imports import read_own_version, read_versions
+from hush._internal.storage import PRIVATE, recall, write_atomic
+from hush._internal.tensors import Losses, trainable
+from hush._internal.text import as_json_data
+from hush.bench.store import DISK, Result, Store
+from hush.checkpointing import Checkpoints
+from hush.data_source import as_source, to_each
+from hush.datasets import catalogue
+from hush.datasets.evaluation import Evaluation, evaluate_problem
+from hush.datasets.problem import Problem
+from hush.errors import HushError, Refused
+from hush.guarantees import find_composed_delta
+from hush.methods import PlanConfig, make_plan
+from hush.methods.config import PlanSettings, list_axes
+from hush.optimizers import SGD
+from hush.plan import Plan
+from hush.randomness import Secret, seeded
+from hush.run import Run
+from hush.sanitize.problem import drop_architecture
+from hush.training import train
 
 MAJOR = read_own_version().split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
@@ -71,3 +101,488 @@ def canonical(value: Any) -> Any:
     if isinstance(value, float):
         return int(value) if value.is_integer() else value if math.isfinite(value) else str(value)
     return value
+
+
+# What a run shows while it trains: right answers counted as they pass, and figures kept beside its checkpoint.
+#
+# The training accuracy of every step costs nothing: the model's scores are read on their way to the loss. What is
+# counted here is private. A run that was interrupted goes on from its checkpoint, with the figures gathered so far.
+# They are written first and the checkpoint second. A kill between the two leaves figures that reach further than the
+# checkpoint; they are cut back to its step. They are written twice, each copy with its digest. A run without figures
+# still goes on from its checkpoint, as its steps are spent: what is not known of them is NaN.
+
+COPIES = ("figures.safetensors", "figures-copy.safetensors")
+DIGEST = 32  # bytes at the start of a file of figures
+
+
+class WatchedLosses:
+    """The losses of a problem, which count right answers as they pass; the labels are the content's last part."""
+
+    def __init__(self, losses: Losses, classes: int | None) -> None:
+        self._losses, self._classes = losses, classes
+        self._scores: Tensor | None = None
+        self._seen: Any = None
+        self._counted: list[tuple[Tensor, int]] = []  # right answers, examples; one entry a forward
+
+    def watch(self, model: nn.Module) -> None:
+        """Listen to the model's outputs from now on."""
+        if self._classes is not None:
+            model.register_forward_hook(lambda module, inputs, output: self._hear(output))
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """The losses, unchanged."""
+        values = self._losses(model, content)
+        if self._classes is not None and model.training:
+            self._count(content)
+        return values
+
+    def accuracy(self, examples: int) -> float:
+        """The share of right answers in a step of so many examples; NaN where they could not be counted.
+
+        Before its first step a run looks at made-up inputs, and an engine at some examples again: what counts comes
+        last, and is as many as there are examples."""
+        counted, self._counted, self._seen = self._counted, [], None
+        right, left = 0, examples
+        while counted and left > 0:
+            found, size = counted.pop()
+            right, left = right + int(found), left - size
+        return right / examples if examples and left == 0 else math.nan
+
+    def _hear(self, output: Any) -> None:
+        self._scores = output.detach() if isinstance(output, Tensor) else None
+
+    def _count(self, content: Any) -> None:
+        """A second gradient at the same examples (DiSK's) is not counted again; inside torch.func nothing can be."""
+        scores, self._scores = self._scores, None
+        first = _first(content)
+        if scores is None or first is self._seen or torch._C._functorch.is_functorch_wrapped_tensor(scores):
+            return
+        if scores.dim() == 2 and scores.shape[1] == self._classes:
+            labels = content[-1]
+            self._counted.append(((scores.argmax(1) == labels).sum(), len(labels)))
+            self._seen = first
+
+
+@dataclass
+class Figures:
+    """What a run has shown so far: private figures a step (``curves``), public ones an evaluated epoch."""
+
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    resumed: int = 0
+    unknown: int = 0  # steps before the first that is known
+
+    def step(self, numbers: dict[str, float], accuracy: float) -> None:
+        """Add one step: loss and accuracy per example, and whatever else the query tells."""
+        examples = numbers.get("examples", 0.0)
+        figures = {name: value for name, value in numbers.items() if name != "loss"}
+        if "loss" in numbers:
+            figures["loss"] = numbers["loss"] / examples if examples else float("nan")
+        for name, value in (figures | {"accuracy": accuracy}).items():
+            self.curves.setdefault(name, [math.nan] * self.unknown).append(value)
+
+    def cut(self, step: int) -> Figures:
+        """What was known after this step, NaN for what is not known of the steps before it."""
+        known = {name: values[:step] for name, values in self.curves.items()}
+        curves = {name: values + [math.nan] * (step - len(values)) for name, values in known.items()}
+        epochs = [line for line in self.epochs if line["step"] <= step]
+        unknown = self.unknown if curves else step
+        return Figures(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
+
+
+class TrialCheckpoint:
+    """The checkpoint of a trial's run in its working directory, written every so many seconds."""
+
+    def __init__(self, directory: Path, every: float) -> None:
+        self._checkpoints = Checkpoints(directory / "run")
+        self.begun = bool(self._checkpoints.files())  # by an earlier try
+        self.lost = False  # whether that try cannot be gone on with: what it spent is spent beside
+        self._directory, self._every, self._last = directory, every, time.monotonic()
+
+    def resume(self, start: Callable[[], Run]) -> tuple[Run, Figures]:
+        """The run from its checkpoint, or from the start where there is none that can be used."""
+        run = start()
+        found = self._checkpoints.newest()
+        if found.saved is None:
+            return self._begin(run)
+        try:
+            self._checkpoints.restore(run, found.saved)
+        except Refused:  # of another version of the data or of hush
+            return self._begin(start())
+        progress = read_figures(self._directory).cut(found.saved.step)
+        progress.resumed += 1
+        return run, progress
+
+    def _begin(self, run: Run) -> tuple[Run, Figures]:
+        self.lost = self.begun
+        self._checkpoints.begin(run)
+        return run, Figures()
+
+    def keep(self, run: Run, progress: Figures) -> None:
+        """Write a checkpoint if it is time to."""
+        if time.monotonic() - self._last < self._every or run.next >= run.plan.steps:
+            return
+        write_figures(self._directory, progress)
+        self._checkpoints.save(run)
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._checkpoints.close()
+
+
+def write_figures(directory: Path, progress: Figures) -> None:
+    """All figures in one file, and again in another."""
+    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in progress.curves.items()}
+    rest = {name: value for name, value in vars(progress).items() if name != "curves"}
+    content = json.dumps(rest).encode() + b"\n" + save(tensors)
+    for name in COPIES:
+        write_atomic(directory / name, _digest(content) + content, mode=PRIVATE)
+
+
+def read_figures(directory: Path) -> Figures:
+    """The figures of the copy that is whole and reaches furthest; none where no copy is whole."""
+    found = [progress for name in COPIES if (progress := _read(directory / name)) is not None]
+    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=Figures())
+
+
+def _read(path: Path) -> Figures | None:
+    try:
+        content = path.read_bytes()
+        if content[:DIGEST] != _digest(content[DIGEST:]):
+            return None
+        rest, _, figures = content[DIGEST:].partition(b"\n")
+        return Figures({name: values.tolist() for name, values in load(figures).items()}, **json.loads(rest))
+    except (OSError, SafetensorError, ValueError, TypeError):
+        return None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+def _first(content: Any) -> Any:
+    found: list[Tensor] = []
+    to_each(found.append, content)
+    return found[0] if found else None
+
+
+# Calibrated noise and ε by step, computed once for all runs with the same privacy event.
+#
+# In a sweep over learning rates and seeds the event does not change, and calibrating it takes longer than everything
+# else that the benchmark adds to a run. The rule is post-processing and takes no part. What is kept is σ and the ε of
+# some numbers of steps; the guarantee in a record is always computed anew from the plan that was run.
+
+VERSIONS_ACCOUNTS = tuple(read_versions("hush", "dp-accounting").values())
+POINTS = 16  # numbers of steps whose ε is computed; an accountant takes up to a second for each
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """A directory of small JSON files, one a privacy event."""
+
+    directory: Path | None
+
+    def calibrated(self, plan: Plan, epsilon: float) -> Plan:
+        """The plan with the smallest σ for ε, from the directory where it has been computed before."""
+        sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.calibrated(epsilon).sigma)
+        return replace(plan, sigma=float(sigma))
+
+    def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
+        """ε after some of these numbers of steps, the last always among them; for at most ``POINTS`` of them."""
+        if not plan.private:
+            return {}
+        some = pick_steps(steps)
+        found = self._recall(f"epsilon after {some}", plan, lambda: [plan.guarantee(t).epsilon for t in some])
+        return dict(zip(some, found, strict=True))
+
+    def _recall(self, what: str, plan: Plan, compute: Any) -> Any:
+        told = None if self.directory is None else _identity(plan)
+        if self.directory is None or told is None:
+            return compute()
+        name = hashlib.blake2b(f"{what}\0{VERSIONS_ACCOUNTS}\0{told!r}".encode(), digest_size=16).hexdigest()
+
+        def pack(value: Any) -> bytes:
+            return json.dumps({"what": what, "method": plan.method, "value": value}).encode()
+
+        return recall(self.directory / f"{name}.json", lambda file: json.load(file)["value"], compute, pack)
+
+
+def _identity(plan: Plan) -> str | None:
+    """What tells the plan's event from others, whatever its rule; None where nothing does."""
+    try:
+        return replace(plan, rule=SGD()).fingerprint()
+    except NoIdentity:
+        return None
+
+
+def pick_steps(steps: Sequence[int]) -> list[int]:
+    """At most ``POINTS`` of the numbers, evenly spread, the first and the last among them."""
+    if len(steps) <= POINTS:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(i * last / (POINTS - 1))] for i in range(POINTS)]
+
+
+# One trial → one result: train it, measure it after every epoch, and write down what happened.
+#
+# Choosing is for the validation part; the test part is measured to be reported. Whether a run has diverged is decided
+# from released values alone (its parameters, and the loss on rows outside the training data), because a stop that reads
+# the training loss would leak it.
+
+TRACE = "private/traceback.txt"
+VERSIONS = ("hush", "torch", "dp-accounting", "numpy")
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are carried out; nothing here changes a result."""
+
+    device: str = "cpu"
+    weights: bool = True
+    checkpoint_seconds: float = 30.0
+    pulse: Callable[[], None] = _nothing  # called after every step; raises to stop
+
+
+class Diverged(Exception):
+    """The run has left the finite numbers; its text says where."""
+
+
+def run_trial(trial: Trial, store: Store, conditions: RunOptions) -> Result:
+    """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError."""
+    started = time.time()
+    saved = TrialCheckpoint(store.working(trial.key), conditions.checkpoint_seconds)
+    begun: _Trial | None = None
+    try:
+        with warnings.catch_warnings(record=True) as heard:
+            begun = _Trial(trial, store, conditions, saved)
+            result = begun.result(started)
+        return _with_warnings(result, heard)
+    except OSError as error:
+        if error.errno in DISK:
+            raise
+        return record_failure(trial, started, error, _tell_spent(begun, saved))
+    except Exception as error:
+        return record_failure(trial, started, error, _tell_spent(begun, saved))
+    finally:
+        saved.close()
+
+
+def record_failure(
+    trial: Trial, started: float, error: Exception | str, spent: Mapping[str, Any] | None = None
+) -> Result:
+    """The result of a run that could not be finished, with what it has ``spent`` as far as that is known. The texts of
+    errors that are not hush's own may quote data or the size of a batch (a shape): they are private, and the public
+    reason is their kind."""
+    if isinstance(error, str):
+        return Result(_record(trial, started, "failed", error))
+    reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} (see {TRACE})"
+    record = _record(trial, started, "failed", reason) | dict(spent or {})
+    trace = "".join(traceback.format_exception(error)).encode()
+    return Result(as_json_data(record), private=((TRACE.partition("/")[2], trace),))
+
+
+def _tell_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
+    """What a run that failed costs whoever chooses among runs: its whole plan once it was begun, nothing before. In
+    which step it failed may tell whose batch that was, and is not said."""
+    if begun is None:
+        return {} if saved.begun else {"begun": False}
+    try:
+        return {name: value for name, value in begun.tell_privacy().items() if name != "steps_taken"}
+    except Exception:
+        return {}
+
+
+def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Result:
+    """What was warned of goes to the private part, as it may quote data, and not to the terminal of a sweep."""
+    texts = list(dict.fromkeys(f"{warning.category.__name__}: {warning.message}" for warning in heard))
+    return replace(result, private=(*result.private, ("warnings.txt", "\n".join(texts).encode()))) if texts else result
+
+
+def make_trial_plan(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
+    """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
+    epsilon = trial.settings.get("epsilon")
+    setting = PlanConfig(
+        problem.examples, counted=True, unit=problem.unit, assumptions=problem.assumptions, **trial.settings
+    )
+    plan = make_plan(trial.method, setting, calibrate=False, **trial.options)
+    return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
+
+
+@lru_cache(maxsize=2)
+def load_problem(name: str, seed: int, validation: float) -> Problem:
+    """A problem, kept while the next trial needs it too; its data is checked once."""
+    found = catalogue.load(name, seed=seed, validation=validation)
+    held = None if found.validation is None else as_source(found.validation)
+    return replace(found, train=as_source(found.train), test=as_source(found.test), validation=held)
+
+
+class _Trial:
+    """One trial on its way."""
+
+    def __init__(self, trial: Trial, store: Store, conditions: RunOptions, saved: TrialCheckpoint) -> None:
+        self.trial, self.conditions, self.saved = trial, conditions, saved
+        self.problem = load_problem(trial.problem, trial.split_seed, trial.validation)
+        self.accounts = Accounts(store.root / "accounting")
+        self.plan = make_trial_plan(trial, self.problem, self.accounts)
+        self.ends = epoch_ends(self.plan, trial)
+        self.losses = WatchedLosses(self.problem.training_losses, self.problem.classes)
+        with seeded(trial.seed):
+            self.model = self.problem.model().to(conditions.device)
+        self.losses.watch(self.model)
+        self.run, self.progress = self.saved.resume(self._start)
+        self.last: Evaluation | None = None
+
+    def _release(self, folder: Path) -> Path:
+        told = drop_architecture(self.problem, self.plan.query)
+        return self.run.release(folder, description=told.describe())
+
+    def result(self, started: float) -> Result:
+        """Take the steps that remain, then write it all down."""
+        outcome, reason = "finished", ""
+        try:
+            self._train()
+        except Diverged as stop:
+            outcome, reason = "diverged", str(stop)
+        record = _record(self.trial, started, outcome, reason) | self._told()
+        private = (("steps.safetensors", self._steps()),)
+        release = self._release if self.conditions.weights else None
+        return Result(
+            as_json_data(record), tuple(as_json_data(line) for line in self.progress.epochs), private, release
+        )
+
+    def _start(self) -> Run:
+        seed = self.trial.secret_seed
+        secret = None if seed is None else Secret.from_seed(seed, "bench", self.trial.key, self.plan.fingerprint())
+        return self.plan.start(self.model, self.losses, self.problem.train, secret=secret, unit=self.problem.whose)
+
+    def _train(self) -> None:
+        clock = time.perf_counter()
+        ends = set(self.ends)
+        for record in train(self.run):
+            numbers = record.numbers()
+            self.progress.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
+            self.progress.seconds += time.perf_counter() - clock
+            if self.run.next in ends:
+                self._measure()
+            self.saved.keep(self.run, self.progress)
+            self.conditions.pulse()
+            clock = time.perf_counter()
+
+    def _measure(self) -> None:
+        """The figures after an evaluated epoch."""
+        clock = time.perf_counter()
+        step = self.run.next
+        line: dict[str, Any] = {"step": step, "epoch": step / _per_epoch(self.plan, self.trial)}
+        line |= self._figures("validation") if self.problem.validation is not None else {}
+        line |= self._figures("test")
+        line |= self._spread()
+        self.progress.epochs.append(line)
+        self.progress.evaluation_seconds += time.perf_counter() - clock
+        if not all(bool(torch.isfinite(p).all()) for p in trainable(self.model).values()):
+            raise Diverged(f"the parameters are not finite after step {step}")
+        for name in ("validation_loss", "test_loss"):
+            if not math.isfinite(line.get(name, 0.0)):
+                raise Diverged(f"the {name.replace('_', ' ')} is not finite after step {step}")
+
+    def _figures(self, part: Any) -> dict[str, Any]:
+        found = evaluate_problem(self.model, self.problem, part=part)
+        if part == "test":
+            self.last = found
+        accuracy = {} if found.accuracy is None else {f"{part}_accuracy": found.accuracy}
+        return {f"{part}_loss": found.loss, **accuracy}
+
+    def _spread(self) -> dict[str, float]:
+        """Of the published sanitisation layer: the mean spread of its noisy outputs since the last evaluated epoch, by
+        which its paper stops. It is made of what the paper takes to be released."""
+        curves, since = self.progress.curves, self.progress.epochs[-1]["step"] if self.progress.epochs else 0
+        if "spread" not in curves:
+            return {}
+        total, examples = sum(curves["spread"][since:]), sum(curves["examples"][since:])
+        return {"spread": total / examples} if examples and math.isfinite(total) else {}
+
+    def _told(self) -> dict[str, Any]:
+        """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
+        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.plan, self.ends)
+        for line in self.progress.epochs:
+            line["epsilon"] = epsilons.get(line["step"])
+        if self.last is None:  # resumed after its last step
+            self._figures("test")
+        final = {k: v for k, v in self.progress.epochs[-1].items() if k.startswith(("test_", "validation_"))}
+        return {**final, **self.tell_privacy(), **self._effort()}
+
+    def tell_privacy(self) -> dict[str, Any]:
+        plan = self.run.plan
+        guarantee, left = self.run.guarantee, find_composed_delta(plan, self.run.history, self.run.coordinates)
+        claims = [claim.to_json() for claim in self.run.claims()]
+        return {
+            "epsilon": guarantee.epsilon,
+            "delta": guarantee.delta,
+            "status": guarantee.status,
+            "adjacency": guarantee.adjacency,
+            "protects": guarantee.protects,
+            "accountant": guarantee.accountant,
+            "guarantee": guarantee.sentence(),
+            "event": guarantee.to_json()["event_json"],
+            "lost_delta": guarantee.delta - left if plan.private else 0.0,
+            "assumptions": list(guarantee.assumptions),
+            "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
+            "planned_method": plan.method,  # what auto has chosen
+            "noise_multiplier": plan.sigma if plan.private else 0.0,
+            "sensitivity": plan.sensitivity,
+            "noise_std": plan.noise_std if plan.private else 0.0,
+            "steps": plan.steps,
+            "steps_taken": self.run.next,
+            "examples": plan.sampler.examples,
+            "sample_rate": getattr(plan.sampler.participation, "rate", None),
+            **({"tried_before": True} if self.saved.lost else {}),
+        }
+
+    def _effort(self) -> dict[str, Any]:
+        assert self.last is not None
+        return {
+            "metric": self.problem.metric,
+            "confusion": self.last.to_json()["confusion"],
+            "per_class": self.last.to_json()["per_class"],
+            "class_names": None if self.problem.class_names is None else list(self.problem.class_names),
+            "parameters": sum(p.numel() for p in trainable(self.model).values()),
+            "train_seconds": self.progress.seconds,
+            "evaluation_seconds": self.progress.evaluation_seconds,
+            "inference_seconds": self.last.seconds / self.last.examples,
+            "resumed": self.progress.resumed,
+            "device": self.conditions.device,
+        }
+
+    def _steps(self) -> bytes:
+        return save({name: torch.tensor(values) for name, values in self.progress.curves.items()})
+
+
+def epoch_ends(plan: Plan, trial: Trial) -> list[int]:
+    """The steps after which the run is measured: every ``evaluate_every`` epochs, and the last."""
+    every = max(1, round(trial.evaluate_every * _per_epoch(plan, trial)))
+    return [*range(every, plan.steps, every), plan.steps]
+
+
+def _per_epoch(plan: Plan, trial: Trial) -> int:
+    return -(-plan.sampler.examples // int(trial.settings["batch_size"]))
+
+
+def _record(trial: Trial, started: float, outcome: str, reason: str) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "key": trial.key,
+        "outcome": outcome,
+        "reason": reason,
+        "config": trial.config(),
+        "secret": "system" if trial.secret_seed is None else "seed",
+        "started": started,
+        "seconds": time.time() - started,
+        "versions": read_versions(*VERSIONS) | {"python": platform.python_version()} | trial.versions,
+        "machine": {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()},
+    }

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hush.cli.console import be_patient, show, show_json, show_table
-from hush.cli.planning import (
+from hush.cli.console import delayed_status, show, show_json, show_table
+from hush.cli.options import (
     PlanOptions,
     compare_candidates,
     list_candidates,
     read_method_options,
     show_candidates,
+    take,
     warn_delta,
 )
-from hush.cli.shell import take
-from hush.methods import Candidate, Setting, explain_choice, make_plan
+from hush.methods import Candidate, PlanConfig, explain_choice, make_plan
+from hush.methods.config import same_option
 from hush.plan import Plan
-from hush.settings import same_option
 
 APART = ("claims", "assumptions", "candidates")  # not in the table
 
@@ -26,7 +26,7 @@ APART = ("claims", "assumptions", "candidates")  # not in the table
 class AccountOptions(PlanOptions):
     """What `hush account` takes."""
 
-    examples: int = field(metadata=same_option(Setting, "examples"))
+    examples: int = field(metadata=same_option(PlanConfig, "examples"))
 
 
 @take(AccountOptions, without=("average",))
@@ -40,7 +40,7 @@ def account(given: AccountOptions) -> None:
     if given.epsilon is None:  # it only tells what is said about a plan, and marks what is claimed
         setting = replace(setting, accept_claimed=True)
     candidates = compare_candidates(given.method, setting, chosen)
-    with be_patient(f"computing the noise of {given.method}"):
+    with delayed_status(f"computing the noise of {given.method}"):
         plan = make_plan(given.method, setting, **chosen)
     warn_delta(given.delta, given.examples)
     summary = summarise(plan)

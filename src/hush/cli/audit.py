@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hush import validate
+from hush._internal import validate
+from hush.accounting.guarantee import rounded_down, rounded_up
 from hush.cli.console import say, show, show_progress, show_table
-from hush.cli.shell import AsJson
-from hush.errors import BadInput
-from hush.privacy.guarantee import rounded_down, rounded_up
+from hush.cli.options import AsJson
+from hush.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from hush.audit.auditing import Audit
-    from hush.audit.store import AuditSettings
+    from hush.audit.audit import Audit, AuditSettings
 
 COLUMNS = ("method", "status", "claimed ε", "at least (95 %)", "estimate", "verdict", "adversary")
 
@@ -70,17 +69,17 @@ def audit(
     `hush audit --method dp-adam --problem breast-cancer-mlp`, `hush audit --all --update findings.json`,
     `hush audit --method mypackage.mymodule:my_method`
     """
-    from hush.audit.store import AuditSettings
+    from hush.audit.audit import AuditSettings
 
     if (method is None) == (not every):
-        raise BadInput("say what to audit: --method NAME, or --all for every method")
+        raise InvalidInputError("say what to audit: --method NAME, or --all for every method")
     if page is not None and (every or store is not None):
-        raise BadInput("a page draws the scores of one audit that is made now: give --method, and no --store")
-    validate.whole(comparisons=comparisons)
+        raise InvalidInputError("a page draws the scores of one audit that is made now: give --method, and no --store")
+    validate.positive_int(comparisons=comparisons)
     names = _list_all(problem) if method is None else (method,)
     settings = AuditSettings(epsilon, delta, runs, seed, comparisons * len(names), problem)
     kept = Path("audit.jsonl") if every and store is None else store
-    asked = Asked(settings, comparisons, kept, update, page, as_json)
+    asked = AuditOptions(settings, comparisons, kept, update, page, as_json)
     found = [_audit_one(name, asked) for name in names]
     if every and not as_json:
         show_table("", COLUMNS, [_row(entry) for entries in found for entry in entries])
@@ -88,7 +87,7 @@ def audit(
 
 def _list_all(problem: str | None) -> tuple[str, ...]:
     """Every method that claims something; on a problem by name, those that can be audited there."""
-    from hush.audit.method import list_audited, list_whole
+    from hush.audit.audit import list_audited, list_whole
 
     if problem is None:
         return list_audited()
@@ -99,7 +98,7 @@ def _list_all(problem: str | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditOptions:
     """What is to be done with every method; ``announced`` audits of it were counted on, in ``settings`` times their
     methods."""
 
@@ -111,11 +110,10 @@ class Asked:
     as_json: bool
 
 
-def _audit_one(method: str, asked: Asked) -> list[dict[str, Any]]:
+def _audit_one(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
     """The verdicts on a method: from the store, or by an audit now."""
-    from hush.audit.findings import add_findings
-    from hush.audit.store import find_audits
-    from hush.audit.verdict import Verdict
+    from hush.audit.audit import add_findings, find_audits
+    from hush.audit.bounds import Verdict
 
     known = find_audits(asked.store, method, asked.settings) if asked.store is not None else []
     entries = known or _audit_now(method, asked)
@@ -135,11 +133,11 @@ def _audit_one(method: str, asked: Asked) -> list[dict[str, Any]]:
     return entries
 
 
-def _audit_now(method: str, asked: Asked) -> list[dict[str, Any]]:
+def _audit_now(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
     """An audit, kept and drawn where that was asked for; one more than was announced counts as more comparisons, and
     whoever has seen a verdict cannot announce more than before it."""
-    from hush.audit.store import count_audits, find_announced, keep_audits
-    from hush.audit.verdict import allow_for_repeats
+    from hush.audit.audit import count_audits, find_announced, keep_audits
+    from hush.audit.bounds import allow_for_repeats
 
     number = 1 if asked.store is None else count_audits(asked.store, method) + 1
     methods = asked.settings.comparisons // asked.announced
@@ -158,8 +156,7 @@ def _audit_now(method: str, asked: Asked) -> list[dict[str, Any]]:
 
 
 def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:
-    from hush.audit.auditing import audit_stage
-    from hush.audit.method import make_audit_plan, make_audit_stage
+    from hush.audit.audit import audit_stage, make_audit_plan, make_audit_stage
 
     plan = make_audit_plan(method, settings.epsilon, settings.delta)
     with show_progress(quiet=quiet) as bar:
@@ -175,7 +172,7 @@ def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:
 
 
 def _draw(made: Audit, method: str, page: Path) -> None:
-    from hush.files import write_atomic
+    from hush._internal.storage import write_atomic
     from hush.report.audit_page import render_audit
 
     write_atomic(page, render_audit(made, method).encode())

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.console import be_patient, say, show, show_json
-from hush.cli.shell import AsJson
-from hush.cli.stopping import say_when_interrupted
+from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json
+from hush.cli.options import AsJson
 
 if TYPE_CHECKING:
     from hush.bench.spec import Spec
@@ -44,15 +43,13 @@ def bench(
 
     On a Ray cluster: `hush bench specs/setup-1.toml --store /shared/results --executor ray --address auto --cpus 2`
     """
-    from hush.bench.check import check_spec
-    from hush.bench.choosing import price_choices
-    from hush.bench.execute import count_cores
-    from hush.bench.executors import Wishes, make_executor
-    from hush.bench.spec import read_spec
-    from hush.bench.store import StoreTrouble, open_store
-    from hush.bench.sweeps import show_live, sweep
+    from hush.bench.executors import count_cores
+    from hush.bench.selection_cost import price_choices
+    from hush.bench.spec import check_spec, read_spec
+    from hush.bench.store import StoreFullError, open_store
+    from hush.bench.sweep import ExecutorOptions, make_executor, show_live, sweep
 
-    chosen = make_executor(executor_name, Wishes(workers, retries, address, cpus, gpus))
+    chosen = make_executor(executor_name, ExecutorOptions(workers, retries, address, cpus, gpus))
     read = read_spec(spec)
     check_spec(read, call_others=not dry_run)
     if dry_run:
@@ -64,11 +61,11 @@ def bench(
     try:
         with say_when_interrupted("stopped: start the same command again to go on"), show_live() as watch:
             tally = sweep(read, opened, chosen, retry_failed=retry_failed, watch=watch)
-    except StoreTrouble as error:
+    except StoreFullError as error:
         say(f"error: {error.strerror} in '{store}': what is written is whole; make room and run the same command again")
         raise typer.Exit(1) from error
     found = tally.summary()
-    with be_patient("computing the price of choosing"):
+    with delayed_status("computing the price of choosing"):
         choices = price_choices(opened.record(trial.key) for trial in read.trials if opened.has(trial.key))
     if as_json:
         show_json({**found, "choices": [choice.to_json() for choice in choices]})
@@ -83,7 +80,7 @@ def bench(
 
 def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -> None:
     from hush.bench.store import Store, check_store
-    from hush.bench.sweeps import tell_duration
+    from hush.bench.sweep import tell_duration
     from hush.bench.timing import estimate
 
     there: set[str] = set()
@@ -92,7 +89,7 @@ def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -
         there = Store(store).keys()
     left = [trial for trial in spec.trials if trial.key not in there]
     skipped = len(spec.trials) - len(left)
-    with be_patient("timing a few steps of each kind of run"):
+    with delayed_status("timing a few steps of each kind of run"):
         found = estimate(left)
     seconds = found.seconds(workers)
     if as_json:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from hush.printable import as_json_data, dump_json, make_printable
+from hush._internal.text import as_json_data, dump_json, make_printable
 
 PATIENCE = 2.0  # seconds of silence
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -69,7 +71,7 @@ def be_silent() -> None:
     _errors.quiet = _output.quiet = True
 
 
-class Patience:
+class DelayedStatus:
     """Silent for two seconds; then it says what is being done, and every next thing."""
 
     def __init__(self, doing: str) -> None:
@@ -91,9 +93,9 @@ class Patience:
 
 
 @contextmanager
-def be_patient(doing: str) -> Iterator[Callable[[str], None]]:
+def delayed_status(doing: str) -> Iterator[Callable[[str], None]]:
     """Gives a function to report progress to; the reports reach stderr only if the whole takes long."""
-    patience = Patience(doing)
+    patience = DelayedStatus(doing)
     timer = threading.Timer(PATIENCE, patience.remind)
     timer.daemon = True
     timer.start()
@@ -101,3 +103,48 @@ def be_patient(doing: str) -> Iterator[Callable[[str], None]]:
         yield patience.tell
     finally:
         timer.cancel()
+
+
+# How a command is stopped from outside: by a signal between two steps, or by the operating system.
+
+
+class Interruption(Exception):
+    """Somebody ended a command, which has a sentence of its own for it: what is kept, and how to go on."""
+
+
+@contextmanager
+def say_when_interrupted(sentence: str) -> Iterator[None]:
+    """Within it, Ctrl-C ends the command with this sentence."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interruption(sentence) from error
+
+
+@contextmanager
+def note_interrupts() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C or SIGTERM into a question to be asked between steps; a second one ends at once."""
+    asked = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def explain_os_error(error: OSError) -> str:
+    """What the operating system refused, in a few words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no space is left on the disk (free some first)"
+    return f"{error.strerror or error}" + (f" ('{error.filename}')" if error.filename else "")

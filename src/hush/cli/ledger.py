@@ -8,17 +8,16 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from hush._internal.validate import choice
+from hush.accounting.accountant import Adjacency
+from hush.accounting.events import name_event
+from hush.accounting.guarantee import PROTECTED, Protects, Status, rounded_up
 from hush.cli.console import show, show_json
-from hush.cli.shell import AsJson
-from hush.errors import BadInput
-from hush.ledger.account import DATASET, Budget, Ledger, Spend, check_name
-from hush.ledger.entries import Cap, check_budget, check_halves, check_spend
-from hush.ledger.scope import ROW, Scope
-from hush.ledger.total import Total
-from hush.privacy.accounting import Adjacency
-from hush.privacy.guarantee import PROTECTED, Protects, Status, rounded_up
-from hush.privacy.leaves import name_event
-from hush.validate import one_of
+from hush.cli.options import AsJson
+from hush.errors import InvalidInputError
+from hush.ledger.book import DATASET, Ledger
+from hush.ledger.entries import Budget, Cap, Spend, check_budget, check_halves, check_name, check_spend
+from hush.ledger.total import ROW, Scope, Total
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
@@ -47,7 +46,7 @@ def show_ledger(
     names = opened.datasets() if dataset is None else [opened.known_as(dataset)]
     if dataset is not None and names[0] not in opened.datasets():
         there = ", ".join(f"'{name}'" for name in opened.datasets())
-        raise BadInput(f"the ledger '{ledger}' has no dataset '{dataset}': it has {there or 'none'}")
+        raise InvalidInputError(f"the ledger '{ledger}' has no dataset '{dataset}': it has {there or 'none'}")
     found = [_summary(opened, name, delta) for name in names]
     if as_json:
         show_json({"ledger": str(ledger), "datasets": found})
@@ -85,7 +84,7 @@ def budget(
         check_budget(Budget(epsilon, delta))
         check_name(name)
     elif scope is not None:
-        raise BadInput("--unit and --protects say what a budget is for: give its --epsilon too")
+        raise InvalidInputError("--unit and --protects say what a budget is for: give its --epsilon too")
     opened = Ledger(ledger, create=epsilon is not None, write=epsilon is not None)
     if epsilon is not None:
         opened.set_budget(name, epsilon, delta, scope=scope)
@@ -177,7 +176,7 @@ def close(
     the run cannot go on.
     """
     if not stopped_blindly:
-        raise BadInput(
+        raise InvalidInputError(
             "a run that was stopped by looking at it stays counted with all its planned steps: say --stopped-blindly "
             "if nobody had looked, else there is nothing to close"
         )
@@ -215,7 +214,7 @@ def _scope(unit: str | None, protects: str | None) -> Scope | None:
     """What was asked for, if anything was."""
     if unit is None and protects is None:
         return None
-    one_of(PROTECTED, protects=protects or "example")
+    choice(PROTECTED, protects=protects or "example")
     return Scope(ROW if unit is None else unit, cast(Protects, protects or "example"))
 
 

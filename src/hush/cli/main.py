@@ -9,30 +9,16 @@ from collections.abc import Sequence
 
 import typer
 
-from hush.cli import (
-    account,
-    audit,
-    bench,
-    data,
-    evaluate,
-    export,
-    ledger,
-    methods,
-    noise,
-    plan,
-    predict,
-    report,
-    train,
-    tune,
-    verify,
-)
-from hush.cli.console import accept_any_encoding, say, show
-from hush.cli.stopping import Interruption, explain_os_error
-from hush.cli.teaching import teach
+from hush._internal.imports import read_own_version
+from hush.cli import account, audit, bench, catalogue, ledger, noise, plan, release, report, train, tune
+from hush.cli import catalogue as methods_catalogue
+from hush.cli import release as export_release
+from hush.cli import release as predict_release
+from hush.cli import release as verify_release
+from hush.cli.console import Interruption, accept_any_encoding, explain_os_error, say, show
+from hush.cli.help import teach
+from hush.distributed.group import LostRank, Stopped
 from hush.errors import HushError
-from hush.ranks import LostRank
-from hush.stepping import Stopped
-from hush.version import read_own_version
 
 TRACEBACK = "HUSH_TRACEBACK"
 INTERRUPTED = 130
@@ -43,20 +29,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("methods")(methods.methods)
-app.command("problems")(methods.problems)
+app.command("methods")(methods_catalogue.methods)
+app.command("problems")(methods_catalogue.problems)
 app.command("plan")(plan.plan)
 app.command("account")(account.account)
 app.command("train")(train.train)
 app.command("tune")(tune.tune)
-app.command("predict")(predict.predict)
-app.command("evaluate")(evaluate.evaluate)
-app.command("export")(export.export)
-app.command("verify")(verify.verify)
+app.command("predict")(predict_release.predict)
+app.command("evaluate")(release.evaluate)
+app.command("export")(export_release.export)
+app.command("verify")(verify_release.verify)
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 app.command("report")(report.report)
-app.add_typer(data.app, name="data")
+app.add_typer(catalogue.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(noise.app, name="noise")
 teach(app)

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import typer
 
-from hush.cli.console import be_patient, say, show, show_json
-from hush.cli.planning import (
+from hush._internal.storage import writable_directory, write_atomic
+from hush.cli.console import delayed_status, say, show, show_json
+from hush.cli.options import (
     EPSILON_OR_THREE,
+    KEEPING,
     PlanOptions,
     compare_candidates,
-    default_to_three,
+    default_epsilon,
     read_method_options,
+    take,
 )
-from hush.cli.shell import KEEPING, take
-from hush.files import writable_directory, write_atomic
-from hush.methods import Setting, explain_choice, make_plan
-from hush.settings import LENGTH, option, same_option
+from hush.methods import PlanConfig, explain_choice, make_plan
+from hush.methods.config import LENGTH, option, same_option
 
 app = typer.Typer(help="Look at noise.", no_args_is_help=True)
 
@@ -30,7 +31,7 @@ class NoiseOptions(PlanOptions):
     out: Path = field(default=Path("noise.html"), metadata=option("The page to write.", KEEPING))
     method: str = field(default="dp-matrix-me", metadata=same_option(PlanOptions, "method"))
     epsilon: float | None = field(default=None, metadata=EPSILON_OR_THREE)
-    examples: int = field(default=6000, metadata=same_option(Setting, "examples"))
+    examples: int = field(default=6000, metadata=same_option(PlanConfig, "examples"))
     batch_size: int = field(default=100, metadata=same_option(PlanOptions, "batch_size"))
     epochs: float | None = field(
         default=None,
@@ -52,17 +53,16 @@ def show_noise(given: NoiseOptions) -> None:
 
     Example: `hush noise show --method dp-blt --examples 60000 --batch-size 500 --epochs 10 --epsilon 3`
     """
-    from hush.report.noise_page import render_page
-    from hush.report.noise_view import view_noise
+    from hush.report.noise_page import render_page, view_noise
 
     if given.epochs is None and given.steps is None:
         given = replace(given, epochs=1.0 if given.method.startswith("dp-matrix-se") else 4.0)
-    setting = default_to_three(given).setting(given.examples)
+    setting = default_epsilon(given).setting(given.examples)
     writable_directory(given.out.parent)
     chosen = read_method_options(given.method, given.settings)
     if candidates := compare_candidates(given.method, setting, chosen):
         say(explain_choice(candidates))
-    with be_patient(f"computing the noise of {given.method}") as tell:
+    with delayed_status(f"computing the noise of {given.method}") as tell:
         plan = make_plan(given.method, setting, **chosen)
         tell("drawing")
         view = view_noise(plan)

@@ -9,22 +9,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hush import validate
+from hush._internal import validate
+from hush._internal.storage import writable_directory, write_atomic
 from hush.bench.timing import TIMED_PLAN
-from hush.claims import claim_steps
-from hush.cli import task as t
-from hush.cli.console import be_patient, say, show, show_block, show_json, show_table
-from hush.cli.measuring import plan_metrics
-from hush.cli.planning import DEFAULT_EPSILON, PlanOptions, read_method_options, warn_delta
-from hush.cli.preparing import asks_for_releases, plan_before
-from hush.cli.shell import KEEPING, OutputOptions, take
-from hush.errors import BadInput, HushError
-from hush.files import writable_directory, write_atomic
-from hush.methods import Setting, make_plan
-from hush.problems import Problem
-from hush.report.prospects import Outlook, Prospect, choose, count_weights, look_ahead, look_around, with_minutes
-from hush.report.prospects_words import explain_outlook, explain_row, name_columns
-from hush.settings import LENGTH, METHOD, PRIVACY, PlanSettings, option, same_option
+from hush.cli import options as t
+from hush.cli.console import delayed_status, say, show, show_block, show_json, show_table
+from hush.cli.options import DEFAULT_EPSILON, KEEPING, OutputOptions, PlanOptions, read_method_options, take, warn_delta
+from hush.cli.train import asks_for_releases, plan_before, plan_metrics
+from hush.datasets.problem import Problem
+from hush.errors import HushError, InvalidInputError
+from hush.guarantees import claim_steps
+from hush.methods import PlanConfig, make_plan
+from hush.methods.config import LENGTH, METHOD, PRIVACY, PlanSettings, option, same_option
+from hush.report.plan_page import (
+    PlanRow,
+    Sensitivity,
+    choose,
+    count_weights,
+    explain_outlook,
+    explain_row,
+    name_columns,
+    nearby_plans,
+    plan_grid,
+    with_minutes,
+)
 
 SIZES, LARGEST = 5, 4096  # of the batches that are compared by default: so many powers of two, up to this one
 LIST = "A,B,…"
@@ -64,8 +72,8 @@ def plan(given: Planning) -> None:
         writable_directory(given.out.parent)
     task, setting, weights = _read(given)
     chosen = read_method_options(given.method, given.settings)
-    with be_patient("calibrating the noise") as tell:
-        found = list(look_ahead(given.method, setting, _grid(given, setting.examples), tell, **chosen))
+    with delayed_status("calibrating the noise") as tell:
+        found = list(plan_grid(given.method, setting, _grid(given, setting.examples), tell, **chosen))
         charge = partial(_charge_others, task=task, given=given)
         rows = _charge([replace(row, weights=weights) for row in found], charge)
         if task is not None:
@@ -91,44 +99,48 @@ def plan(given: Planning) -> None:
         show(f"written: {given.out}")
 
 
-def _read(given: Planning) -> tuple[Problem | None, Setting, int | None]:
+def _read(given: Planning) -> tuple[Problem | None, PlanConfig, int | None]:
     """The task if there is one, the setting without what varies, and the number of weights if it is known."""
     if given.method == "auto":
-        raise BadInput(
+        raise InvalidInputError(
             "`hush plan` compares settings of one method: name it, or compare methods with `hush account --method auto`"
         )
     task = None
     examples, weights = given.examples, given.parameters
     if given.data is not None or given.problem is not None:
         if examples is not None or weights is not None:
-            raise BadInput("--data and --problem say how many examples and weights there are: leave the numbers out")
+            raise InvalidInputError(
+                "--data and --problem say how many examples and weights there are: leave the numbers out"
+            )
         task = t.load_task(given)
         examples, weights = task.examples, count_weights(task)
     if task is None:
         _check_without_data(given)
     if examples is None:
-        raise BadInput("say how many examples there are: --examples 60000, or the data themselves with --data")
+        raise InvalidInputError("say how many examples there are: --examples 60000, or the data themselves with --data")
     if weights is not None:
-        validate.whole(parameters=weights)
+        validate.positive_int(parameters=weights)
     unit = "example" if task is None else task.unit
-    return task, Setting(examples, batch_size=1, delta=given.delta, unit=unit), weights
+    return task, PlanConfig(examples, batch_size=1, delta=given.delta, unit=unit), weights
 
 
 def _check_without_data(given: Planning) -> None:
     """Refuse what would be passed over, as there are no data that it could be about."""
     if asks_for_releases(given):
-        raise BadInput("what is released before training is planned for the data themselves: name them with --data")
+        raise InvalidInputError(
+            "what is released before training is planned for the data themselves: name them with --data"
+        )
     t.check_described(given)
     others = (given.private_metrics, given.class_weights, given.rows_per_unit, given.public_test or None)
     if any(value is not None for value in others):
         own = "--private-metrics, --class-weights, --rows-per-unit and --public-test"
-        raise BadInput(f"{own} describe the data: give them with --data, or name a --problem")
+        raise InvalidInputError(f"{own} describe the data: give them with --data, or name a --problem")
 
 
-def _charge(rows: Sequence[Prospect], charge: Callable[[Prospect], Prospect]) -> list[Prospect]:
+def _charge(rows: Sequence[PlanRow], charge: Callable[[PlanRow], PlanRow]) -> list[PlanRow]:
     """The rows with all that is released within their ε, without those whose ε it uses up; refused where that is all
     of them."""
-    found: list[Prospect] = []
+    found: list[PlanRow] = []
     refusals: dict[float, HushError] = {}
     for row in rows:
         try:
@@ -142,7 +154,7 @@ def _charge(rows: Sequence[Prospect], charge: Callable[[Prospect], Prospect]) ->
     return found
 
 
-def _charge_others(row: Prospect, task: Problem | None, given: Planning) -> Prospect:
+def _charge_others(row: PlanRow, task: Problem | None, given: Planning) -> PlanRow:
     """The row with all that is released beside training within its ε, as `hush train` charges it, where that is asked
     for."""
     if task is None:
@@ -155,23 +167,23 @@ def _charge_others(row: Prospect, task: Problem | None, given: Planning) -> Pros
 
 def _look_around(
     method: str,
-    setting: Setting,
-    best: Prospect,
+    setting: PlanConfig,
+    best: PlanRow,
     tell: Callable[[str], None],
-    charge: Callable[[Prospect], Prospect],
+    charge: Callable[[PlanRow], PlanRow],
     **chosen: Any,
-) -> Outlook:
+) -> Sensitivity:
     """The outlook at the recommended row; its curve begins where ε is enough for all that is released."""
     short: set[float] = set()
 
-    def charge_or_note(row: Prospect) -> Prospect:
+    def charge_or_note(row: PlanRow) -> PlanRow:
         try:
             return charge(row)
         except HushError:
             short.add(row.epsilon)
             return row
 
-    found = look_around(method, setting, best, tell, charge=charge_or_note, **chosen)
+    found = nearby_plans(method, setting, best, tell, charge=charge_or_note, **chosen)
     enough = tuple(point for point in found.curve if point[0] not in short)
     return replace(found, curve=enough or found.curve[-1:])
 
@@ -192,19 +204,21 @@ def _read_list(name: str, text: str, kind: Callable[[str], Number]) -> list[Numb
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise BadInput(f"--{name} takes numbers with commas between them, such as 1,3,8; got '{text}'") from error
+        raise InvalidInputError(
+            f"--{name} takes numbers with commas between them, such as 1,3,8; got '{text}'"
+        ) from error
     for value in values:
         validate.positive(**{name.replace("-", "_"): value})
     return sorted(set(values))
 
 
-def _pick_epsilon(rows: Sequence[Prospect]) -> float:
+def _pick_epsilon(rows: Sequence[PlanRow]) -> float:
     """The usual ε where it is among them, else the strictest: which ε is right is not for the table to say."""
     known = {row.epsilon for row in rows}
     return DEFAULT_EPSILON if DEFAULT_EPSILON in known else min(known)
 
 
-def _shorten(method: str, setting: Setting, chosen: dict[str, Any]) -> Callable[[int], Any]:
+def _shorten(method: str, setting: PlanConfig, chosen: dict[str, Any]) -> Callable[[int], Any]:
     """A plan of a few steps for a batch size, to be timed."""
 
     def short(batch: int) -> Any:
@@ -214,7 +228,7 @@ def _shorten(method: str, setting: Setting, chosen: dict[str, Any]) -> Callable[
     return short
 
 
-def _as_json(row: Prospect, best: Prospect) -> dict[str, Any]:
+def _as_json(row: PlanRow, best: PlanRow) -> dict[str, Any]:
     return {
         "method": row.plan.method,
         "epsilon": row.epsilon,
@@ -234,14 +248,14 @@ def _as_json(row: Prospect, best: Prospect) -> dict[str, Any]:
     }
 
 
-def _show(rows: Sequence[Prospect], best: Prospect) -> None:
+def _show(rows: Sequence[PlanRow], best: PlanRow) -> None:
     columns, meaning = name_columns(best)
     show_block(meaning)
     show()
     show_table("", columns, (_cells(row, best) for row in rows))
 
 
-def _cells(row: Prospect, best: Prospect) -> list[str]:
+def _cells(row: PlanRow, best: PlanRow) -> list[str]:
     cells = [
         "→" if row is best else "",
         f"{row.epsilon:g}",

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hush.cli.console import be_patient, say, show, show_json
-from hush.cli.shell import AsJson
-from hush.errors import BadInput
-from hush.files import PRIVATE, explain, writable_directory, write_atomic
+from hush._internal.storage import PRIVATE, explain, writable_directory, write_atomic
+from hush.cli.console import delayed_status, say, show, show_json
+from hush.cli.options import AsJson
+from hush.errors import InvalidInputError
 
 
 class Format(StrEnum):
@@ -60,10 +60,10 @@ def report(
     Example: `hush report results/mnist-dpsgd.jsonl --out report.html`
     """
     if not source.exists():
-        raise BadInput(f"there is no '{source}': name a store, a file of records or the folder of a run")
+        raise InvalidInputError(f"there is no '{source}': name a store, a file of records or the folder of a run")
     if audits is not None and _is_run(source):
-        raise BadInput("audits of methods are shown in the report of a store: leave --audits out")
-    with be_patient(f"reporting {source}"):
+        raise InvalidInputError("audits of methods are shown in the report of a store: leave --audits out")
+    with delayed_status(f"reporting {source}"):
         found = _report_run(source, out, kind) if _is_run(source) else _report_store(source, out, kind, audits)
     if as_json:
         show_json(found)
@@ -80,10 +80,9 @@ def _is_run(source: Path) -> bool:
 
 
 def _report_store(source: Path, out: Path | None, kind: Format, audits: Path | None) -> dict[str, Any]:
-    from hush.report.audits_beside import find_audits_beside
-    from hush.report.report_page import render_report
+    from hush.report.page import render_report
+    from hush.report.rows import OUTCOMES, find_audits_beside, read_results
     from hush.report.store_page import make_store_page
-    from hush.report.store_rows import OUTCOMES, read_results
 
     out = out or Path(NAMES[kind])
     writable_directory(out.parent)
@@ -110,12 +109,12 @@ def _report_store(source: Path, out: Path | None, kind: Format, audits: Path | N
 
 def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
     """Two files; the one in `private/` is for the owner of the data alone, like all that is there."""
-    from hush.artefact.folder import PRIVATE_PART
-    from hush.report.report_page import render_report
+    from hush.release.folder import PRIVATE_PART
+    from hush.report.page import render_report
     from hush.report.run_page import make_released_page
 
     if kind is not Format.HTML:
-        raise BadInput(
+        raise InvalidInputError(
             "a run is reported as html; its release holds a PRIVACY.md, and markdown and latex are for stores"
         )
     inside = (source / PRIVATE_PART).is_dir()
@@ -129,8 +128,8 @@ def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
 
 def _report_privately(source: Path) -> Path | None:
     """The page in `private/`; None where that cannot be read or written, as for somebody who does not own the data."""
-    from hush.artefact.folder import PRIVATE_PART
-    from hush.report.report_page import render_report
+    from hush.release.folder import PRIVATE_PART
+    from hush.report.page import render_report
     from hush.report.run_page import make_private_page
 
     secret = source / PRIVATE_PART / NAMES[Format.HTML]
@@ -139,7 +138,7 @@ def _report_privately(source: Path) -> Path | None:
         if page is None:
             return None
         write_atomic(secret, render_report(page).encode(), mode=PRIVATE)
-    except (OSError, BadInput) as error:
+    except (OSError, InvalidInputError) as error:
         why = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(why, OSError):
             raise

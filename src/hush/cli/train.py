@@ -2,61 +2,586 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 import time
 import tomllib
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
+from safetensors.torch import load, save
+from torch import Tensor
 
-from hush import validate
-from hush.artefact.folder import RELEASE, was_begun
-from hush.before import Before
-from hush.cli import task as t
-from hush.cli.console import be_patient, say, show, show_json
-from hush.cli.devices import find_device
-from hush.cli.early import StopOptions, begin_watch, read_stop, tell_stop
-from hush.cli.keeper import Keeper, KeepingOptions, say_unkept
-from hush.cli.measuring import choose_released, keep_figures, keep_notes, list_lines, make_fields, plan_metrics
-from hush.cli.planning import (
+from hush._internal import validate
+from hush._internal.storage import PRIVATE, write_atomic
+from hush._internal.text import as_json_data, dump_json, make_printable
+from hush.accounting.accountant import Adjacency
+from hush.checkpointing import LOG, Checkpoints, share_state
+from hush.cli import options as t
+from hush.cli.console import (
+    Interruption,
+    be_silent,
+    delayed_status,
+    explain_os_error,
+    note_interrupts,
+    say,
+    show,
+    show_json,
+    show_progress,
+)
+from hush.cli.options import (
     EPSILON_OR_THREE,
+    MACHINE,
+    Given,
+    OutputOptions,
     PlanOptions,
+    TaskOptions,
+    allow_smaller_batch,
+    apply_table_defaults,
     check_delta,
     compare_candidates,
-    default_to_three,
+    default_epsilon,
+    find_device,
     fit_batch,
-    let_batch_fit,
     list_candidates,
     read_method_options,
+    read_settings,
+    read_weight_share,
     split_pair,
+    take,
+    unset_options,
 )
-from hush.cli.preparing import asks_for_releases, plan_before, release_before
-from hush.cli.run_folder import OPTIONS
-from hush.cli.sanitizing import LayerOptions, sanitise_task
-from hush.cli.shell import MACHINE, Given, OutputOptions, read_settings, take
-from hush.cli.stopping import explain_os_error
-from hush.cli.table_numbers import fill_in, note_open
-from hush.cli.taking import take_all
-from hush.cli.together import attach_first, join, open_first
-from hush.errors import BadInput, HushError
+from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, open_keeper, warn_not_saved
+from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
+from hush.datasets.evaluation import Evaluation, evaluate_problem
+from hush.datasets.problem import Problem
+from hush.distributed.group import (
+    MICROBATCH,
+    LostRank,
+    ProcessGroup,
+    Stopped,
+    init_distributed,
+    on_rank_zero,
+    shutdown_distributed,
+)
+from hush.errors import HushError, InvalidInputError
+from hush.guarantees import account_steps
+from hush.ledger.run_account import BudgetSpent
 from hush.methods import Candidate, explain_choice, make_plan
-from hush.plan import Plan
-from hush.privacy.accounting import Adjacency
-from hush.problems import Problem
-from hush.problems.evaluation import evaluate_problem
+from hush.methods.config import LENGTH, METHOD, PRIVACY, list_settings, option
+from hush.plan import Mechanism, Plan
 from hush.randomness import seeded
+from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
-from hush.settings import LENGTH, METHOD, PRIVACY, list_settings, option
-from hush.stepping import MICROBATCH, ask_first
+from hush.sanitize.adaptive import AdaptiveClip
+from hush.sanitize.early_stopping import EpochSpreads, Stop, state_stop
+from hush.sanitize.privatised import Hybrid, Published, Released
+from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, drop_architecture, insert_layer
+from hush.statistics.metrics import NO_USE, Counts, from_counts
+from hush.statistics.private_metrics import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
+from hush.statistics.releases import check_shares, plan_releases, take_releases
+from hush.training import train as take_steps
+
+# `hush train` on several processes: process 0 keeps, charges, speaks and releases; the others take the same steps.
+
+
+class Interrupted(HushError):
+    """Somebody asked the run to stop between two steps."""
+
+
+@contextmanager
+def join(device: str) -> Iterator[ProcessGroup]:
+    """The processes of this run, of which only process 0 speaks; what another one fails by, it says on stderr."""
+    ranks = init_distributed(device)
+    if ranks.rank:
+        be_silent()
+    try:
+        yield ranks
+    except HushError as error:
+        if ranks.rank and not isinstance(error, Stopped):
+            sys.stderr.write(f"process {ranks.rank}: error: {error}\n")
+        raise
+    finally:
+        shutdown_distributed()
+
+
+def open_first(stack: ExitStack, ranks: ProcessGroup, given: KeepingOptions) -> RunDirectory:
+    """What is kept of the run, open on process 0 until the stack is left; nothing is kept on the others."""
+    opened: list[RunDirectory] = []
+
+    def enter() -> None:
+        opened.append(stack.enter_context(open_keeper(given.out, resume=given.resume, overwrite=given.overwrite)))
+
+    on_rank_zero(ranks, enter)
+    return opened[0] if opened else RunDirectory(None, False)
+
+
+def attach_first(ranks: ProcessGroup, keeper: RunDirectory, run: Run, given: KeepingOptions) -> None:
+    """Begin the run or set it to where it stopped, on process 0 and then, as it stands there, on all."""
+    on_rank_zero(ranks, lambda: keeper.attach(run, given))
+    share_state(run)
+
+
+def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values]]) -> Mapping[str, Values]:
+    """What is released before training, by key and name: process 0 charges, makes and keeps it, or reads it where the
+    run goes on, and the others hear its values."""
+    made: dict[str, Values] = {}
+    on_rank_zero(ranks, lambda: made.update(release()))
+    if ranks.world == 1:
+        return made
+    flat = {f"{key}/{name}": value.cpu().contiguous() for key, named in made.items() for name, value in named.items()}
+    heard: dict[str, dict[str, Tensor]] = {}
+    for text, value in load(ranks.hear_bytes(b"" if ranks.rank else save(flat))).items():
+        key, _, name = text.partition("/")
+        heard.setdefault(key, {})[name] = value
+    return heard
+
+
+def stop_together(run: Run, keeper: RunDirectory, asked: Callable[[], bool]) -> None:
+    """Have a wish to stop heard by all processes before the same step: as process 0 refuses to cover it."""
+
+    def cover(steps: int) -> None:
+        if asked():
+            raise Interrupted("as asked")
+        if keeper.account is not None:
+            keeper.account.cover(steps)
+
+    if run.ranks.world > 1 and run.ranks.rank == 0:
+        run.covered_by(cover)
+
+
+# `hush train --stop`: the published layer's early stop, and what may be said of a run that took it.
+
+NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """When training ends before all planned steps are taken."""
+
+    stop: str | None = field(
+        default=None,
+        metadata=option(
+            "Method sanitize: end once the deviation of the noisy outputs was flat for so many epochs, to so small a "
+            "slope: 10:1.2e-4; or none. Saves time. What counts is the ε of all planned steps.",
+            LENGTH,
+        ),
+    )
+
+
+@dataclass
+class EarlyStopMonitor:
+    """The series that a stop looks at, and after how many epochs it said so; a watch without ``rule`` never does."""
+
+    rule: Stop | None
+    spreads: EpochSpreads
+    after: int | None = None
+
+    def hear(self, steps: Iterable[Mapping[str, float]]) -> bool:
+        """Whether the run is over after these steps too."""
+        if self.rule is None or self.after is not None:
+            return self.after is not None
+        for figures in steps:
+            if self.spreads.add(figures):
+                self.after = self.rule.find(self.spreads.series)
+        return self.after is not None
+
+    def tell(self, plan: Mechanism, steps: int) -> dict[str, Any] | None:
+        """The stop as fields of the answer and of the privacy card; None where there was none. ``steps`` were taken: a
+        run that went on before it was watched has taken more than the epochs after which its flag is raised."""
+        if self.after is None:
+            return None
+        early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
+        said = {"epsilon_there": early.epsilon, "status": early.status, "reason": early.reason}
+        return {"after_epochs": self.after, "steps": steps, **said}
+
+
+def begin_watch(text: str | None, run: Run, batch_size: int, checkpoints: Checkpoints | None) -> EarlyStopMonitor:
+    """The watch of a run; one that goes on has its first steps from its log."""
+    watch = EarlyStopMonitor(read_stop(text, run.plan), EpochSpreads(-(-len(run.source) // batch_size)))
+    if watch.rule is None:
+        return watch
+    if run.ranks.world > 1:
+        raise InvalidInputError("--stop is for one process: leave it out under torchrun")
+    if run.next:
+        watch.hear(_recall(checkpoints, run.next))
+    return watch
+
+
+def read_stop(text: str | None, plan: Mechanism) -> Stop | None:
+    """WINDOW:LIMIT as a stop for the plan's kind of threshold."""
+    if text is None or text == NONE:
+        return None
+    if not isinstance(plan.query, Published | AdaptiveClip):
+        raise InvalidInputError(
+            f"--stop is for method sanitize, and this is {plan.method}: give fewer --epochs instead"
+        )
+    window, _, limit = text.partition(":")
+    try:
+        stop = Stop(int(window), float(limit), adaptive=isinstance(plan.query, AdaptiveClip))
+    except ValueError as error:
+        raise InvalidInputError(f"--stop takes epochs and a slope such as 10:1.2e-4, or none; got '{text}'") from error
+    stop.flag([])  # refuses a window or a limit that no series could have
+    return stop
+
+
+def _recall(checkpoints: Checkpoints | None, steps: int) -> list[dict[str, float]]:
+    path = None if checkpoints is None else checkpoints.directory / LOG
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    if len(lines) < steps:
+        raise InvalidInputError("the log of this run's steps is gone, and a stop looks at them: go on with --stop none")
+    return [json.loads(line) for line in lines[:steps]]
+
+
+def tell_stop(stop: Mapping[str, Any]) -> str:
+    """The stop for people."""
+    return (
+        f"stopped after {stop['after_epochs']} epochs by --stop; that this costs only ε = {stop['epsilon_there']:.2f} "
+        f"is {stop['status']}, and all planned steps are counted"
+    )
+
+
+# The steps of `hush train`, with progress: to their end, or to where they are stopped.
+
+
+def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor, *, every: int, quiet: bool) -> None:
+    """Train to the end or to where ``watch`` says so, or leave cleanly: asked to (exit 130), out of budget or without a
+    process (exit 1)."""
+    stopped: str | None = None
+    asked_for = False
+    with note_interrupts() as asked, show_progress(quiet) as bar:
+        shown = bar.add_task(
+            f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
+        )
+        stop_together(run, keeper, asked)
+        try:
+            steps = () if watch.after else take_steps(run, checkpoints=keeper.checkpoints, every=every)
+            for record in steps:
+                bar.advance(shown)
+                if watch.rule is not None and watch.hear([record.numbers()]):
+                    break
+                if run.ranks.world == 1 and asked() and run.next < run.plan.steps:
+                    stopped, asked_for = "as asked", True
+                    break
+            if watch.after is not None:
+                keeper.end(run)
+        except (BudgetSpent, LostRank, Stopped) as why:
+            stopped = f"{why}"
+        except Interrupted as why:
+            stopped, asked_for = f"{why}", True
+        if stopped is not None:
+            keeper.save(run)
+    if stopped is not None:
+        told = f"stopped at step {run.next} of {run.plan.steps}: {stopped}; {keeper.how_to_go_on(run)}"
+        if asked_for:
+            raise Interruption(told)
+        say(told)
+        raise typer.Exit(1)
+
+
+# The options of `hush train` that say where the sanitisation layer of a model is.
+
+NAMES = "--sanitize-at, --sanitize-width and --sanitize-clip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """Where the layer is, and how wide."""
+
+    sanitize_at: str | None = field(
+        default=None,
+        metadata=option("Methods sanitize…: the layer goes behind this module of the problem's own model.", METHOD),
+    )
+    sanitize_width: int | None = field(
+        default=None,
+        metadata=option(f"Methods sanitize…: numbers of a record that are released, {WIDTH} by default.", METHOD),
+    )
+    sanitize_clip: float | None = field(
+        default=None,
+        metadata=option(f"Methods sanitize…: every number is cut to ± this, {CLIP} by default.", METHOD),
+    )
+
+
+def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
+    """The problem with a layer in its model, where the method releases rows."""
+    asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
+    if not isinstance(plan.query, Released | Hybrid | Published | AdaptiveClip):
+        if any(value is not None for value in asked):
+            raise InvalidInputError(f"{NAMES} are for methods that release activations: use --method sanitize-once")
+        return task
+    if given.sanitize_width is not None:
+        validate.positive_int(sanitize_width=given.sanitize_width)
+    if given.sanitize_clip is not None:
+        validate.positive(sanitize_clip=given.sanitize_clip)
+    place = LayerPlace(*asked, plan.query.nonnegative)
+    found = insert_layer(task, place, frozen=isinstance(plan.query, Released))
+    at = found.architecture.arguments["at"]
+    say(f"sanitisation layer behind module '{at}' of a network '{found.architecture.arguments['inner']}'")
+    return drop_architecture(found, plan.query)
+
+
+# How good the model of `hush train` is: what the person at the keyboard sees, and what of it may be released.
+#
+# Exact figures of held-out rows go to stdout and to ``private/figures.json``. Into the release go exact figures of rows
+# that were declared public (`--public-test`), or counts with noise that the plan's event holds (`--private-metrics`).
+
+NAME = "figures with noise of the held-out rows"
+SHARE = (
+    0.1  # of δ, at which the ε of these figures is meant; what they cost together with training is accounted exactly
+)
+FIGURES, METRICS, NOTES = "figures.json", "private_metrics.json", "columns.json"  # in the private part of a run
+FEW = 3  # classes whose recall is told
+DIVERGED = "the model gives numbers that are not finite: training has diverged"
+
+
+def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None) -> Plan:
+    """The plan with figures of so much ε beside it, and σ such that both stay within the ``total`` ε, if there is one.
+
+    Rows without units are split by their position, so that one more or less would move others from one part to the
+    other. The two are composed, also where units are split by their identity: no parallel composition is claimed."""
+    validate.positive(private_metrics=epsilon)
+    if task.classes is None:
+        raise InvalidInputError(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
+    if total is not None and epsilon >= total:
+        raise InvalidInputError(
+            f"--private-metrics {epsilon:g} leaves nothing of --epsilon {total:g} for training: give less to the "
+            "figures, or more in all"
+        )
+    noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=task.classes, adjacency=plan.neighbours)
+    release = ComposedRelease(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
+    both = replace(plan, beside=(*plan.beside, release))
+    return both if total is None else both.calibrated(total)
+
+
+def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
+    """The exact figures as fields of the command's answer."""
+    fields: dict[str, Any] = {"test_loss": evaluation.loss}
+    if evaluation.values is not None:
+        values = evaluation.values
+        return {**fields, "test_mae": values.mae, "test_rmse": values.rmse, "test_r2": values.r2}
+    if task.target_range is not None:
+        return {**fields, "test_mae": None, "test_rmse": None, "test_r2": None}
+    figures = evaluation.figures
+    if task.metric != "accuracy" or figures is None:
+        return fields
+    told, finite = figures.to_json(), math.isfinite(evaluation.loss)
+    return {
+        **fields,
+        "test_accuracy": evaluation.accuracy,
+        "test_commonest_accuracy": figures.commonest,
+        "test_balanced_accuracy": figures.balanced_accuracy,
+        "test_auc": figures.auc if finite else None,
+        "test_log_loss": figures.log_loss if finite else None,
+        "test_recall": dict(zip(task.classes_by_name, figures.recall, strict=True)),
+        "test_confusion": told["confusion"],
+        "verdict": told["verdict"],
+    }
+
+
+def keep_figures(keeper: RunDirectory, fields: dict[str, Any]) -> None:
+    """The exact figures in the private part of the run."""
+    if keeper.checkpoints is not None:
+        _write(keeper.checkpoints.directory / FIGURES, fields)
+
+
+def keep_notes(keeper: RunDirectory, task: Problem) -> None:
+    """How many values of the table are missing, in the private part of the run."""
+    if keeper.checkpoints is not None and task.notes is not None:
+        _write(keeper.checkpoints.directory / NOTES, {"columns": list(task.notes.private)})
+
+
+def choose_released(
+    run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, *, public: bool, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """What the card says of how good the model is: nothing, unless test rows are public or the plan pays for noise."""
+    if public:
+        figures: dict[str, Any] = as_json_data({**fields, "rows": evaluation.examples})
+        return {"test_figures": figures}
+    release = next((release for release in run.plan.beside if release.name == NAME), None)
+    if release is None:
+        return {}
+    return {"private_metrics": _release_once(run, task, evaluation, keeper, release)}
+
+
+def _release_once(
+    run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, release: ComposedRelease
+) -> dict[str, Any] | None:
+    """The noisy figures of a run are drawn once. They are on the disk before anybody sees them; a run that is reported
+    again shows the same ones, for other noise on the same counts would be a second release."""
+    if keeper.checkpoints is None:
+        return _draw(task, evaluation, release)
+    path, weights = keeper.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
+    resumed = keeper.resumed_from is not None  # a run that is new has drawn nothing
+    before = _read(path) if resumed else None
+    if resumed and before is None and (released := _find_released(keeper.release, weights)) is not None:
+        return released
+    if before is not None and before["run"] == keeper.checkpoints.name:
+        if before["weights"] == weights:
+            found: dict[str, Any] = before["metrics"]
+            return found
+        say("the figures with noise were drawn for other weights of this run and are paid for once: none are released")
+        return None
+    metrics = _draw(task, evaluation, release)
+    _write(path, {"run": keeper.checkpoints.name, "weights": weights, "metrics": metrics})
+    return metrics
+
+
+def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
+    """The figures in a release of these very weights that is there, whatever became of the private part."""
+    if release is None or not (release / CARD).is_file():
+        return None
+    card = read_json(release / CARD)
+    digests, found = card.get("digests"), card.get("private_metrics")
+    same = isinstance(digests, dict) and digests.get(WEIGHTS) == weights
+    return found if same and isinstance(found, dict) else None
+
+
+def _draw(task: Problem, evaluation: Evaluation, release: ComposedRelease) -> dict[str, Any]:
+    if evaluation.probabilities is None or evaluation.labels is None:
+        raise InvalidInputError(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
+    noise = CountNoise(release.event.noise_multiplier, release.lost, release.adjacency)
+    units = None if task.owners is None else task.owners.test
+    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units)
+    there = evaluation.examples if units is None else len(np.unique(units))
+    known = None if release.adjacency == "add-remove" else there  # else who is there is not hidden
+    found = describe_counts(counts, noise, task.classes_by_name, known)
+    return found if task.owners is None else {**found, "weighed": f"each {task.unit} counts 1, whatever its rows"}
+
+
+def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
+    """Noisy counts, the noise in them, and every figure that follows from them, as plain data; ``rows`` is the number
+    of rows where that is public, or of units where each of them counts 1. The accuracy is a sum over the diagonal, and
+    so has the noise of as many cells."""
+    matrix, each_bin = noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1])
+    figures = from_counts(counts, rows=rows)
+    return {
+        "classes": list(classes),
+        "figures": figures.to_json(),
+        "accuracy_std": matrix * math.sqrt(len(classes)) / figures.rows,
+        "noisy_confusion": counts.confusion.tolist(),
+        "noisy_histograms": counts.histograms.tolist(),
+        "noise_std": {"confusion": matrix, "histograms": each_bin},
+        "noise_multiplier": noise.sigma,
+    }
+
+
+def list_lines(result: dict[str, Any], took: str) -> list[str]:
+    """The figures for people; the first line has the figure that counts most, and how long it took."""
+    if "test_mae" in result:
+        if result["test_mae"] is None:
+            return [f"{DIVERGED}  {took}"]
+        r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
+        told = f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"
+        return [told, *([NO_USE] if (result["test_r2"] or 0.0) < 0 else [])]
+    if "test_accuracy" not in result:
+        return [f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}"]
+    if result["test_log_loss"] is None:
+        return [f"{DIVERGED}  {took}", *_list_noisy(result)]
+    lines = [f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}", _tell_others(result)]
+    low = sorted((r, name) for name, r in result["test_recall"].items() if r is not None)[:FEW]
+    lines.append("lowest recall: " + ", ".join(f"{100 * recall:.1f} % of '{name}'" for recall, name in low))
+    lines += _list_noisy(result)
+    useless = result["test_accuracy"] <= result["test_commonest_accuracy"]
+    return [*lines, result["verdict"]] if useless else lines
+
+
+def _tell_others(result: dict[str, Any]) -> str:
+    auc = "does not exist" if result["test_auc"] is None else f"{result['test_auc']:.3f}"
+    return (
+        f"always the commonest class {100 * result['test_commonest_accuracy']:.2f} %, balanced accuracy "
+        f"{100 * result['test_balanced_accuracy']:.2f} %, AUC {auc}, log-loss {result['test_log_loss']:.3f}"
+    )
+
+
+def _list_noisy(result: dict[str, Any]) -> list[str]:
+    """The figures with noise in one line, where there are any."""
+    metrics = result.get("private_metrics")
+    if not metrics:
+        return []
+    figures = metrics["figures"]
+    told = (
+        f"released with noise: accuracy {100 * figures['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
+        f"standard deviation of the noise), always the commonest class {100 * figures['commonest']:.1f} %"
+    )
+    return [f"{told}; {metrics['weighed']}" if "weighed" in metrics else told]
+
+
+def _write(path: Path, value: Any) -> None:
+    write_atomic(path, (dump_json(as_json_data(value), indent=2) + "\n").encode(), mode=PRIVATE)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"'{path}' is damaged, and figures with noise are drawn once: they cannot be given"
+        ) from error
+    if not isinstance(found, dict) or not {"run", "weights", "metrics"} <= found.keys():
+        raise InvalidInputError(f"'{path}' is damaged, and figures with noise are drawn once: they cannot be given")
+    return found
+
+
+# What `hush train` releases with noise before it trains: ranges of columns, weights of classes.
+
+
+def asks_for_releases(given: TaskOptions) -> bool:
+    """Whether anything is to be released before training."""
+    shares = given.private_ranges, read_weight_share(given.class_weights)
+    check_shares(*shares)
+    return any(share is not None for share in shares)
+
+
+def plan_before(
+    plan: Plan, task: Problem, given: TaskOptions, total: float | None
+) -> tuple[Plan, tuple[DataRelease, ...]]:
+    """The plan with the releases before training, and these; σ such that all stays within the ``total`` ε, if there is
+    one. Without one they cost their share of what training alone costs, and come on top of it."""
+    if not asks_for_releases(given):
+        return plan, ()
+    parts = plan_releases(
+        task,
+        plan,
+        plan.guarantee().epsilon if total is None else total,
+        range_share=given.private_ranges,
+        weight_share=read_weight_share(given.class_weights),
+        units=task.whose,
+    )
+    both = replace(plan, beside=(*plan.beside, *(part.beside for part in parts)))
+    return both if total is None else both.calibrated(total), parts
+
+
+def release_before(
+    run: Run, task: Problem, parts: Sequence[DataRelease], keeper: RunDirectory
+) -> tuple[Problem, dict[str, dict[str, Any]]]:
+    """Charge and make the releases, or read them where the run goes on; the problem with them, and what is told."""
+    if not parts:
+        return task, {}
+    folder = None if keeper.checkpoints is None else keeper.checkpoints.directory
+    values = release_first(run.ranks, lambda: make_releases(run, parts, folder))
+    task, told = take_releases(task, run, values)
+    for name, (low, high) in told.get("private_ranges", {}).items():
+        say(f"column '{name}': range {low:.4g} … {high:.4g}, released with noise")
+    for name, weight in told.get("private_class_weights", {}).items():
+        say(f"class '{name}': weight {weight:.3g}, by a count released with noise")
+    return task, told
+
 
 MOST_SEED = 2**63  # what torch takes
 
 
 def read_recipes() -> dict[str, Given]:
     """Settings that are known to work, by name, from a file that ships with hush."""
-    return tomllib.loads(resources.files("hush.cli").joinpath("recipes.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(resources.files("hush.datasets").joinpath("recipes.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +650,9 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOpt
     )
 
     def __post_init__(self) -> None:
-        validate.whole(checkpoint_every=self.checkpoint_every)
+        validate.positive_int(checkpoint_every=self.checkpoint_every)
         if not 0 <= self.seed < MOST_SEED:
-            raise BadInput(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {self.seed}")
+            raise InvalidInputError(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {self.seed}")
 
 
 KEPT_WITH = {*list_settings(KeepingOptions), *list_settings(OutputOptions), "secret_seed"}  # that say nothing of a plan
@@ -137,7 +662,7 @@ def recall(given: Given) -> Given:
     """What was given, over the recipe that it names, over what the run to be resumed was begun with."""
     recipe: Given = {}
     if (name := given.get("recipe")) is not None:
-        validate.one_of(read_recipes(), recipe=name)
+        validate.choice(read_recipes(), recipe=name)
         recipe = read_recipes()[name]
     if not given.get("resume") or "out" not in given:
         return _put_over(recipe, given)
@@ -145,11 +670,13 @@ def recall(given: Given) -> Given:
     if path.is_file():
         return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
     if not given["out"].exists() and not given.keys() - KEPT_WITH:
-        raise BadInput(f"there is no run in '{given['out']}' to go on with, and nothing says what to train instead")
+        raise InvalidInputError(
+            f"there is no run in '{given['out']}' to go on with, and nothing says what to train instead"
+        )
     if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
         if not was_begun(given["out"]) and not (given["out"] / RELEASE).exists():
-            raise BadInput(f"nothing was begun in '{given['out']}': give the options again")
-        raise BadInput(
+            raise InvalidInputError(f"nothing was begun in '{given['out']}': give the options again")
+        raise InvalidInputError(
             f"the run in '{given['out']}' cannot go on, as its options are gone: say what to train with --problem or "
             "--data"
         )
@@ -162,7 +689,7 @@ def _put_over(before: Given, given: Given) -> Given:
     return {name: value for name, value in before.items() if name not in named} | given
 
 
-@take(Training, resolve=lambda given: let_batch_fit(note_open(recall(given))))
+@take(Training, resolve=lambda given: allow_smaller_batch(unset_options(recall(given))))
 def train(given: Training) -> None:
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
 
@@ -170,12 +697,12 @@ def train(given: Training) -> None:
     """
     with join(given.device) as ranks, ExitStack() as stack:
         keeper = open_first(stack, ranks, given)
-        if (answer := ask_first(ranks, lambda: keeper.recall_finished(given))) is not None:
+        if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(given))) is not None:
             _answer(answer, given)
             return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
-        given = fit_batch(fill_in(given, task), task.examples)
+        given = fit_batch(apply_table_defaults(given, task), task.examples)
         plan, parts, candidates = _plan(given, task, keeper)
         read_stop(given.stop, plan)
         task = sanitise_task(task, plan, given)
@@ -210,7 +737,7 @@ def train(given: Training) -> None:
             raise typer.Exit(1) from error
     _answer(result, given)
     if plan.private:
-        say_unkept(given)
+        warn_not_saved(given)
 
 
 def _answer(result: dict[str, Any], given: Training) -> None:
@@ -228,17 +755,21 @@ def _with_own_data(given: Training) -> Training:
     return given
 
 
-def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[Before, ...], tuple[Candidate, ...]]:
+def _plan(
+    given: Training, task: Problem, keeper: RunDirectory
+) -> tuple[Plan, tuple[DataRelease, ...], tuple[Candidate, ...]]:
     """The plan for the task, the releases before training that it holds, and the candidates that `--method auto` took
     it from."""
     chosen = read_method_options(given.method, given.settings, lr=given.lr, clip=given.clip, clip_mode=given.clip_mode)
-    setting = default_to_three(given).setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
+    setting = default_epsilon(given).setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     candidates = compare_candidates(given.method, setting, chosen)
     if candidates:
         say(explain_choice(candidates))
     if task.training_losses is not task.losses and chosen.get("clip_mode") == "automatic":
-        raise BadInput("automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain")
-    with be_patient(f"computing the noise of {given.method}"), keeper.keep_matrices():
+        raise InvalidInputError(
+            "automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain"
+        )
+    with delayed_status(f"computing the noise of {given.method}"), keeper.keep_matrices():
         others = given.private_metrics is not None or asks_for_releases(given)
         plan = make_plan(given.method, setting, calibrate=not others, **chosen)
         plan, parts = plan_before(plan, task, given, setting.epsilon)
@@ -248,7 +779,7 @@ def _plan(given: Training, task: Problem, keeper: Keeper) -> tuple[Plan, tuple[B
 
 
 def _train_and_measure(
-    task: Problem, run: Run, keeper: Keeper, given: Training, before: dict[str, Any]
+    task: Problem, run: Run, keeper: RunDirectory, given: Training, before: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Of several processes the first one measures, releases and answers."""
     watch = begin_watch(given.stop, run, given.batch_size, keeper.checkpoints)

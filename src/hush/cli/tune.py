@@ -10,34 +10,38 @@ from typing import Any
 
 from torch import nn
 
-from hush.artefact.folder import RELEASE, check_room
-from hush.charging import cost_of
-from hush.cli import task as t
-from hush.cli.console import be_patient, say, show, show_json
-from hush.cli.devices import find_device
-from hush.cli.keeper import Keeper, say_unkept
-from hush.cli.measuring import choose_released, make_fields, plan_metrics
-from hush.cli.planning import check_delta, default_to_three, fit_batch, let_batch_fit, read_method_options
-from hush.cli.preparing import asks_for_releases
-from hush.cli.sanitizing import sanitise_task
-from hush.cli.shell import Given, take
-from hush.cli.stopping import say_when_interrupted
-from hush.cli.table_numbers import fill_in, note_open
-from hush.cli.train import Training
-from hush.errors import BadInput, Refused
-from hush.files import writable_directory
-from hush.ledger.account import DATASET, Account, Ledger
-from hush.loop import train as take_steps
+from hush._internal.storage import writable_directory
+from hush.accounting.guarantee import rounded_up
+from hush.accounting.noise_tails import SHARE
+from hush.accounting.selection import Trials
+from hush.cli import options as t
+from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json
+from hush.cli.options import (
+    Given,
+    allow_smaller_batch,
+    apply_table_defaults,
+    check_delta,
+    default_epsilon,
+    find_device,
+    fit_batch,
+    read_method_options,
+    take,
+    unset_options,
+)
+from hush.cli.run_directory import RunDirectory, warn_not_saved
+from hush.cli.train import Training, asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
+from hush.datasets.evaluation import evaluate_problem
+from hush.datasets.problem import Problem
+from hush.errors import InvalidInputError, Refused
+from hush.ledger.book import DATASET, Ledger
+from hush.ledger.run_account import Account, cost_of
 from hush.methods import make_plan
+from hush.methods.config import METHOD, PRIVACY, option
 from hush.plan import Plan
-from hush.privacy.guarantee import rounded_up
-from hush.privacy.scale import SHARE
-from hush.privacy.selection import Trials
-from hush.problems import Problem
-from hush.problems.evaluation import evaluate_problem
 from hush.randomness import Secret, seeded
+from hush.release.folder import RELEASE, check_room
 from hush.run import Run
-from hush.settings import METHOD, PRIVACY, option
+from hush.training import train as take_steps
 from hush.tuning import Candidate, Winner, check_space, costs_the_same, read_space, select_best
 
 SPACE = ["lr=0.05..5"]
@@ -89,8 +93,8 @@ class Made:
 def _note_open(given: Given) -> Given:
     """What was given, with the names of the numbers that are left open. A learning rate is none of them: it is
     searched, or it is one for what is."""
-    noted = note_open(given)
-    return let_batch_fit({**noted, "left_open": noted["left_open"] - {"lr"}})
+    noted = unset_options(given)
+    return allow_smaller_batch({**noted, "left_open": noted["left_open"] - {"lr"}})
 
 
 @take(Tuning, without=LEFT_OUT, resolve=_note_open)
@@ -104,11 +108,11 @@ def tune(given: Tuning) -> None:
         _check_free(given.out)
     task = t.load_task(given)
     losses = t.with_views(task, given.augment, given.views)
-    given = fit_batch(fill_in(given, task), task.examples)
+    given = fit_batch(apply_table_defaults(given, task), task.examples)
     space = read_space(given.search or SPACE)
-    with be_patient("computing the price of the search"):
+    with delayed_status("computing the price of the search"):
         plan = check_space(space, lambda candidate: _make_plan(given, task, candidate))
-        plan = _calibrate(plan, default_to_three(given).epsilon)
+        plan = _calibrate(plan, default_epsilon(given).epsilon)
     check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
     task = sanitise_task(task, plan, given)
     with seeded(given.seed):
@@ -137,7 +141,7 @@ def _check_options(given: Tuning) -> None:
             "have to be paid for: run hush tune in one process, without torchrun"
         )
     if given.public_test == (given.private_metrics is not None):
-        raise BadInput(
+        raise InvalidInputError(
             "say what trials are scored on: --public-test (the test rows, or those of --test-data, are public) or "
             "--private-metrics EPS (by counts with noise, which are part of every trial)"
         )
@@ -147,7 +151,7 @@ def _check_options(given: Tuning) -> None:
             "ranges in a --schema and weights as numbers"
         )
     if given.method in ("auto", "sgd"):
-        raise BadInput(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
+        raise InvalidInputError(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
     _check_searched(given)
 
 
@@ -155,7 +159,7 @@ def _check_free(out: Path) -> None:
     """Refuse a folder with a release in it: a search never replaces one."""
     check_room(out / RELEASE, overwrite=True)  # what hush did not write
     if (out / RELEASE).is_dir() and any((out / RELEASE).iterdir()):
-        raise BadInput(
+        raise InvalidInputError(
             f"'{out}' holds a release already, which a search never replaces: name another folder with --out"
         )
 
@@ -167,18 +171,18 @@ def _check_searched(given: Tuning) -> None:
     for name in sorted(fixed.keys() & read_space(given.search or SPACE).keys()):
         flag = "--set" if own.get(name) is None else f"--{name.replace('_', '-')}"
         if not given.search:
-            raise BadInput(
+            raise InvalidInputError(
                 f"'{name}' is what is searched where --search names nothing else: say with --search what to search, or "
                 f"leave out {flag} for it"
             )
-        raise BadInput(f"'{name}' is searched and set: leave out --search or {flag} for it")
+        raise InvalidInputError(f"'{name}' is searched and set: leave out --search or {flag} for it")
 
 
 def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
     """The plan of a candidate at σ = 1 or at the noise that was given, with its score and the price of choosing."""
     fixed = {name: getattr(given, name) for name in OWN}
     chosen = read_method_options(given.method, given.settings, **{**fixed, **candidate})
-    asked = default_to_three(given)
+    asked = default_epsilon(given)
     setting = asked.setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     plan = make_plan(given.method, setting, calibrate=False, **chosen)
     if given.private_metrics is not None:
@@ -233,7 +237,7 @@ def _run_trial(
         pass
     evaluation = evaluate_problem(run.model, task)
     fields = make_fields(evaluation, task)
-    told = choose_released(run, task, evaluation, Keeper(None, False), public=given.public_test, fields=fields)
+    told = choose_released(run, task, evaluation, RunDirectory(None, False), public=given.public_test, fields=fields)
     return _score(told), Made(run, told)
 
 
@@ -260,7 +264,7 @@ def _score(told: dict[str, Any]) -> float:
 
 def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> None:
     run = winner.made.run
-    say_unkept(given)
+    warn_not_saved(given)
     released = _release(given, task, run, winner)
     guarantee, alone = run.guarantee, replace(plan, trials=None).guarantee()
     result = {

@@ -6,7 +6,7 @@ unless somebody declares that it was stopped without looking at anything (`Ledge
 A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Names are compared without
 case and outer spaces, and where a ledger has a budget, a name that is not in it yet must be declared to be new: else a
 mistyped name would spend outside the budget. Lines are readable JSON in a hash chain (`hush.ledger.chain`), events
-are written so that they can be rebuilt (`hush.privacy.event_json`).
+are written so that they can be rebuilt (`hush.accounting.events`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hush.errors import BadInput, Refused
+from hush._internal.validate import choice
+from hush.accounting.accountant import ADJACENCIES, Adjacency
+from hush.accounting.guarantee import STATUSES, Status
+from hush.errors import InvalidInputError, Refused
 from hush.ledger.chain import Chain, Entry
 from hush.ledger.entries import (
     BY_HAND,
@@ -40,11 +43,7 @@ from hush.ledger.entries import (
     spend_of,
     to_fields,
 )
-from hush.ledger.scope import WHOLE_ROW, Caps, Scope, list_scopes
-from hush.ledger.total import Cost, Filtered, Total, add_up, use_filter
-from hush.privacy.accounting import ADJACENCIES, Adjacency
-from hush.privacy.guarantee import STATUSES, Status
-from hush.validate import one_of
+from hush.ledger.total import WHOLE_ROW, Caps, Cost, Filtered, Scope, Total, add_up, list_scopes, use_filter
 
 FORMAT = "hush ledger 1"
 DATASET = "default"
@@ -64,13 +63,13 @@ class Ledger:
         self._names: dict[str, str] = {}
         self._read = 0
         if not self.path.parent.is_dir():
-            raise BadInput(f"the directory of the ledger '{path}' does not exist")
+            raise InvalidInputError(f"the directory of the ledger '{path}' does not exist")
         with self._chain.locked(create=create, write=write) as chain:
             if not chain.entries and create and write:
                 chain.append(at=_now(), kind="ledger", format=FORMAT, name=secrets.token_hex(8))
             first = chain.entries[0] if chain.entries else {}
             if first.get("format") != FORMAT or not isinstance(first.get("name"), str):
-                raise BadInput(f"'{path}' is no ledger of this version of hush")
+                raise InvalidInputError(f"'{path}' is no ledger of this version of hush")
             self._index()
 
     @property
@@ -187,9 +186,11 @@ class Ledger:
         with self.turn():
             spend = self.spends(dataset).get(run)
             if spend is None:
-                raise BadInput(f"the ledger '{self.path}' has no run '{run}' on dataset '{dataset}'")
+                raise InvalidInputError(f"the ledger '{self.path}' has no run '{run}' on dataset '{dataset}'")
             if not spend.open:
-                raise BadInput(f"run '{run}' is counted with the {spend.steps} steps it took: nothing to close")
+                raise InvalidInputError(
+                    f"run '{run}' is counted with the {spend.steps} steps it took: nothing to close"
+                )
             self._append(kind="close", dataset=spend.dataset, run=run, steps=spend.steps, blindly=True)
 
     def set_budget(self, dataset: str, epsilon: float, delta: float, *, scope: Scope | None = None) -> None:
@@ -205,7 +206,7 @@ class Ledger:
 
     def cap(self, dataset: str, unit: str, rows: int, *, new_dataset: bool = False) -> None:
         """Declare as a public fact that no unit has more than so many rows: then a spend per row counts as so many in
-        the unit's total (`hush.ledger.scope`), which says on whose word. The last declaration counts."""
+        the unit's total (`hush.ledger.total`), which says on whose word. The last declaration counts."""
         declared = Cap(unit, rows)
         with self.turn():
             dataset = self.check_known(dataset, new=new_dataset)
@@ -230,14 +231,16 @@ class Ledger:
         with self.turn():
             dataset = self.check_known(dataset, new=new_dataset)
             if (fold_name(dataset), run) in self._spends:
-                raise BadInput(f"the ledger already has a spend '{run}' on dataset '{dataset}': choose another name")
+                raise InvalidInputError(
+                    f"the ledger already has a spend '{run}' on dataset '{dataset}': choose another name"
+                )
             self.spend(Spend(run, dataset, BY_HAND, 1, 1, cost))
 
     def spend(self, spend: Spend) -> None:
         """Write one spend down; only within `turn`."""
         check_name(spend.dataset)
-        one_of(ADJACENCIES, adjacency=spend.cost.adjacency)
-        one_of(STATUSES, status=spend.cost.status)
+        choice(ADJACENCIES, adjacency=spend.cost.adjacency)
+        choice(STATUSES, status=spend.cost.status)
         check_halves(spend.cost.scope, spend.cost.adjacency, spend.cost.status)
         self._check_same(spend)
         self._append(kind=kind_of("spend", spend.cost.scope), **to_fields(spend))
@@ -246,7 +249,7 @@ class Ledger:
         """What a run is about does not change: its later line would take the place of the earlier one."""
         before = self._spends.get((fold_name(spend.dataset), spend.run))
         if before is not None and before.cost.scope != spend.cost.scope:
-            raise BadInput(
+            raise InvalidInputError(
                 f"run '{spend.run}' stands in the ledger '{self.path}' for {before.cost.scope.in_words()}, and not for "
                 f"{spend.cost.scope.in_words()}: start another run"
             )
@@ -259,7 +262,9 @@ class Ledger:
         """Note what is new; of one run the entry with most steps counts."""
         for entry in self._chain.entries[self._read :]:
             if entry.get("kind") not in KINDS:
-                raise BadInput(f"line {entry['line']} of '{self.path}' is of a kind that this version does not know")
+                raise InvalidInputError(
+                    f"line {entry['line']} of '{self.path}' is of a kind that this version does not know"
+                )
             if entry["kind"] in SPENDS:
                 self._note(spend_of(entry))
             elif entry["kind"] in BUDGETS:
@@ -293,7 +298,7 @@ class Ledger:
         key = (fold_name(str(entry.get("dataset"))), str(entry.get("run")))
         spend = self._spends.get(key)
         if spend is None or entry.get("steps") != spend.steps:
-            raise BadInput(f"line {entry['line']} of '{self.path}' closes a run that it does not have")
+            raise InvalidInputError(f"line {entry['line']} of '{self.path}' closes a run that it does not have")
         self._spends[key] = replace(spend, blindly=entry.get("blindly") is True)
 
 

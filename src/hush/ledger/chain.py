@@ -29,15 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hush.errors import BadInput, Refused
-from hush.files import lock_file, remove_parts, sync_file, write_atomic
+from hush._internal.storage import lock_file, remove_parts, sync_file, write_atomic
+from hush.errors import InvalidInputError, Refused
 
 START = "0" * 64
 BEGINNING = b'{"line": 1, '
 Entry = dict[str, Any]
 
 
-class Damaged(BadInput):
+class Damaged(InvalidInputError):
     """A ledger that was edited, cut off or is not one; the text says where."""
 
 
@@ -113,17 +113,17 @@ class Chain:
 
     def _open(self, create: bool, write: bool) -> int:
         if not write and not self.path.exists():
-            raise BadInput(f"there is no ledger at '{self.path}'")
+            raise InvalidInputError(f"there is no ledger at '{self.path}'")
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK
         try:
             descriptor = os.open(self.path, flags | (os.O_CREAT if create else 0), 0o644)
         except FileNotFoundError:
-            raise BadInput(f"there is no ledger at '{self.path}'") from None
+            raise InvalidInputError(f"there is no ledger at '{self.path}'") from None
         except IsADirectoryError:
-            raise BadInput(f"'{self.path}' is a directory: give the ledger's file name") from None
+            raise InvalidInputError(f"'{self.path}' is a directory: give the ledger's file name") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise BadInput(f"'{self.path}' is no ordinary file, as a ledger is: give the ledger's file name")
+            raise InvalidInputError(f"'{self.path}' is no ordinary file, as a ledger is: give the ledger's file name")
         return descriptor
 
     def _read(self, descriptor: int, write: bool) -> None:

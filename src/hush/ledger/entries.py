@@ -7,13 +7,12 @@ import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hush.errors import BadInput
-from hush.ledger.scope import ROW, WHOLE_ROW, Scope
-from hush.ledger.total import Cost
-from hush.privacy import event_json
-from hush.privacy.accounting import ADJACENCIES, SMALLEST_DELTA
-from hush.privacy.guarantee import STATUSES
-from hush.validate import not_negative, one_of, positive, probability, whole
+from hush._internal.validate import choice, non_negative, positive, positive_int, probability
+from hush.accounting import events
+from hush.accounting.accountant import ADJACENCIES, SMALLEST_DELTA
+from hush.accounting.guarantee import STATUSES
+from hush.errors import InvalidInputError
+from hush.ledger.total import ROW, WHOLE_ROW, Cost, Scope
 
 BY_HAND = "by hand"
 OLDER = (
@@ -83,7 +82,7 @@ def fold_name(dataset: str) -> str:
 def check_name(name: str, what: str = "a dataset") -> None:
     """A name is a short line that its owner chose."""
     if not fold_name(name) or len(name) > 200 or not name.isprintable():
-        raise BadInput(f"{what} needs a name of at most 200 printable characters, got {name[:200]!r}")
+        raise InvalidInputError(f"{what} needs a name of at most 200 printable characters, got {name[:200]!r}")
 
 
 def to_fields(spend: Spend) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def check_halves(scope: Scope, adjacency: str, status: str) -> None:
     """A part of an example can become another; it cannot come or go, for who is in the data is public then. What is
     only claimed may have been published so."""
     if scope.protects != "example" and adjacency == "add-remove" and status == "proven":
-        raise BadInput(
+        raise InvalidInputError(
             f"a spend that protects {scope.protects} only takes who is in the data to be public, so nobody is added or "
             "removed: its adjacency is replace"
         )
@@ -143,8 +142,10 @@ class Cap:
 
     def __post_init__(self) -> None:
         if Scope(self.unit).unit == ROW:
-            raise BadInput(f"one {ROW} is one row: name the unit whose rows have a bound, such as a column of ids")
-        whole(rows=self.rows)
+            raise InvalidInputError(
+                f"one {ROW} is one row: name the unit whose rows have a bound, such as a column of ids"
+            )
+        positive_int(rows=self.rows)
 
 
 def cap_of(entry: dict[str, Any]) -> Cap:
@@ -154,13 +155,15 @@ def cap_of(entry: dict[str, Any]) -> Cap:
             raise TypeError("a name that is no text, or a number that is none")
         return Cap(entry["unit"], entry["rows"])
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"line {entry.get('line')} of the ledger is no cap as hush writes it: {error}") from error
+        raise InvalidInputError(
+            f"line {entry.get('line')} of the ledger is no cap as hush writes it: {error}"
+        ) from error
 
 
 def _event(cost: Cost) -> dict[str, Any] | None:
-    event = None if cost.event is None else event_json.to_json(cost.event)
+    event = None if cost.event is None else events.to_json(cost.event)
     if event is None and not cost.points:
-        raise BadInput(f"this event cannot be written down: {cost.event!r}")
+        raise InvalidInputError(f"this event cannot be written down: {cost.event!r}")
     return event
 
 
@@ -173,7 +176,7 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         if not all(isinstance(text, str) for text in [*texts, part_of, reason, noise]):
             raise TypeError("a name that is no text")
         steps, planned = int(entry["steps"]), int(entry["planned"])
-        whole(steps=steps, planned=planned)
+        positive_int(steps=steps, planned=planned)
         limit, all_of_it = int(entry.get("limit", steps)), None
         if "whole" in entry:
             all_of_it = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
@@ -184,7 +187,9 @@ def spend_of(entry: dict[str, Any]) -> Spend:
         run, dataset, method, at = texts
         return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it, noise=noise)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadInput(f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}") from error
+        raise InvalidInputError(
+            f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}"
+        ) from error
 
 
 def _older(entry: dict[str, Any]) -> bool:
@@ -205,13 +210,13 @@ def _claimed(cost: Cost) -> Any:
 
 
 def _cost(entry: dict[str, Any], event: Any) -> Cost:
-    one_of(ADJACENCIES, adjacency=entry["adjacency"])
-    one_of(STATUSES, status=entry["status"])
+    choice(ADJACENCIES, adjacency=entry["adjacency"])
+    choice(STATUSES, status=entry["status"])
     points = tuple((float(d), math.inf if e is None else float(e)) for d, e in entry["points"])
     for delta, epsilon in points:
         probability(delta=delta)
-        not_negative(epsilon=min(epsilon, 1e308))
-    built = None if event is None else event_json.from_json(event)
+        non_negative(epsilon=min(epsilon, 1e308))
+    built = None if event is None else events.from_json(event)
     delta = float(entry["delta"])
     probability(delta=delta)
     if built is None and not points:
@@ -235,7 +240,9 @@ def budget_of(entry: dict[str, Any]) -> Budget:
             raise TypeError("a name that is no text")
         return found
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadInput(f"line {entry.get('line')} of the ledger is no budget as hush writes it: {error}") from error
+        raise InvalidInputError(
+            f"line {entry.get('line')} of the ledger is no budget as hush writes it: {error}"
+        ) from error
 
 
 def check_budget(budget: Budget) -> None:
@@ -248,15 +255,15 @@ def check_delta(delta: float) -> None:
     """A δ that the accountants go down to."""
     probability(delta=delta)
     if delta < SMALLEST_DELTA:
-        raise BadInput(f"delta must be at least {SMALLEST_DELTA:g}, got {delta:g}")
+        raise InvalidInputError(f"delta must be at least {SMALLEST_DELTA:g}, got {delta:g}")
 
 
 def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: str) -> None:
     """A spend that is entered by hand: numbers, a name, and nothing that hush would have to have audited."""
-    not_negative(epsilon=epsilon)
+    non_negative(epsilon=epsilon)
     probability(delta=delta)
-    one_of(("proven", "claimed"), status=status)
-    one_of(ADJACENCIES, adjacency=adjacency)
+    choice(("proven", "claimed"), status=status)
+    choice(ADJACENCIES, adjacency=adjacency)
     check_name(run, "a spend")
 
 

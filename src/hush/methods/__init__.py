@@ -6,25 +6,23 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from hush import validate
-from hush.errors import BadInput, nearest
-from hush.imports import import_object
+from hush._internal import validate
+from hush._internal.imports import import_object
+from hush.errors import InvalidInputError, nearest
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
-from hush.methods.factories import Method, call_method, catalogue, option_groups, options, purpose
-from hush.methods.groups import Descent, Gradients
-from hush.methods.optimizers import MakeOptimizer, MakeScheduler, make_rule, put_in_place
-from hush.methods.setting import SAMPLINGS, Setting
+from hush.methods.catalogue import Method, call_method, catalogue, option_groups, options, purpose
+from hush.methods.config import SAMPLINGS, PlanConfig, list_settings, write_help
+from hush.methods.options import ClippingOptions, MakeOptimizer, MakeScheduler, SGDOptions, make_rule, put_in_place
+from hush.optimizers.wrappers import Averaged, parse_average
 from hush.plan import Plan
-from hush.rules.averaged import Averaged, parse_average
-from hush.settings import list_settings, write_help
 
 __all__ = [
     "SAMPLINGS",
     "Candidate",
-    "Descent",
-    "Gradients",
+    "SGDOptions",
+    "ClippingOptions",
     "Method",
-    "Setting",
+    "PlanConfig",
     "call_method",
     "catalogue",
     "choose_candidate",
@@ -50,7 +48,7 @@ def find(name: str) -> Method:
         return _of_others(name)
     known = catalogue()
     if name not in known:
-        raise BadInput(f"unknown method '{name}': {nearest(name, ('auto', *known))}")
+        raise InvalidInputError(f"unknown method '{name}': {nearest(name, ('auto', *known))}")
     return known[name]
 
 
@@ -62,13 +60,15 @@ def _of_others(name: str) -> Method:
         if not inspect.signature(found).parameters:
             raise TypeError("no parameter for the setting")
     except (TypeError, ValueError, NameError, AttributeError) as error:
-        raise BadInput(f"'{name}' is no method: a function of a setting and of options by name was expected") from error
+        raise InvalidInputError(
+            f"'{name}' is no method: a function of a setting and of options by name was expected"
+        ) from error
     return found
 
 
 def make_plan(
     method: str,
-    setting: Setting | None = None,
+    setting: PlanConfig | None = None,
     *,
     calibrate: bool = True,
     optimizer: MakeOptimizer | None = None,
@@ -93,16 +93,16 @@ def make_plan(
     is stepped once after every step of the plan (``plan.steps`` in all), not once an epoch.
     """
     factory = find(method)
-    known, of_method = list_settings(Setting), options(factory)
+    known, of_method = list_settings(PlanConfig), options(factory)
     for key in given:
         if key not in known and key not in of_method:
-            raise BadInput(f"method '{method}' has no option '{key}': {nearest(key, {*known, *of_method})}")
+            raise InvalidInputError(f"method '{method}' has no option '{key}': {nearest(key, {*known, *of_method})}")
     chosen = {key: value for key, value in given.items() if key not in known}
     setting = _complete(setting, {key: value for key, value in given.items() if key in known})
     rule = make_rule(optimizer, scheduler, given)
     plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
-        raise BadInput(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
+        raise InvalidInputError(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
     if rule is not None:
         plan = put_in_place(plan, rule)
     if setting.average not in (None, "none"):
@@ -110,27 +110,29 @@ def make_plan(
     if plan.private:
         return _with_noise(plan, setting, calibrate)
     if setting.noise:
-        raise BadInput(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
+        raise InvalidInputError(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
     return plan
 
 
-make_plan.__doc__ = f"{inspect.getdoc(make_plan)}\n\nSettings:\n\n{write_help(Setting)}\n"
+make_plan.__doc__ = f"{inspect.getdoc(make_plan)}\n\nSettings:\n\n{write_help(PlanConfig)}\n"
 
 
-def _complete(setting: Setting | None, given: dict[str, Any]) -> Setting:
+def _complete(setting: PlanConfig | None, given: dict[str, Any]) -> PlanConfig:
     if setting is not None:
         return replace(setting, **given)
     missing = [name for name in NEEDED if name not in given]
     if missing:
-        raise BadInput(f"a plan needs {' and '.join(missing)}: give {' and '.join(f'{name}=…' for name in missing)}")
-    return Setting(**given)
+        raise InvalidInputError(
+            f"a plan needs {' and '.join(missing)}: give {' and '.join(f'{name}=…' for name in missing)}"
+        )
+    return PlanConfig(**given)
 
 
-def _with_noise(plan: Plan, setting: Setting, calibrate: bool) -> Plan:
+def _with_noise(plan: Plan, setting: PlanConfig, calibrate: bool) -> Plan:
     """The plan with the noise that was asked for, in one of the three ways to say it."""
     _check_noise(setting.noise)
     if len(setting.noise) != 1:
-        raise BadInput(
+        raise InvalidInputError(
             "give exactly one of --epsilon, --noise-multiplier and --node-noise (epsilon=…, noise_multiplier=… or "
             "node_noise=…)"
         )
@@ -146,4 +148,4 @@ def _check_noise(given: dict[str, float]) -> None:
     for name, value in given.items():
         validate.positive(**{name: value})
         if not LEAST <= value <= MOST:
-            raise BadInput(f"{name} must lie between {LEAST:g} and {MOST:g}, got {value:g}")
+            raise InvalidInputError(f"{name} must lie between {LEAST:g} and {MOST:g}, got {value:g}")

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from hush import validate
-from hush.errors import BadInput, HushError, Refused
-from hush.methods import shapes
-from hush.methods.factories import call_method, catalogue, options
-from hush.methods.groups import Descent, Gradients
-from hush.methods.setting import Setting
+from hush._internal import validate
+from hush.errors import HushError, InvalidInputError, Refused
+from hush.methods import bandmf
+from hush.methods.catalogue import call_method, catalogue, options
+from hush.methods.config import PlanConfig
+from hush.methods.options import ClippingOptions, SGDOptions
 from hush.plan import Plan
 
 DENSE = 600  # most steps for which the dense optimum over several epochs is worth its time in a recommendation
@@ -53,7 +53,7 @@ class Candidate:
         return ", ".join([self.method, *(f"{key}={value}" for key, value in self.options.items())])
 
 
-def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
+def auto(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
     """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little.
 
     For those who do not want to choose the noise.
@@ -63,23 +63,27 @@ def auto(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
 
 
 def recommend(
-    setting: Setting,
-    descent: Descent = Descent(),
-    gradients: Gradients = Gradients(),
+    setting: PlanConfig,
+    descent: SGDOptions = SGDOptions(),
+    gradients: ClippingOptions = ClippingOptions(),
     tell: Tell = lambda name: None,
 ) -> tuple[Candidate, ...]:
     """Every candidate at the setting's ε, the smallest expected error first; ``tell`` gets what is tried next."""
     if setting.epsilon is None:
-        raise BadInput("method 'auto' compares methods at the same ε: give epsilon, or name a method")
+        raise InvalidInputError("method 'auto' compares methods at the same ε: give epsilon, or name a method")
     validate.positive(epsilon=setting.epsilon)
     if setting.sampling is not None or setting.sample_rate is not None:
-        raise BadInput("method 'auto' chooses the sampling with the method: leave sampling and sample rate out")
+        raise InvalidInputError(
+            "method 'auto' chooses the sampling with the method: leave sampling and sample rate out"
+        )
     if gradients.noise_end != 1.0:
-        raise BadInput("only dp-sgd's noise can follow a schedule, so there is nothing to compare: use method dp-sgd")
+        raise InvalidInputError(
+            "only dp-sgd's noise can follow a schedule, so there is nothing to compare: use method dp-sgd"
+        )
     return _recommend(_same_question(setting), descent, gradients, _Quiet(tell))
 
 
-def _same_question(setting: Setting) -> Setting:
+def _same_question(setting: PlanConfig) -> PlanConfig:
     """The setting without what does not change the answer, so that it is worked out once."""
     return replace(setting, assumptions=(), average=None, noise_multiplier=None, node_noise=None)
 
@@ -116,7 +120,9 @@ class _Quiet:
 
 
 @lru_cache(maxsize=32)
-def _recommend(setting: Setting, descent: Descent, gradients: Gradients, quiet: _Quiet) -> tuple[Candidate, ...]:
+def _recommend(
+    setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, quiet: _Quiet
+) -> tuple[Candidate, ...]:
     found, refusal = [], None
     for method, chosen in _shapes(setting):
         quiet.tell(", ".join([method, *(f"{key}={value}" for key, value in chosen.items())]))
@@ -129,21 +135,21 @@ def _recommend(setting: Setting, descent: Descent, gradients: Gradients, quiet: 
     return tuple(sorted(found, key=lambda candidate: candidate.error))
 
 
-def _shapes(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shapes(setting: PlanConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "dp-sgd", {}
-    for bands in shapes.possible_bands(setting)[1:]:
+    for bands in bandmf.possible_bands(setting)[1:]:
         yield "dp-bandmf", {"bands": bands}
     yield "dp-ftrl", {"honaker": True}
     yield "dp-bisr", {}
     yield "dp-blt", {}
-    if shapes.epochs(setting) == 1 and setting.total_steps <= ONE_PASS:
+    if bandmf.epochs(setting) == 1 and setting.total_steps <= ONE_PASS:
         yield "dp-matrix-se", {}
     elif setting.total_steps <= DENSE:
         yield "dp-matrix-me", {}
 
 
 def _candidate(
-    setting: Setting, method: str, chosen: dict[str, Any], descent: Descent, gradients: Gradients
+    setting: PlanConfig, method: str, chosen: dict[str, Any], descent: SGDOptions, gradients: ClippingOptions
 ) -> Candidate:
     plan = _plan(setting, method, chosen, descent, gradients)
     assert setting.epsilon is not None
@@ -153,12 +159,14 @@ def _candidate(
     return Candidate(method, sigma, plan.sensitivity, rmse, sampling, chosen)
 
 
-def _plan(setting: Setting, method: str, chosen: dict[str, Any], descent: Descent, gradients: Gradients) -> Plan:
+def _plan(
+    setting: PlanConfig, method: str, chosen: dict[str, Any], descent: SGDOptions, gradients: ClippingOptions
+) -> Plan:
     """The method's plan; refused where it cannot do what was asked of the descent."""
     factory = catalogue()[method]
     for name, value in vars(descent).items():
         if name in options(factory):
             chosen = {**chosen, name: value}
-        elif value != getattr(Descent(), name):
+        elif value != getattr(SGDOptions(), name):
             raise Refused(f"{method} has no {name.replace('_', ' ')}")
     return call_method(factory, setting, {**vars(gradients), **chosen})

@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hush import matrices
+from hush import matrix_factorization
 from hush.errors import Refused
-from hush.matrices import Structure, Tree
-from hush.matrices.tree import Complete, Nodes
-from hush.methods import shapes
-from hush.methods.groups import Descent, Gradients
-from hush.methods.setting import Setting
+from hush.matrix_factorization import Strategy, Tree
+from hush.matrix_factorization.tree import Complete, Nodes
+from hush.methods import bandmf
+from hush.methods.config import PlanConfig
+from hush.methods.options import ClippingOptions, SGDOptions
 from hush.noise import make_noise
+from hush.optimizers import FTRL
 from hush.plan import Plan
-from hush.rules import FTRL
 from hush.sampling import Cyclic
 
 
 def dp_ftrl(
-    setting: Setting,
-    gradients: Gradients,
+    setting: PlanConfig,
+    gradients: ClippingOptions,
     *,
     lr: float = 1.0,
     momentum: float = 0.0,
@@ -50,51 +50,57 @@ def dp_ftrl(
     return _plan(setting, gradients, "dp-ftrl", tree, rule=FTRL(lr, momentum), sampler=setting.sampler(default))
 
 
-def dp_matrix_se(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
+def dp_matrix_se(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
     """The optimal factorisation for one pass over the data (Denisov et al. 2022); one epoch by default.
 
     For fixed batches that are seen once: no other noise disturbs the model less.
     """
     setting = _one_pass(setting)
     work = descent.workload(setting.listed_steps)
-    structure = matrices.optimal_single(work).structure
+    structure = matrix_factorization.optimal_single(work).structure
     return _plan(setting, gradients, "dp-matrix-se", structure, rule=descent.rule)
 
 
-def dp_matrix_se_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
+def dp_matrix_se_lambda(
+    setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, tau: int | None = None
+) -> Plan:
     """One pass, optimal for distances of τ steps (Koloskova et al. 2023); the noise is still C⁻¹Z. τ = T by default.
 
     For one pass, where training forgets noise that is older than τ steps.
     """
     setting = _one_pass(setting)
     work = descent.workload(setting.listed_steps)
-    structure = matrices.optimal_single(work, tau=setting.listed_steps if tau is None else tau).structure
+    structure = matrix_factorization.optimal_single(work, tau=setting.listed_steps if tau is None else tau).structure
     return _plan(setting, gradients, "dp-matrix-se-lambda", structure, rule=descent.rule)
 
 
-def dp_matrix_me(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
+def dp_matrix_me(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
     """The optimal factorisation for several epochs in the same order (Choquette-Choo et al. 2023).
 
     For several epochs, a large ε and at most some two thousand steps.
     """
     work = descent.workload(setting.listed_steps)
-    structure = matrices.optimal_epochs(work, setting.per_epoch).structure
+    structure = matrix_factorization.optimal_epochs(work, setting.per_epoch).structure
     return _plan(setting, gradients, "dp-matrix-me", structure, rule=descent.rule)
 
 
-def dp_matrix_me_lambda(setting: Setting, descent: Descent, gradients: Gradients, *, tau: int | None = None) -> Plan:
+def dp_matrix_me_lambda(
+    setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, tau: int | None = None
+) -> Plan:
     """Several epochs, optimal for distances of τ steps; the noise is still C⁻¹Z. τ = T by default.
 
     For several epochs, where training forgets noise that is older than τ steps.
     """
     work = descent.workload(setting.listed_steps)
-    structure = matrices.optimal_epochs(
+    structure = matrix_factorization.optimal_epochs(
         work, setting.per_epoch, tau=setting.listed_steps if tau is None else tau
     ).structure
     return _plan(setting, gradients, "dp-matrix-me-lambda", structure, rule=descent.rule)
 
 
-def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int | None = None) -> Plan:
+def dp_bandmf(
+    setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, bands: int | None = None
+) -> Plan:
     """Banded noise, amplified by cyclic Poisson sampling (Choquette-Choo et al. 2023); one band is DP-SGD's noise.
 
     For a large ε and many steps on batches that can be sampled.
@@ -104,36 +110,38 @@ def dp_bandmf(setting: Setting, descent: Descent, gradients: Gradients, *, bands
             "dp-bandmf samples fixed groups in turn, at a rate that follows from batch size and bands: leave sampling "
             "and sample rate out, or use dp-sgd for plain Poisson batches"
         )
-    chosen = shapes.best_bands(setting) if bands is None else bands
-    structure = shapes.banded(descent.workload(setting.listed_steps), chosen)
-    sampler = Cyclic(setting.examples, chosen, shapes.cyclic_rate(setting, chosen), setting.listed_steps)
+    chosen = bandmf.best_bands(setting) if bands is None else bands
+    structure = bandmf.banded(descent.workload(setting.listed_steps), chosen)
+    sampler = Cyclic(setting.examples, chosen, bandmf.cyclic_rate(setting, chosen), setting.listed_steps)
     return _plan(setting, gradients, "dp-bandmf", structure, rule=descent.rule, sampler=sampler)
 
 
-def dp_bisr(setting: Setting, descent: Descent, gradients: Gradients, *, bands: int = 32) -> Plan:
+def dp_bisr(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, bands: int = 32) -> Plan:
     """Banded inverse square root: near-optimal noise without any optimisation (Kalinin et al. 2025).
 
     For many steps without waiting for an optimisation.
     """
     work = descent.workload(setting.listed_steps)
-    structure = matrices.inverse_square_root(work, min(bands, setting.listed_steps))
+    structure = matrix_factorization.inverse_square_root(work, min(bands, setting.listed_steps))
     return _plan(setting, gradients, "dp-bisr", structure, rule=descent.rule)
 
 
-def dp_blt(setting: Setting, descent: Descent, gradients: Gradients, *, buffers: int | None = None) -> Plan:
+def dp_blt(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, buffers: int | None = None) -> Plan:
     """Buffered linear Toeplitz noise: a few buffers for any number of steps (McMahan et al. 2024).
 
     For many steps and a large model: a few buffers of noise are all that is kept.
     """
     work = descent.workload(setting.listed_steps)
-    structure = matrices.optimal_blt(work, buffers, times=shapes.epochs(setting), apart=setting.per_epoch).structure
+    structure = matrix_factorization.optimal_blt(
+        work, buffers, times=bandmf.epochs(setting), apart=setting.per_epoch
+    ).structure
     return _plan(setting, gradients, "dp-blt", structure, rule=descent.rule)
 
 
-def _plan(setting: Setting, gradients: Gradients, method: str, structure: Structure, **parts: Any) -> Plan:
+def _plan(setting: PlanConfig, gradients: ClippingOptions, method: str, structure: Strategy, **parts: Any) -> Plan:
     parts.setdefault("sampler", setting.sampler("same-order"))
     return gradients.plan(setting, method, noise=make_noise(structure), **parts)
 
 
-def _one_pass(setting: Setting) -> Setting:
+def _one_pass(setting: PlanConfig) -> PlanConfig:
     return replace(setting, epochs=1.0) if setting.epochs is None and setting.steps is None else setting

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hush.methods.groups import Descent, Gradients, Moments
-from hush.methods.setting import Setting
+from hush.clipping import ClipMode, ErrorFeedback, PlainSum, TwoPoint
+from hush.methods.config import PlanConfig
+from hush.methods.options import AdamOptions, ClippingOptions, SGDOptions
 from hush.noise import Independent
+from hush.optimizers import SGD, Adam, AdamBC, Kalman
 from hush.plan import Plan
-from hush.queries import ClipMode, ErrorFeedback, PlainSum, TwoPoint
-from hush.rules import SGD, Adam, AdamBC, Kalman
 
 
-def sgd(setting: Setting, *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> Plan:
+def sgd(setting: PlanConfig, *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> Plan:
     """Ordinary training, for comparison: no clipping, no noise, no guarantee.
 
     For knowing what privacy costs in accuracy; nobody is protected.
@@ -24,7 +24,7 @@ def sgd(setting: Setting, *, lr: float = 0.1, momentum: float = 0.0, weight_deca
     )
 
 
-def dp_sgd(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
+def dp_sgd(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
     """DP-SGD: clipped per-example gradients, independent noise, SGD (Abadi et al. 2016).
 
     For a first private model; nothing that was measured is clearly better.
@@ -32,7 +32,9 @@ def dp_sgd(setting: Setting, descent: Descent, gradients: Gradients) -> Plan:
     return gradients.plan(setting, "dp-sgd", rule=descent.rule)
 
 
-def dp_adam(setting: Setting, moments: Moments, gradients: Gradients, *, lr: float = 1e-2, eps: float = 1e-8) -> Plan:
+def dp_adam(
+    setting: PlanConfig, moments: AdamOptions, gradients: ClippingOptions, *, lr: float = 1e-2, eps: float = 1e-8
+) -> Plan:
     """DP-Adam: DP-SGD's release, Adam as the rule.
 
     For gradients that differ by orders of magnitude between layers.
@@ -41,7 +43,12 @@ def dp_adam(setting: Setting, moments: Moments, gradients: Gradients, *, lr: flo
 
 
 def dp_adam_bc(
-    setting: Setting, gradients: Gradients, moments: Moments = Moments(), *, lr: float = 1e-4, floor: float = 1e-8
+    setting: PlanConfig,
+    gradients: ClippingOptions,
+    moments: AdamOptions = AdamOptions(),
+    *,
+    lr: float = 1e-4,
+    floor: float = 1e-8,
 ) -> Plan:
     """DP-AdamBC: Adam with the noise's part taken out of its second moment (Tang et al. 2024).
 
@@ -52,7 +59,7 @@ def dp_adam_bc(
 
 
 def dp_disk(
-    setting: Setting, descent: Descent, gradients: Gradients, *, kappa: float = 0.7, gamma: float = 0.5
+    setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, kappa: float = 0.7, gamma: float = 0.5
 ) -> Plan:
     """DiSK: gradients at two points, and a Kalman filter before SGD (Zhang et al. 2024).
 
@@ -63,7 +70,7 @@ def dp_disk(
 
 
 def dp_dice(
-    setting: Setting,
+    setting: PlanConfig,
     *,
     lr: float = 0.3,
     clip: float = 1.0,

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from hush import validate
-from hush.errors import BadInput, Refused
-from hush.methods import shapes
-from hush.methods.setting import Setting
+from hush._internal import validate
+from hush.clipping import ClipMode, Clipping, Query
+from hush.errors import InvalidInputError, Refused
+from hush.methods import bandmf
+from hush.methods.config import PlanConfig
 from hush.noise import Independent
+from hush.optimizers import SGD, Adam, Rule
 from hush.plan import Plan
-from hush.queries import ClipMode, Clipping, Query
-from hush.rules import SGD, Adam, Rule
-from hush.sanitize.adapting import Adapting
-from hush.sanitize.hybrid import Hybrid
-from hush.sanitize.published import Published
-from hush.sanitize.released import Released
-from hush.sanitize.threshold import AdaptiveThreshold
+from hush.sanitize.adaptive import AdaptiveClip, AdaptiveThreshold
+from hush.sanitize.labels import ASSUMED, RandomisedLabels
+from hush.sanitize.privatised import Hybrid, Published, Released
 
 HeadRule = Literal["adam", "sgd"]
 FRONT = "the layers before the sanitisation layer were made without looking at the rows that are trained on"
 
 
 def sanitize(
-    setting: Setting,
+    setting: PlanConfig,
     *,
     lr: float = 1e-3,
     weight_decay: float = 0.0,
@@ -48,12 +47,12 @@ def sanitize(
     query = Published(setting.rate, nonnegative)
     released: Query = query
     if threshold_share is not None:
-        released = Adapting(query, AdaptiveThreshold(threshold_share), setting.per_epoch)
+        released = AdaptiveClip(query, AdaptiveThreshold(threshold_share), setting.per_epoch)
     return _plan(replace(rdp, sample_rate=None), "sanitize", released, lr, weight_decay)
 
 
 def sanitize_once(
-    setting: Setting,
+    setting: PlanConfig,
     *,
     lr: float = 1e-3,
     weight_decay: float = 0.0,
@@ -71,7 +70,7 @@ def sanitize_once(
 
 
 def sanitize_frozen(
-    setting: Setting,
+    setting: PlanConfig,
     *,
     lr: float = 1e-3,
     weight_decay: float = 0.0,
@@ -83,15 +82,17 @@ def sanitize_frozen(
 
     For comparing with the published layer at the price that it really has; sanitize-once is rarely worse.
     """
-    count = shapes.epochs(setting) if releases is None else releases
+    count = bandmf.epochs(setting) if releases is None else releases
     if isinstance(count, bool) or not 1 <= count <= setting.total_steps:
-        raise BadInput(f"releases must be a whole number from 1 to the {setting.total_steps} steps, got {count}")
+        raise InvalidInputError(
+            f"releases must be a whole number from 1 to the {setting.total_steps} steps, got {count}"
+        )
     query = Released(count, setting.per_epoch, nonnegative)
     return _plan(_frozen(setting), "sanitize-frozen", query, lr, weight_decay, rule)
 
 
 def sanitize_hybrid(
-    setting: Setting,
+    setting: PlanConfig,
     *,
     lr: float = 1e-3,
     weight_decay: float = 0.0,
@@ -107,7 +108,7 @@ def sanitize_hybrid(
     return _plan(_replacing(setting), "sanitize-hybrid", query, lr, weight_decay)
 
 
-def _replacing(setting: Setting) -> Setting:
+def _replacing(setting: PlanConfig) -> PlanConfig:
     """Under replace, the only relation in which labels and membership can be public and features private."""
     if setting.adjacency not in (None, "replace"):
         raise Refused(
@@ -117,16 +118,56 @@ def _replacing(setting: Setting) -> Setting:
     return replace(setting, adjacency="replace")
 
 
-def _frozen(setting: Setting) -> Setting:
+def _frozen(setting: PlanConfig) -> PlanConfig:
     return replace(_replacing(setting), assumptions=(*setting.assumptions, FRONT))
 
 
 def _plan(
-    setting: Setting, method: str, query: Query, lr: float, weight_decay: float, chosen: HeadRule = "adam"
+    setting: PlanConfig, method: str, query: Query, lr: float, weight_decay: float, chosen: HeadRule = "adam"
 ) -> Plan:
-    validate.one_of(("adam", "sgd"), rule=chosen)
+    validate.choice(("adam", "sgd"), rule=chosen)
     if setting.sampling == "same-order":
         raise Refused("rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε")
     rule: Rule = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
     noise = Independent(setting.total_steps)
     return setting.plan(method, sampler=setting.sampler("shuffled"), query=query, noise=noise, rule=rule)
+
+
+# Methods that protect labels alone: features are public.
+
+
+def label_rr(
+    setting: PlanConfig,
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    stages: int = 1,
+    prior: Sequence[float] | None = None,
+    first_share: float = 0.5,
+    first_steps: float = 0.5,
+) -> Plan:
+    """Randomised response on the labels, in one stage or two, then any training (Ghazi et al. 2021).
+
+    For public features and private labels: who clicked, not what was shown.
+
+    ``prior`` has a public number for each class, in place of all alike. With ``stages=2`` a model of ``first_share`` of
+    the examples, trained for ``first_steps`` of the steps, is the prior of the others. σ is 1/ε.
+    """
+    if setting.adjacency not in (None, "replace"):
+        raise Refused(
+            f"labels are compared under 'replace', not '{setting.adjacency}': features and who is in the data are "
+            "public, and one label changes to another; leave adjacency out"
+        )
+    if stages not in (1, 2):
+        raise InvalidInputError(f"label-rr has one stage or two, got {stages!r}")
+    validate.probability(first_share=first_share, first_steps=first_steps)
+    total = setting.total_steps
+    if stages == 2 and total < 2:
+        raise InvalidInputError("two stages need at least two steps: give more steps, or one stage")
+    first = min(total - 1, max(1, round(first_steps * total))) if stages == 2 else None
+    query = RandomisedLabels(None if prior is None else tuple(map(float, prior)), first, first_share)
+    assumptions = setting.assumptions if prior is None else (*setting.assumptions, ASSUMED)
+    setting = replace(setting, adjacency="replace", assumptions=assumptions)
+    rule = Adam(lr, weight_decay=weight_decay)
+    sampler, noise = setting.sampler("shuffled"), Independent(total)
+    return setting.plan("label-rr", sampler=sampler, query=query, noise=noise, rule=rule)

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hush import validate
-from hush.identity import Scope, per_step
-from hush.matrices import Diagonal
-from hush.named import State
-from hush.noise.noise import Rows, Stream
+from hush._internal import validate
+from hush._internal.identity import Scope, per_step
+from hush._internal.tensors import State
+from hush.matrix_factorization import Diagonal
+from hush.noise.base import Rows, Stream
 
 Schedule = Callable[[int], float]
 """The noise of a step relative to σ: a function of the step alone, never of anything private."""
@@ -31,7 +31,7 @@ class Independent(Stream):
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        validate.whole(steps=self.steps)
+        validate.positive_int(steps=self.steps)
         validate.positive(noise_schedule=self.structure.least_scale)  # the schedule is asked now, and never again
 
     @cached_property
@@ -71,7 +71,7 @@ class Stages:
     stages: int = 10
 
     def __post_init__(self) -> None:
-        validate.whole(steps=self.steps, noise_stages=self.stages)
+        validate.positive_int(steps=self.steps, noise_stages=self.stages)
         validate.positive(noise_end=self.end)
 
     def __call__(self, step: int) -> float:

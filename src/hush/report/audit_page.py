@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from hush.audit.auditing import CHOOSING, Audit, Scores
-from hush.audit.bounds import SMALLEST_P, Errors, Vector, bound_epsilon, bound_mu, count_errors
-from hush.audit.verdict import PRINTED, WOLF, Verdict
-from hush.printable import make_printable
-from hush.privacy.guarantee import Guarantee, rounded_down, rounded_up
-from hush.privacy.profile import gaussian_epsilon
-from hush.privacy.tradeoff import curve_of_guarantee
-from hush.report.figure_page import FONT, render_figures
+from hush._internal.text import make_printable
+from hush.accounting.gaussian import gaussian_epsilon
+from hush.accounting.guarantee import Guarantee, rounded_down, rounded_up
+from hush.accounting.tradeoff import curve_of_guarantee
+from hush.audit.audit import CHOOSING, Audit, Scores
+from hush.audit.bounds import PRINTED, SMALLEST_P, WOLF, Errors, Vector, Verdict, bound_epsilon, bound_mu, count_errors
+from hush.report.page import FONT, render_figures
 
 INSIDE, OUTSIDE, CLAIMED, MEASURED = "#c0504d", "#1f4e79", "#222222", "#2e8b57"
 BINS = 40

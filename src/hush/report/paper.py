@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 
-from hush.printable import make_printable
-from hush.report.drawing import make_standalone
-from hush.report.report_page import Page, TableRow
-from hush.report.store_rows import Reading
+from hush._internal.text import make_printable
+from hush.report.page import Page, TableRow
+from hush.report.rows import Reading
 from hush.report.summary import Group, make_groups, tell_epsilon
+from hush.report.svg import make_standalone
 
 LATEX = {
     "\\": r"\textbackslash{}",

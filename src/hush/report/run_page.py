@@ -16,18 +16,17 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from hush.artefact.folder import CARD, MODEL, PRIVATE_PART, find_release, read_json
-from hush.errors import BadInput, HushError
-from hush.printable import make_printable
-from hush.privacy import event_json
-from hush.privacy.accounting import ADJACENCIES, default_accountant, epsilon
-from hush.privacy.guarantee import STATUSES, Guarantee, rounded_up
-from hush.report.drawing import Axis, Point, Series, draw_lines
-from hush.report.noise_figures import rebuild_plan, view_plan
-from hush.report.report_page import Page, Section, Sheet, TableCell, TableRow
-from hush.report.store_figures import Figure
-from hush.report.store_grids import draw_confusion, read_confusion
-from hush.report.store_rows import read_number
+from hush._internal.text import make_printable
+from hush.accounting import events
+from hush.accounting.accountant import ADJACENCIES, default_accountant, epsilon
+from hush.accounting.guarantee import STATUSES, Guarantee, rounded_up
+from hush.errors import HushError, InvalidInputError
+from hush.release.folder import CARD, MODEL, PRIVATE_PART, find_release, read_json
+from hush.report.figures import Figure, draw_confusion, read_confusion
+from hush.report.noise_page import rebuild_plan, view_plan
+from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
+from hush.report.rows import read_number
+from hush.report.svg import Axis, Point, Series, draw_lines
 
 POINTS = 12  # numbers of steps whose ε is computed
 STEPS, FIGURES = "steps.jsonl", "figures.json"  # in the private part of a run
@@ -60,7 +59,7 @@ def make_released_page(folder: Path) -> Page:
         table_say="What was run, as the privacy card has it.",
         table_columns=("setting", "value"),
         table=[TableRow((TableCell(name), TableCell(value))) for name, value in rows],
-        overview=Sheet(("setting", "value"), tuple(rows), tuple(("", ("",), ("",)) for _ in rows)),
+        overview=DownloadTable(("setting", "value"), tuple(rows), tuple(("", ("",), ("",)) for _ in rows)),
         sections=[section for section in sections if section.figures],
         notes=[section.say for section in sections if not section.figures and section.say],
         table_last=True,
@@ -104,7 +103,9 @@ def make_private_page(folder: Path) -> Page | None:
 def _read_guarantee(card: Mapping[str, Any]) -> Guarantee:
     told = card.get("guarantee")
     if not isinstance(told, dict) or told.get("status") not in STATUSES:
-        raise BadInput(f"the {CARD} of this run holds no guarantee: it was not written by hush, or was changed")
+        raise InvalidInputError(
+            f"the {CARD} of this run holds no guarantee: it was not written by hush, or was changed"
+        )
     return Guarantee.from_json({name: value for name, value in told.items() if name not in ("event", "event_json")})
 
 
@@ -185,7 +186,7 @@ def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple
     if guarantee.status == "none" or not isinstance(accounted, dict) or not steps:
         return (), ""
     try:
-        event, delta = event_json.from_json(accounted.get("event")), read_number(accounted.get("delta"))
+        event, delta = events.from_json(accounted.get("event")), read_number(accounted.get("delta"))
     except HushError:
         event, delta = None, None
     same = isinstance(event, dp_event.SelfComposedDpEvent) and event.count == int(steps)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hush.privacy.guarantee import rounded_down
-from hush.report.noise_figures import draw_noise
-from hush.report.report_page import Page, Section, Sheet, TableCell, TableRow
-from hush.report.store_figures import (
+from hush.accounting.guarantee import rounded_down
+from hush.report.figures import (
     Figure,
     draw_best_settings,
+    draw_confusions,
     draw_curves,
+    draw_heatmaps,
     draw_sanitized,
     draw_seeds,
     draw_spending,
     draw_times,
     draw_utility,
 )
-from hush.report.store_grids import draw_confusions, draw_heatmaps
-from hush.report.store_rows import Reading, Row
-from hush.report.store_words import COLUMNS, HEADINGS, PUBLIC, SAY
+from hush.report.noise_page import draw_noise
+from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
+from hush.report.rows import Reading, Row
 from hush.report.summary import (
     Group,
     make_groups,
@@ -31,6 +31,58 @@ from hush.report.summary import (
     tell_mean,
     tell_price,
 )
+
+# What the report of a store says above its tables and figures.
+
+HEADINGS = {
+    "utility": (
+        "Utility against ε",
+        "Mean over seeds of the best setting; bars are one standard deviation. A dashed line with hollow marks is a "
+        "claimed ε, a dotted one with crosses a refuted one: neither is a guarantee.",
+    ),
+    "heat-batch": (
+        "Learning rate × batch size",
+        "Mean over seeds of the best other settings in each cell. The frame with a star is the best cell by the part "
+        "that chooses; hatched cells have diverged or failed; ! marks a cell some of whose runs did. For a loss its "
+        "log₁₀ is shown, and darker is less.",
+    ),
+    "heat-epochs": ("Learning rate × epochs", "As above, over the number of epochs."),
+    "curves": ("Accuracy and loss over epochs", "On the test part, of the best run of each method."),
+    "spending": (
+        "ε over epochs",
+        "What the best run of each method had spent after each epoch, where its record says so.",
+    ),
+    "confusion": (
+        "Confusion matrices",
+        "Of the best run of each group: how many of each true class were taken for which. Darker is a larger share of "
+        "the true class.",
+    ),
+    "seeds": ("Seed by seed", "The test figure of every seed of the best setting; the bar is their mean."),
+    "settings": ("Best learning rate and epochs by batch size", "The best setting at each batch size."),
+    "times": (
+        "Training and inference time",
+        "Seconds as recorded, on whatever machine a run was on; the bar is the mean.",
+    ),
+    "sanitized": (
+        "Noisy activations and labels",
+        "Methods that protect features or labels alone. What is claimed of sanitize was refuted by an audit.",
+    ),
+    "noise": (
+        "Correlated noise",
+        "The noise that adds up in a weight over steps, C and C⁻¹. Darker is larger; signs are in the points' texts.",
+    ),
+}
+COLUMNS = ("problem", "method", "ε", "audited lower bound", "best run", "best setting, mean ± spread", "runs")
+SAY = (
+    "Best run and best setting are chosen by the validation part, and their test figures are shown. The ε is that of "
+    "one run alone; below each best run stands what having chosen it has cost. A proven ε follows from accounting, a "
+    "claimed one is a paper's formula without a known proof, a refuted one was measured to be wrong."
+)
+PUBLIC = (
+    "Figures of validation and test rows are exact, and no ε covers them: hand this page on only if those rows are "
+    "public."
+)
+
 
 RUNS = (
     "key", "outcome", "problem", "method", "target_epsilon", "epsilon", "delta", "status", "lr", "batch_size", "epochs",
@@ -114,7 +166,7 @@ def _tell_setting(group: Group) -> str:
     return ", ".join(f"{short} {value:g}" for name, short in names.items() if (value := row.number(name)) is not None)
 
 
-def _make_overview(groups: Sequence[Group]) -> Sheet:
+def _make_overview(groups: Sequence[Group]) -> DownloadTable:
     columns = ("problem", "method", "epsilon", "status", "audited_lower_bound", "metric", "best_run", "best_test",
                "mean_test", "spread", "seeds", "runs", "finished", "diverged", "failed", "selection_epsilon",
                "selection_delta", "audit")  # fmt: skip
@@ -127,13 +179,13 @@ def _make_overview(groups: Sequence[Group]) -> Sheet:
         counts = tuple(g.count(name) for name in ("finished", "diverged", "failed"))
         price = g.price.epsilon, g.price.delta
         rows.append((*g.place, g.status, bound, g.metric, *best, *mean, len(g.rows), *counts, *price, verdict))
-    return Sheet(columns, tuple(rows), tuple((g.problem, (g.method,), (g.epsilon,)) for g in groups))
+    return DownloadTable(columns, tuple(rows), tuple((g.problem, (g.method,), (g.epsilon,)) for g in groups))
 
 
-def _make_runs(reading: Reading) -> Sheet:
+def _make_runs(reading: Reading) -> DownloadTable:
     rows = tuple(tuple(_read_cell(row, name) for name in RUNS) for row in reading.rows)
     places = tuple((row.problem, (row.method,), (row.epsilon_label,)) for row in reading.rows)
-    return Sheet(RUNS, rows, places)
+    return DownloadTable(RUNS, rows, places)
 
 
 def _read_cell(row: Row, name: str) -> Any:

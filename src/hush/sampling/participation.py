@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hush import validate
+from hush._internal import validate
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PoissonSampled:
 
     def __post_init__(self) -> None:
         validate.rate(sample_rate=self.rate)
-        validate.whole(steps=self.steps)
+        validate.positive_int(steps=self.steps)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CyclicPoisson:
 
     def __post_init__(self) -> None:
         validate.rate(sample_rate=self.rate)
-        validate.whole(groups=self.groups, steps=self.steps)
+        validate.positive_int(groups=self.groups, steps=self.steps)
 
 
 Participation = PoissonSampled | WithoutReplacement | OnePass | SameOrder | Separated | Reshuffled | CyclicPoisson

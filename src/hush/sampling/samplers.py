@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from hush import validate
-from hush.errors import BadInput
+from hush._internal import validate
+from hush.errors import InvalidInputError
 from hush.randomness import ORDER, Secret, generator
 from hush.sampling.participation import (
     CyclicPoisson,
@@ -81,7 +81,7 @@ class Poisson:
     steps: int
 
     def __post_init__(self) -> None:
-        validate.whole(examples=self.examples, steps=self.steps)
+        validate.positive_int(examples=self.examples, steps=self.steps)
         validate.rate(sample_rate=self.rate)
 
     @property
@@ -96,7 +96,7 @@ class Poisson:
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """The examples whose coin fell on heads."""
         if population > self.examples + 1:
-            raise BadInput(
+            raise InvalidInputError(
                 f"the plan was made for {self.examples} examples and the data has more: a step could hold more of them "
                 "than was accounted for; make the plan for the number there is"
             )
@@ -188,10 +188,10 @@ class Cyclic:
     steps: int
 
     def __post_init__(self) -> None:
-        validate.whole(examples=self.examples, groups=self.groups, steps=self.steps)
+        validate.positive_int(examples=self.examples, groups=self.groups, steps=self.steps)
         validate.rate(sample_rate=self.rate)
         if self.groups > self.examples:
-            raise BadInput(f"{self.groups} groups need at least as many examples, got {self.examples}")
+            raise InvalidInputError(f"{self.groups} groups need at least as many examples, got {self.examples}")
 
     @property
     def participation(self) -> CyclicPoisson:
@@ -240,14 +240,14 @@ def _slice(sampler: Sized, order: np.ndarray, place: int, population: int) -> Te
 
 
 def _check_batch(examples: int, batch_size: int, steps: int) -> None:
-    validate.whole(examples=examples, batch_size=batch_size, steps=steps)
+    validate.positive_int(examples=examples, batch_size=batch_size, steps=steps)
     if batch_size > examples:
-        raise BadInput(f"batch size {batch_size} is larger than the data: {examples} examples")
+        raise InvalidInputError(f"batch size {batch_size} is larger than the data: {examples} examples")
 
 
 def _same_population(planned: int, population: int) -> None:
     if planned != population:
-        raise BadInput(
+        raise InvalidInputError(
             f"the plan was made for exactly {planned} examples and the data has {population}: "
             "with these batches the number of examples is a public part of the guarantee"
         )

@@ -1,6 +1,6 @@
 """Training on randomised labels: `label-rr`, after Ghazi et al. 2021, in one stage (LP-1ST) or in two (LP-2ST).
 
-One stage: every label is answered for once by randomised response (`hush.sanitize.response`), with a uniform prior or
+One stage: every label is answered for once by randomised response (`hush.sanitize.labels`), with a uniform prior or
 with one that is public, and everything is trained on the answers. Two stages: coins that know no label send each
 example to the first or the second part. The first stage trains on the answers of the first part, with the one-stage
 prior; the model that it gives is the prior of the second part, example by example, whose labels are answered for then.
@@ -24,28 +24,161 @@ of the second part are kept with the run's state. No answer is drawn before the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from dp_accounting import dp_event
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hush import validate
-from hush.draws import drawing_only
-from hush.errors import BadInput, Refused
-from hush.named import Losses, Named, State, Sums
-from hush.queries.plain import PlainSum
-from hush.queries.query import Channel, Claim, Query, Start
+from hush._internal import validate
+from hush._internal.tensors import Losses, Named, State, Sums
+from hush.clipping.base import Channel, Claim, Query, Start
+from hush.clipping.unclipped import PlainSum
+from hush.data_source import Source
+from hush.errors import InvalidInputError, Refused
+from hush.noise.base import Release
+from hush.per_example.model_rng import drawing_only
 from hush.randomness import Secret
-from hush.release import Release
+from hush.randomness.cipher import encrypt_counters
 from hush.sampling import Participation
-from hush.sanitize.cut import check_pairs, evaluating, first_of, make_up
-from hush.sanitize.released import UNBOUNDED
-from hush.sanitize.response import VALUES, Integers, Priors, check_labels, check_prior, draw_integers, respond
-from hush.source import Source
+from hush.sanitize.privatised import UNBOUNDED
+from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_up
+
+# Randomised response on labels with a prior, drawn with exact probabilities.
+#
+# Ghazi, Golowich, Kumar, Manurangsi, Zhang 2021, "Deep learning with label differential privacy". RRTop-k answers
+# within the k labels that a prior finds likeliest: a label y among them is kept with probability e^ε/(e^ε + k − 1) and
+# gives way to each of the others with 1/(e^ε + k − 1); a label that is not among them gives way to any of the k alike.
+# RRWithPrior takes the k that maximises the expected probability of a true answer, e^ε/(e^ε + k − 1)·Σ of the k largest
+# of the prior; with a uniform prior that is all of them, plain randomised response. Both are ε-differentially private
+# for whatever prior, as long as the prior was not made from the label.
+#
+# **The ε that is drawn is at most the ε that is stated.** An answer is decided by an integer u, uniform over
+# M = 2⁶² values (62 bits as they come: nothing is rounded). With g a fraction below e^ε (`bound_growth`), each other
+# label gets b = ⌈M/(g + k − 1)⌉ of the values and the own label a = M − (k − 1)b. Then
+# a ≤ M − (k − 1)M/(g + k − 1) = gM/(g + k − 1) ≤ g·b. A label outside gives way to each of the k with ⌊M/k⌋ of the
+# values, to the last one with what is left. Every probability is a multiple of 1/M, so `find_largest_ratio` is exact, and
+# a `Table` is refused where it is above g.
+
+BITS = 62
+VALUES = 1 << BITS
+LARGEST = 40.0  # ε from which on a table is made as for this one: a label then gives way once in 10¹⁷ examples
+SLACK = Fraction(1, 1 << 40)  # far above the error of a float's exponential, far below anything that matters
+
+Integers = NDArray[np.int64]
+Priors = NDArray[np.float64]
+
+
+def bound_growth(epsilon: float) -> Fraction:
+    """A fraction below e^ε by at most one part in 2³⁹, and at least 1: what no ratio of probabilities exceeds."""
+    validate.positive(epsilon=epsilon)
+    return max(Fraction(1), Fraction(math.exp(min(epsilon, LARGEST))) * (1 - SLACK))
+
+
+@dataclass(frozen=True)
+class Table:
+    """RRTop-k in values out of `VALUES`: ``own`` for the label itself, ``other`` for each of the k − 1 others, and for
+    a label outside ``outside`` for each of the k, the last of them also what is left."""
+
+    size: int
+    own: int
+    other: int
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(epsilon: float, size: int) -> Table:
+        """The table of RRTop-k at ε."""
+        validate.positive_int(k=size)
+        growth = bound_growth(epsilon)
+        other = math.ceil(VALUES / (growth + size - 1))
+        table = Table(size, VALUES - (size - 1) * other, other)
+        if find_largest_ratio(table) > growth or table.own < table.other:
+            raise InvalidInputError(
+                f"randomised response over {size} labels cannot be drawn at ε = {epsilon:g}: give a larger ε"
+            )
+        return table
+
+    @property
+    def outside(self) -> int:
+        """The values of each of the k labels but the last, where the label is none of them."""
+        return VALUES // self.size
+
+    def list_rows(self) -> list[list[int]]:
+        """The number of values of each answer: for the k labels, and for one outside."""
+        rows = [[self.own if a == y else self.other for a in range(self.size)] for y in range(self.size)]
+        last = VALUES - (self.size - 1) * self.outside
+        return [*rows, [self.outside] * (self.size - 1) + [last]]
+
+
+def find_largest_ratio(table: Table) -> Fraction:
+    """The largest ratio of the probabilities of one answer under two labels: e^ε of what is drawn, exactly."""
+    columns = zip(*table.list_rows(), strict=True)
+    return max(Fraction(max(column), min(column)) for column in columns)
+
+
+def choose_sizes(epsilon: float, priors: Priors) -> Integers:
+    """The k of each row of priors, by RRWithPrior; of two that are as good, the smaller."""
+    ordered = np.cumsum(-np.sort(-priors, axis=1), axis=1)
+    growth = math.exp(min(epsilon, LARGEST))
+    kept = growth / (growth + np.arange(priors.shape[1]))
+    return np.asarray(np.argmax(kept * ordered, axis=1) + 1, dtype=np.int64)
+
+
+def respond(labels: Integers, epsilon: float, priors: Priors, draws: Integers) -> Integers:
+    """The answer for each label, by its row of priors and its integer of `BITS` bits; pure, so the same again."""
+    check_labels(labels, priors.shape[1])
+    order = np.argsort(-priors, axis=1, kind="stable")
+    sizes = choose_sizes(epsilon, priors)
+    places = np.argmax(order == labels[:, None], axis=1)  # of the label among the likeliest
+    answers = np.empty_like(labels)
+    for size in np.unique(sizes):
+        rows = np.flatnonzero(sizes == size)
+        chosen = _choose_places(Table.of(epsilon, int(size)), places[rows], draws[rows])
+        answers[rows] = order[rows, chosen]
+    return answers
+
+
+def _choose_places(table: Table, places: Integers, draws: Integers) -> Integers:
+    """Which of the k likeliest is answered, given the place of the label (k or more: it is none of them)."""
+    others = (draws - table.own) // max(1, table.other)
+    moved = np.where(others >= places, others + 1, others)  # the k − 1 others, in order, without the label
+    within = np.where(draws < table.own, places, moved)
+    outside = np.minimum(draws // table.outside, table.size - 1)
+    return np.asarray(np.where(places < table.size, within, outside), dtype=np.int64)
+
+
+def draw_integers(secret: Secret, stream: str, count: int) -> Integers:
+    """For each example an integer of `BITS` bits, keyed by the secret, the stream and the example's number."""
+    numbers = np.arange(count, dtype=np.uint64)
+    octets = encrypt_counters(secret.derive(stream, 0, size=32), numbers, 1)
+    return (np.ascontiguousarray(octets[:, :8]).view("<u8").reshape(-1) >> np.uint64(64 - BITS)).astype(np.int64)
+
+
+def check_labels(labels: Integers, classes: int) -> None:
+    """Refuse labels that are none of the classes."""
+    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+        raise InvalidInputError(
+            f"the labels must be whole numbers from 0 to {classes - 1}, one for each output of the model"
+        )
+
+
+def check_prior(prior: Sequence[float], classes: int | None = None) -> None:
+    """Refuse what is no public prior over the classes."""
+    if len(prior) < 2 or not all(validate.is_finite(p) and p >= 0 for p in prior) or not sum(prior) > 0:
+        raise InvalidInputError(
+            "a prior has one number of at least 0 for each class, two or more, and not all of them 0"
+        )
+    if classes is not None and len(prior) != classes:
+        raise InvalidInputError(
+            f"the prior names {len(prior)} classes and the model has {classes} outputs: name each of them"
+        )
+
 
 COINS = Channel(1.0, proof="coins", exact=True)
 CHUNK = 500  # examples through the model at a time
@@ -64,12 +197,12 @@ class RandomisedLabels:
     prior: tuple[float, ...] | None = None
     first: int | None = None
     share: float = 0.5
-    answers: Answers | None = None  # once a run has data
+    answers: RandomizedLabels | None = None  # once a run has data
 
     def __post_init__(self) -> None:
         validate.probability(share=self.share)
         if self.first is not None:
-            validate.whole(steps_of_the_first_stage=self.first)
+            validate.positive_int(steps_of_the_first_stage=self.first)
         if self.prior is not None:
             check_prior(self.prior)
 
@@ -87,8 +220,10 @@ class RandomisedLabels:
             check_prior(self.prior, classes)
         share = 1.0 if self.first is None else self.share
         prior = np.array(self.prior or [1.0] * classes, dtype=np.float64)
-        answers = Answers(model, source, start.secret, 1 / start.noise_std["labels"], prior / prior.sum(), share)
-        return replace(self, answers=answers), Numbered(source)
+        answers = RandomizedLabels(
+            model, source, start.secret, 1 / start.noise_std["labels"], prior / prior.sum(), share
+        )
+        return replace(self, answers=answers), IndexedLabels(source)
 
     def make_ready(self, step: int) -> None:
         """The labels are read, and those that are none of the classes refused."""
@@ -137,11 +272,11 @@ class RandomisedLabels:
 
     def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
         """ε-privacy of the labels, however many steps are taken."""
-        event = dominate(1 / noise_std["labels"])
+        event = dominating_pair(1 / noise_std["labels"])
         return (Claim(event, "replace", "proven", REASON, "labels"),)
 
 
-def dominate(epsilon: float) -> Any:
+def dominating_pair(epsilon: float) -> Any:
     """Binary randomised response at ε, (2 − p)/p = e^ε: no ε-private release is told apart better."""
     small = math.exp(-epsilon)
     return dp_event.RandomizedResponseDpEvent(noise_parameter=2 * small / (1 + small), num_buckets=2)
@@ -152,7 +287,7 @@ def _is_first_stage(public: State) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered:
+class IndexedLabels:
     """The data with each example's number in the place of its label, so that no label reaches a gradient."""
 
     source: Source
@@ -167,7 +302,7 @@ class Numbered:
 
 
 @dataclass(eq=False)
-class Answers:
+class RandomizedLabels:
     """The answers for all labels of a run: those of the first part by the prior, of the second by the model."""
 
     model: nn.Module
@@ -218,7 +353,7 @@ class Answers:
         parts = [self.source.take(chunk)[-1] for chunk in self._chunks()]
         labels = torch.cat([part.cpu() for part in parts])
         if labels.dim() != 1 or labels.is_floating_point():
-            raise BadInput("randomised response needs one whole number as the label of each example")
+            raise InvalidInputError("randomised response needs one whole number as the label of each example")
         found: Integers = labels.long().numpy()
         check_labels(found, len(self.prior))
         return found
@@ -242,5 +377,7 @@ def count_outputs(model: nn.Module, source: Source) -> int:
     with torch.no_grad(), evaluating(model):
         scores = model(first_of(make_up(like, device)))
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < 2:
-        raise BadInput("randomised response needs a model that gives one score for each of two or more classes")
+        raise InvalidInputError(
+            "randomised response needs a model that gives one score for each of two or more classes"
+        )
     return int(scores.shape[1])

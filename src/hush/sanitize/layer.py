@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush import validate
-from hush.errors import BadInput, Refused, nearest
-from hush.privacy.scale import grid
+from hush._internal import validate
+from hush.accounting.noise_tails import grid
+from hush.errors import InvalidInputError, Refused, nearest
 
 Place = Literal["after", "before"]
 Draw = Callable[[Tensor], Tensor]
@@ -36,10 +37,10 @@ class Sanitize(nn.Module):
     with its smaller noise, or ``before`` it, as in the paper's experiments.
 
     The noise is ``draw(x)``: torch's own normal numbers by default, so that in a run of hush they come, like dropout,
-    from the run's secret and the place of each example (`hush.draws`). In evaluation there is none, unless
+    from the run's secret and the place of each example (`hush.per_example.model_rng`). In evaluation there is none, unless
     ``noisy_evaluation``. A number that is not finite is a leak where it stays one: NaN counts as 0.
 
-    ``clip`` may be changed between epochs (`hush.sanitize.threshold`). It is no parameter and no buffer: whoever
+    ``clip`` may be changed between epochs (`hush.sanitize.adaptive`). It is no parameter and no buffer: whoever
     changes it keeps it.
     """
 
@@ -57,11 +58,11 @@ class Sanitize(nn.Module):
     ) -> None:
         super().__init__()
         validate.positive(clip=clip, noise_multiplier=noise_multiplier)
-        validate.one_of(("after", "before"), place_of_dropout=place)
+        validate.choice(("after", "before"), place_of_dropout=place)
         if width is not None:
-            validate.whole(width=width)
+            validate.positive_int(width=width)
         if floor not in (None, 0):
-            raise BadInput(f"the floor of a sanitisation layer is 0, or none for −clip, got {floor!r}")
+            raise InvalidInputError(f"the floor of a sanitisation layer is 0, or none for −clip, got {floor!r}")
         if dropout:
             validate.probability(dropout=dropout)
         self.clip, self.noise_multiplier, self.width = float(clip), float(noise_multiplier), width
@@ -119,7 +120,7 @@ class Sanitize(nn.Module):
         return torch.where(x.isnan(), torch.zeros_like(x), x).clamp(self.low, self.clip)
 
     def noised(self, x: Tensor) -> Tensor:
-        """With its noise. It is added in double precision and rounded to the public grid of the noise (`hush.release`):
+        """With its noise. It is added in double precision and rounded to the public grid of the noise (`hush.noise.base`):
         last bits would show what it was added to. The gradient is that of adding a constant."""
         precise = x.double()
         draw = torch.randn_like if self.draw is None else self.draw
@@ -132,14 +133,16 @@ class Sanitize(nn.Module):
         if self.width is None:
             self.width = found
         if found != self.width:
-            raise BadInput(
+            raise InvalidInputError(
                 f"the sanitisation layer was made for {self.width} numbers an example and meets {found}, so its noise "
                 f"would have the wrong scale: give it width={found}, or put it at another place"
             )
 
     def _known_width(self) -> int:
         if self.width is None:
-            raise BadInput("the width of the sanitisation layer is not known before its first forward: give width=…")
+            raise InvalidInputError(
+                "the width of the sanitisation layer is not known before its first forward: give width=…"
+            )
         return self.width
 
 
@@ -152,12 +155,14 @@ def insert(model: nn.Module, name: str, layer: Sanitize) -> nn.Module:
     """
     known = dict(model.named_modules(remove_duplicate=False))
     if name not in known:
-        raise BadInput(f"the model has no module '{name}': {nearest(name, filter(None, known))}")
+        raise InvalidInputError(f"the model has no module '{name}': {nearest(name, filter(None, known))}")
     chosen = known[name]
     if any(isinstance(module, Sanitize) for module in chosen.modules()):
-        raise BadInput(f"there is a sanitisation layer at '{name or 'the model'}' already: one record, one release")
+        raise InvalidInputError(
+            f"there is a sanitisation layer at '{name or 'the model'}' already: one record, one release"
+        )
     if Counter(map(id, known.values()))[id(chosen)] > 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"module '{name}' is used at several places of the model, and the others would go on without noise: "
             "give each place a module of its own"
         )
@@ -183,8 +188,85 @@ def find_layer(model: nn.Module) -> tuple[str, Sanitize]:
     """The name and the sanitisation layer of a model, which has exactly one."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, Sanitize)]
     if len(found) != 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"the model has {len(found)} sanitisation layers where one was expected: put one in place with "
-            "hush.sanitize.insert(model, 'module.name', layer)"
+            "hush.sanitize.layer.insert(model, 'module.name', layer)"
         )
     return found[0]
+
+
+# The funnel: fully connected layers 8n, 4n, 2n, n in front of the sanitisation layer.
+
+
+def build_funnel(inputs: int, width: int) -> list[nn.Module]:
+    """Linear layers ``inputs``-8n-4n-2n-n, each followed by a ReLU, down to the public ``width`` n.
+
+    The noise of a sanitisation layer has the standard deviation Cσ√n, so a narrow layer is a quiet one; the funnel lets
+    the network get there without throwing away most of what it knows in one step."""
+    validate.positive_int(inputs=inputs, width=width)
+    widths = [inputs, 8 * width, 4 * width, 2 * width, width]
+    pairs = zip(widths[:-1], widths[1:], strict=True)
+    return [layer for before, after in pairs for layer in (nn.Linear(before, after), nn.ReLU())]
+
+
+# The layer that an account was made for: rows are made by a copy of it, whatever happens to the layer in the model.
+#
+# The density of a release depends on C, the floor, σ, n, the dropout with its place, and the source of the noise. All
+# of them are fixed when a run starts. A step refuses a layer that has others by now, so that nobody is surprised later;
+# the copy sees to it that a forward which changes them on its way to the layer changes nothing that is released.
+
+SETTINGS = ("clip", "floored", "noise_multiplier", "width", "dropout", "place", "draw")
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenLayer:
+    """A model's layer, its settings when a run started, and a copy of it that has them."""
+
+    layer: Sanitize
+    settings: Mapping[str, Any]
+    copy: Sanitize
+
+    @staticmethod
+    def of(layer: Sanitize, *, free: tuple[str, ...] = ()) -> FrozenLayer:
+        """The layer as it is now; settings that are ``free`` may change in a run. A kind of layer of the user's own is
+        refused, for nothing is known of its noise."""
+        if type(layer) is not Sanitize:
+            raise Refused(
+                f"{type(layer).__name__} is a sanitisation layer of another kind, of whose range and noise nothing is "
+                "proven: use hush.sanitize.layer.Sanitize itself"
+            )
+        if layer.draw is not None:
+            raise Refused("the layer draws its noise from a function of its own: leave draw out")
+        settings = {name: getattr(layer, name) for name in SETTINGS if name not in free}
+        floor = 0.0 if layer.floored else None
+        how: dict[str, Any] = {"width": layer.width, "dropout": layer.dropout, "place": layer.place}
+        copy = Sanitize(layer.clip, layer.noise_multiplier, floor=floor, noisy_evaluation=True, **how)
+        return FrozenLayer(layer, settings, copy)
+
+    def check(self) -> None:
+        """Refuse a layer that is not what was accounted for."""
+        changed = [name for name, value in self.settings.items() if getattr(self.layer, name) != value]
+        if changed:
+            raise Refused(
+                f"{changed[0].replace('_', ' ')} of the sanitisation layer was changed after the run had begun, and "
+                "what is released depends on it: make a new plan and run"
+            )
+
+    def check_step(self) -> None:
+        """The same before a step in which the layer itself adds its noise."""
+        check_training(self.layer)
+        self.check()
+
+    def bound(self, reached: Tensor) -> Tensor:
+        """What reaches the layer, within the range that was accounted for."""
+        return self.copy.bound(reached)
+
+    def release(self, reached: Tensor, noise: Tensor) -> Tensor:
+        """The same with this standard normal noise at the scale that was accounted for, and with the layer's dropout
+        where that is in training."""
+        self.copy.train(self.layer.training).draw = lambda _: noise
+        try:
+            made: Tensor = self.copy(reached)
+        finally:
+            self.copy.draw = None
+        return made

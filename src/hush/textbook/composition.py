@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
+from hush._internal.validate import non_negative, positive, positive_int, probability
 from hush.errors import Refused
-from hush.validate import not_negative, positive, probability, whole
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class EpsilonDelta:
 def basic(epsilon: float, delta: float, times: int) -> EpsilonDelta:
     """The total of ``times`` releases, each (ε, δ)-DP: both add up."""
     positive(epsilon=epsilon)
-    not_negative(delta=delta)
-    whole(times=times)
+    non_negative(delta=delta)
+    positive_int(times=times)
     return EpsilonDelta(times * epsilon, min(times * delta, 1.0))
 
 
 def advanced(epsilon: float, delta: float, times: int, slack: float) -> EpsilonDelta:
     """The total of ``times`` releases, each (ε, δ)-DP, with δ' = ``slack`` spent on the theorem itself."""
     positive(epsilon=epsilon)
-    not_negative(delta=delta)
-    whole(times=times)
+    non_negative(delta=delta)
+    positive_int(times=times)
     probability(slack=slack)
     total = epsilon * math.sqrt(2 * times * math.log(1 / slack)) + times * epsilon * math.expm1(epsilon)
     return EpsilonDelta(total, min(times * delta + slack, 1.0))
@@ -48,7 +48,7 @@ def kairouz_oh_viswanath(epsilon: float, delta: float, times: int) -> EpsilonDel
     """What each of ``times`` releases may cost so that all together are (ε, δ)-DP; checked by `optimal_delta`."""
     positive(epsilon=epsilon)
     probability(delta=delta)
-    whole(times=times)
+    positive_int(times=times)
     each = EpsilonDelta(epsilon / (2 * math.sqrt(times * math.log(math.e + epsilon / delta))), delta / (2 * times))
     if optimal_delta(each.epsilon, each.delta, times, epsilon) > delta:
         raise Refused(
@@ -63,8 +63,8 @@ def optimal_delta(epsilon: float, delta: float, times: int, total: float) -> flo
     1 − (1−δ)^k · (1 − Σ_l C(k,l) [e^{(k−l)ε} − e^{total + lε}]₊ / (1+e^ε)^k): randomised response is the worst case.
     """
     positive(epsilon=epsilon)
-    not_negative(delta=delta, total=total)
-    whole(times=times)
+    non_negative(delta=delta, total=total)
+    positive_int(times=times)
     index = np.arange(times + 1)
     plus, minus = (times - index) * epsilon, total + index * epsilon
     kept = plus > minus

@@ -25,12 +25,12 @@ from dp_accounting import dp_event
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
-from hush.errors import BadInput, Refused
-from hush.privacy.accounting import ADJACENCIES, Adjacency
-from hush.privacy.guarantee import Guarantee
-from hush.privacy.profile import gaussian_delta, gaussian_epsilon, gaussian_mu
-from hush.privacy.scale import Tails, check_std, grid
-from hush.validate import one_of, positive, probability
+from hush._internal.validate import choice, positive, probability
+from hush.accounting.accountant import ADJACENCIES, Adjacency
+from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from hush.accounting.guarantee import Guarantee
+from hush.accounting.noise_tails import Tails, check_std, grid
+from hush.errors import InvalidInputError, Refused
 
 __all__ = [
     "LossDistribution",
@@ -125,12 +125,12 @@ def private_mean(
     Every clipped value is rounded towards zero to a whole number of a public unit, 2⁻³⁶ of the bound or less, so the
     sum is a sum of integers: exact, in any order, and it moves by no more than the clipped value does. The noise is
     rounded to the same unit, which makes sum plus noise the Gaussian release rounded, and the result is rounded once
-    more to the grid of `hush.privacy.scale`, as its last bits would else show the resolution of the draw.
+    more to the grid of `hush.accounting.noise_tails`, as its last bits would else show the resolution of the draw.
     """
     positive(bound=bound)
     _check(epsilon, delta, 1.0)
-    one_of(ADJACENCIES, adjacency=adjacency)
-    one_of(CALIBRATIONS, calibration=calibration)
+    choice(ADJACENCIES, adjacency=adjacency)
+    choice(CALIBRATIONS, calibration=calibration)
     rows, base, moved = _clipped(np.asarray(values, dtype=np.float64), bound, lower, adjacency)
     count = _public_count(len(rows), adjacency, divisor)
     sensitivity = moved / count
@@ -222,14 +222,14 @@ def _clipped(
     if values.ndim == 1:
         low = -bound if lower is None else float(lower)
         if not low < bound:
-            raise BadInput(f"lower must be below bound, got lower {low:g} and bound {bound:g}")
+            raise InvalidInputError(f"lower must be below bound, got lower {low:g} and bound {bound:g}")
         if adjacency == "replace":
             return np.clip(np.clip(values, low, bound) - low, 0.0, bound - low), low, bound - low
         return np.clip(values, low, bound), 0.0, max(abs(low), bound)
     if values.ndim != 2:
-        raise BadInput(f"values must be numbers or rows of numbers, got an array of {values.ndim} dimensions")
+        raise InvalidInputError(f"values must be numbers or rows of numbers, got an array of {values.ndim} dimensions")
     if lower is not None:
-        raise BadInput("lower is for numbers; vectors are clipped to norm bound")
+        raise InvalidInputError("lower is for numbers; vectors are clipped to norm bound")
     tiny = np.finfo(np.float64).tiny
     largest = np.maximum(np.abs(values).max(axis=1, keepdims=True, initial=0.0), tiny)  # norms must not overflow
     norms = np.maximum(np.linalg.norm(values / largest, axis=1, keepdims=True), tiny)
@@ -241,12 +241,12 @@ def _clipped(
 def _public_count(found: int, adjacency: Adjacency, divisor: int | None) -> int:
     if divisor is not None:
         if isinstance(divisor, bool) or divisor < 1:
-            raise BadInput(f"divisor must be a whole number of at least 1, got {divisor!r}")
+            raise InvalidInputError(f"divisor must be a whole number of at least 1, got {divisor!r}")
         return divisor
     if adjacency == "add-remove":
         raise Refused(
             "under add-remove the number of values is private too: give a public divisor, or use replace adjacency"
         )
     if found == 0:
-        raise BadInput("the mean of no values does not exist")
+        raise InvalidInputError("the mean of no values does not exist")
     return found

@@ -1,0 +1,265 @@
+"""What tells one plan from another: a digest of everything that decides what it does, made from declarations alone.
+
+A secret that comes from a seed is bound to it, and a checkpoint goes on only under the plan it was made with. Two plans
+that pass for one would share their noise, or report one's ε for the other's steps. So nothing is guessed:
+
+- numbers, text, arrays, tensors and containers of them are themselves, and a subclass of one is of another kind;
+- a dataclass is its fields, and whatever else an object of it holds; a field marked `PER_STEP` may hold a function of
+  the step, which is its values;
+- anything else declares itself (`Declares`), as an optimizer that is given as a function does by what it builds;
+- what does none of this has no identity. Its plan runs, but takes no seed and cannot be resumed.
+
+A class is known by the name under which it is imported. Its code is not digested: that is the business of the record of
+sums (`hush.checkpointing.sum_log`), which sees whatever changes what is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush._internal.tensors import Named
+from hush.errors import Refused
+
+PER_STEP = {"per step": True}
+"""Metadata of a dataclass field that holds a number or a function of the step: its values are its identity."""
+
+
+STABLE_NAMES = {
+    "hush.clipping.base.Channel": "hush.queries.query.Channel",
+    "hush.matrix_factorization.blt.BLT": "hush.matrices.blt.BLT",
+    "hush.optimizers.ftrl.FTRL": "hush.rules.ftrl.FTRL",
+    "hush.optimizers.sgd.SGD": "hush.rules.sgd.SGD",
+    "hush.clipping.adaptive.Adaptive": "hush.queries.adaptive.Adaptive",
+    "hush.clipping.adaptive.Quantile": "hush.queries.adaptive.Quantile",
+    "hush.clipping.clipped.Clipped": "hush.queries.clipped.Clipped",
+    "hush.clipping.clipped.ClippedSum": "hush.queries.clipped.ClippedSum",
+    "hush.clipping.clipped.ClippedWeights": "hush.queries.clipped.Weighed",
+    "hush.clipping.clipped.Clipping": "hush.queries.clipped.Clipping",
+    "hush.clipping.error_feedback.ErrorFeedback": "hush.queries.error_feedback.ErrorFeedback",
+    "hush.clipping.two_point.TwoPoint": "hush.queries.two_point.TwoPoint",
+    "hush.clipping.unclipped.PlainSum": "hush.queries.plain.PlainSum",
+    "hush.data_release.ComposedRelease": "hush.beside.Beside",
+    "hush.data_release.Covered": "hush.before.Covered",
+    "hush.data_release.DataRelease": "hush.before.Before",
+    "hush.data_release.HasBeside": "hush.before.HasBeside",
+    "hush.matrix_factorization.banded.Banded": "hush.matrices.banded.Banded",
+    "hush.matrix_factorization.dense.Dense": "hush.matrices.dense.Dense",
+    "hush.matrix_factorization.identity.Diagonal": "hush.matrices.diagonal.Diagonal",
+    "hush.matrix_factorization.strategy.Strategy": "hush.matrices.structure.Structure",
+    "hush.matrix_factorization.toeplitz.LowerToeplitz": "hush.matrices.toeplitz.OneColumn",
+    "hush.matrix_factorization.toeplitz.Toeplitz": "hush.matrices.toeplitz.Toeplitz",
+    "hush.matrix_factorization.tree.Tree": "hush.matrices.tree.Tree",
+    "hush.matrix_factorization.tree.TreeStep": "hush.matrices.tree.TreeStep",
+    "hush.noise.correlated.BLTNoise": "hush.noise.streams.BLTNoise",
+    "hush.noise.correlated.BandedNoise": "hush.noise.streams.BandedNoise",
+    "hush.noise.correlated.DenseNoise": "hush.noise.dense.DenseNoise",
+    "hush.noise.correlated.TreeNoise": "hush.noise.streams.TreeNoise",
+    "hush.noise.correlated.WindowNoise": "hush.noise.streams.WindowNoise",
+    "hush.optimizers.adam.Adam": "hush.rules.adam.Adam",
+    "hush.optimizers.adam.AdamBC": "hush.rules.adam_bc.AdamBC",
+    "hush.optimizers.base.Cosine": "hush.rules.rule.Cosine",
+    "hush.optimizers.base.Linear": "hush.rules.rule.Linear",
+    "hush.optimizers.torch_optim.TorchOptim": "hush.rules.torch_optim.TorchOptim",
+    "hush.optimizers.wrappers.Averaged": "hush.rules.averaged.Averaged",
+    "hush.optimizers.wrappers.ClipUnits": "hush.rules.clip_units.ClipUnits",
+    "hush.optimizers.wrappers.Grouped": "hush.rules.grouped.Grouped",
+    "hush.optimizers.wrappers.Kalman": "hush.rules.kalman.Kalman",
+    "hush.per_example.augmentation.Augmented": "hush.gradients.points.Augmented",
+    "hush.per_example.augmentation.Point": "hush.gradients.points.Point",
+    "hush.sanitize.adaptive.AdaptiveClip": "hush.sanitize.adapting.Adapting",
+    "hush.sanitize.adaptive.AdaptiveThreshold": "hush.sanitize.threshold.AdaptiveThreshold",
+    "hush.sanitize.early_stopping.EpochSpreads": "hush.sanitize.stopping.EpochSpreads",
+    "hush.sanitize.early_stopping.Stop": "hush.sanitize.stopping.Stop",
+    "hush.sanitize.labels.IndexedLabels": "hush.sanitize.labels.Numbered",
+    "hush.sanitize.labels.RandomizedLabels": "hush.sanitize.labels.Answers",
+    "hush.sanitize.labels.Table": "hush.sanitize.response.Table",
+    "hush.sanitize.layer.FrozenLayer": "hush.sanitize.accounted.Accounted",
+    "hush.sanitize.privatised.Hybrid": "hush.sanitize.hybrid.Hybrid",
+    "hush.sanitize.privatised.Published": "hush.sanitize.published.Published",
+    "hush.sanitize.privatised.Released": "hush.sanitize.released.Released",
+    "hush.sanitize.privatised.ReleasedRows": "hush.sanitize.rows.ReleasedRows",
+    "hush.sanitize.split_model.SplitLoss": "hush.sanitize.apart.Apart",
+    "hush.sanitize.split_model.SplitModel": "hush.sanitize.cut.Cut",
+    "hush.statistics.histogram.HistogramNoise": "hush.histograms.HistogramNoise",
+}
+"""The name of a class in fingerprints where it is not the path it is imported from. A seeded secret is bound to the
+fingerprint, so a class that moves gets a line here and keeps its name."""
+
+PLAIN = (dict, OrderedDict, MappingProxyType, tuple, list)
+PARENTS = (str, int, float, Mapping, tuple, list)
+
+
+class NoIdentity(Refused):
+    """Something that cannot be told from something else."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a declaration may depend on: the plan's number of steps, and the parameters of the model that is trained."""
+
+    steps: int
+    params: Named | None = None
+
+
+@runtime_checkable
+class Declares(Protocol):
+    """An object that says itself what it is."""
+
+    def declared(self, scope: Scope) -> Any:
+        """Everything that decides what it does, as plain data; `NoIdentity` where that cannot be said."""
+        ...
+
+
+def declared(value: Any, scope: Scope, path: str = "") -> Any:
+    """``value`` as JSON that holds all that decides what it does; `NoIdentity` names the part that cannot be told."""
+    if value is None or type(value) in (str, bool, int):
+        return value
+    if type(value) in (float, np.float64):
+        return float(value) if math.isfinite(value) else str(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array(np.asarray(value))
+    if isinstance(value, Tensor):
+        return {"device": value.device.type, **_array(value.detach().cpu().numpy())}
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    if isinstance(value, Mapping) and type(value) in PLAIN:
+        return {str(key): declared(item, scope, _joined(path, key)) for key, item in value.items()}
+    if type(value) in PLAIN:
+        return [declared(item, scope, _joined(path, place)) for place, item in enumerate(value)]
+    if isinstance(value, type):
+        return _class_name(value, path)
+    if isinstance(value, Declares):
+        return _self_declared(value, scope, path)
+    if dataclasses.is_dataclass(value):
+        return {"kind": _class_name(type(value), path), **_fields(value, scope, path), **_beside(value, scope, path)}
+    if isinstance(value, PARENTS):
+        return {"kind": _class_name(type(value), path), **_inherited(value, scope, path), **_beside(value, scope, path)}
+    raise NoIdentity(
+        f"{path or 'it'} is a {_shown(value)}, which cannot be told from another: use an object with declared fields "
+        "(a frozen dataclass), or give it a method `declared`"
+    )
+
+
+def digest(tree: Any) -> str:
+    """Thirty-two hexadecimal digits of what `declared` gave."""
+    text = json.dumps(tree, sort_keys=True, allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def per_step(function: Callable[[int], float], steps: int) -> dict[str, Any]:
+    """A function of the step as its values at every step of a plan."""
+    values = np.array([float(function(step)) for step in range(steps)])
+    return {"kind": "per step", "steps": steps, "first": values[:3].tolist(), "values": _hash(values)}
+
+
+def describe(value: Any) -> Any:
+    """A frozen configuration as plain, readable data, for the privacy card; never taken for an identity."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [describe(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array(np.asarray(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return _shown(value)
+
+
+def _self_declared(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    """What the object says of itself. Where a parent says it, the class and what it adds to the parent are its own."""
+    kind = type(value)
+    said = {"kind": _class_name(kind, path), **declared(value.declared(scope), scope, path)}
+    parent = next((k for k in kind.__mro__ if "declared" in vars(k)), kind)
+    if parent is kind or not dataclasses.is_dataclass(parent):
+        return said
+    known = {field.name for field in dataclasses.fields(parent)}
+    added = [f.name for f in dataclasses.fields(kind) if f.name not in known]
+    more = {name: declared(getattr(value, name), scope, _joined(path, name)) for name in added}
+    return {**said, "kind": _class_name(kind, path), **more, **_beside(value, scope, path)}
+
+
+def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        if callable(held) and field.metadata.get("per step"):
+            found[field.name] = per_step(held, scope.steps)
+        else:
+            found[field.name] = declared(held, scope, _joined(path, field.name))
+    return found
+
+
+def _beside(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    """What an object holds that is no field, as a subclass may add it; what a property computed once is left out."""
+    kinds = type(value).__mro__
+    computed = {name for kind in kinds for name, held in vars(kind).items() if isinstance(held, cached_property)}
+    slots = {name for kind in kinds for name in _slots(kind)} & set(dir(value))
+    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    names = sorted((set(getattr(value, "__dict__", ())) | slots) - computed - fields)
+    held = {name: declared(getattr(value, name), scope, _joined(path, name)) for name in names}
+    return {"beside": held} if held else {}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return tuple(n for n in ((found,) if isinstance(found, str) else found) if n not in ("__dict__", "__weakref__"))
+
+
+def _inherited(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+    """What a subclass of a number, a text or a container has from its parent."""
+    for parent in (str, int, float):
+        if isinstance(value, parent):
+            return {"value": parent.__repr__(value)}
+    items = dict(value) if isinstance(value, Mapping) else list(value)
+    return {"items": declared(items, scope, path)}
+
+
+def _array(value: np.ndarray) -> dict[str, Any]:
+    if value.dtype.hasobject:
+        raise NoIdentity("an array of Python objects cannot be told from another: use an array of numbers")
+    return {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape), "digest": _hash(value)}
+
+
+def _hash(value: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).hexdigest()
+
+
+def _class_name(kind: type, path: str) -> str:
+    """Where the class is imported from; one that is made inside a function has many twins of its name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not kind:
+        raise NoIdentity(
+            f"{path or 'it'} is of the class {kind.__qualname__}, which is defined inside a function and cannot be "
+            "told from another one of its name: define it at the top of a module"
+        )
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return STABLE_NAMES.get(name, name)
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,350 @@
+"""Everything that hush asks of a disk: files that are whole or absent, locks, and a cache. No other module does this.
+
+- **Whole or absent.** `write_atomic` writes beside, flushes to the disk and renames; `atomic_writer` does the same for
+  a file that somebody else writes piece by piece; `move_atomic` does the last step
+  for what was written elsewhere on the same disk; `write_folder` does both for a folder; `append_durably` adds lines
+  that are on the disk when it returns, or are not there.
+- **Locks** are the kernel's (`flock`): they end with their holder, however it ends. `lock_file` locks a file that is
+  open, `try_lock` takes a lock and keeps it or says that somebody else has it, `file_lock` waits for one. A file system
+  without locks raises an error; one that grants every lock is noticed by `file_lock`, which asks for its own lock a
+  second time, and both are `NoLocks` in one sentence.
+- **The cache.** `recall` reads what was kept under a name and makes it where it is absent or not whole; the name holds
+  a digest of all that the content depends on. A cache that cannot be written is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeVar
+
+from hush.errors import InvalidInputError
+
+PRIVATE = 0o600
+PUBLIC = 0o644
+Value = TypeVar("Value")
+
+
+class NoLocks(InvalidInputError):
+    """A disk on which processes cannot take turns: it refuses locks, for the reason given, or its locks do nothing."""
+
+    def __init__(self, directory: Path, error: OSError | None = None) -> None:
+        if error is None:
+            super().__init__(f"locks do nothing on the disk under '{directory}': use a directory on a local disk")
+        else:
+            super().__init__(f"the disk under '{directory}' cannot lock files ({explain(error)}): use a local disk")
+
+
+def explain(error: OSError) -> str:
+    """What the operating system refused, in a few words."""
+    return (error.strerror or str(error)).lower()
+
+
+def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
+    """Put ``content`` at ``path`` so that after any crash the old file or the new one is there, never a part."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_directory(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_writer(path: Path) -> Iterator[Path]:
+    """The name of a new file to write; at the end it takes the place of ``path``, and where that fails it is gone."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        yield beside
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_directory(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def move_atomic(source: Path, target: Path) -> None:
+    """Give a file or a folder on the same disk its place, at once; a folder that is not empty is never replaced."""
+    os.rename(source, target)
+    sync_directory(target.parent)
+
+
+def write_folder(target: Path, content: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Put a folder of files at ``target`` as a whole: after a kill at any instant there is none or a whole one.
+
+    It is written beside and renamed. With ``replace`` a folder that is there is renamed away first; without it, only an
+    empty one gives way. What a kill leaves beside is cleared by `remove_temporaries`."""
+    target = target.resolve()
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    beside.mkdir()
+    held = os.open(beside, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # says to others that this one is being written; a courtesy
+            lock_file(held)
+        for name, data in content.items():
+            _write_durably(beside / name, data)
+        sync_directory(beside)
+        if replace and target.exists():
+            move_atomic(target, target.with_name(f".{target.name}.{secrets.token_hex(6)}.old"))
+        move_atomic(beside, target)
+    finally:
+        os.close(held)
+        remove_temporaries(target)
+
+
+def remove_temporaries(target: Path) -> None:
+    """Remove what `write_folder` left beside a folder when it was killed or could not go on."""
+    target = target.resolve()
+    for end in ("part", "old"):
+        for left in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 12}.{end}"):
+            if left.is_dir() and not _is_being_written(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_being_written(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not lock_file(descriptor, wait=False)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PUBLIC)
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:  # a write may take less than it is given
+        content = content[os.write(descriptor, content) :]
+
+
+def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
+    """Add to the end of a file, on the disk when this returns; where that fails the file is as it was."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
+    try:
+        start = os.lseek(descriptor, 0, os.SEEK_END)
+        try:
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, start)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(descriptor: int) -> None:
+    """Everything written to an open file is on the disk when this returns."""
+    os.fsync(descriptor)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in this directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def wipe(path: Path) -> None:
+    """Overwrite a file with zeros on the disk, then remove it. What the file system or the disk itself keeps of earlier
+    versions (a journal, a snapshot, worn cells) is not reached."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        left = os.fstat(descriptor).st_size
+        while left > 0:
+            left -= os.write(descriptor, bytes(min(left, 1 << 20)))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    path.unlink()
+
+
+def remove_parts(directory: Path, name: str = "*") -> None:
+    """Remove files that killed processes left half written; only where no other process writes the same files."""
+    for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
+        if not part.is_dir():
+            part.unlink(missing_ok=True)
+
+
+def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
+    """Create a directory, and prove by a small write that files can be put there, before anything expensive starts."""
+    probe = directory / f".probe.{secrets.token_hex(6)}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=mode)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise InvalidInputError(f"cannot write to '{directory}': {error.strerror or error}") from error
+    return directory
+
+
+def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file until it is closed; False where another holds it and ``wait`` is False.
+
+    A shared lock is granted beside other shared ones. The error of a file system without locks is an OSError, for the
+    caller to put into its own words."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if wait:
+            raise
+        return False
+    return True
+
+
+def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
+    """The descriptor of a lock on ``path``, to be given back by `unlock`; None where another process has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            locked = _lock(descriptor, path, wait=False)
+        except NoLocks:
+            os.close(descriptor)
+            raise
+        if locked and _is_at(descriptor, path):
+            _kept.add(descriptor)
+            return descriptor
+        os.close(descriptor)
+        if not locked:
+            return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has its name: a lock on one that was removed in between is nobody's."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def write_in_place(descriptor: int, content: bytes) -> None:
+    """Replace what is in a file that is open and locked. A crash may leave a part of it: for notes of which a part is
+    as good as none, in files that must stay the same file because their lock is on it."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    _write_all(descriptor, content)
+    os.fsync(descriptor)
+
+
+def unlock(descriptor: int) -> None:
+    """Let others have a lock that `try_lock` took."""
+    _kept.discard(descriptor)
+    os.close(descriptor)
+
+
+def _leave_locks() -> None:
+    for descriptor in _kept:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _kept.clear()
+
+
+_kept: set[int] = (
+    set()
+)  # a lock ends with the last copy of its descriptor, and a fork copies it: workers that read data
+os.register_at_fork(after_in_child=_leave_locks)  # would hold the lock of a killed run for as long as they live
+
+
+@contextmanager
+def file_lock(path: Path, *, prove: bool = True) -> Iterator[None]:
+    """One process at a time in here, by a lock on a file, made if need be, or on a folder.
+
+    With ``prove`` a disk that grants a second lock on the same file is refused, as its locks do nothing; without it the
+    turn is a courtesy, for work that does no harm when it is done twice."""
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    held = os.open(path, flags, PUBLIC)
+    try:
+        _lock(held, path)
+        if prove and _is_granted_again(path, flags):
+            raise NoLocks(path.parent)
+        yield
+    finally:
+        os.close(held)
+
+
+def _is_granted_again(path: Path, flags: int) -> bool:
+    second = os.open(path, flags)
+    try:
+        return _lock(second, path, wait=False)
+    finally:
+        os.close(second)
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool = True) -> bool:
+    try:
+        return lock_file(descriptor, wait=wait)
+    except OSError as error:
+        raise NoLocks(path.parent, error) from error
+
+
+@contextmanager
+def make_scratch(prefix: str) -> Iterator[Path]:
+    """A folder that only its owner can enter, gone at the end; its name is short, as sockets in it need."""
+    root = "/tmp" if Path("/tmp").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def find_cache() -> Path:
+    """Where downloads and computed files are kept: $HUSH_CACHE, else hush's folder in the user's cache directory."""
+    if chosen := os.environ.get("HUSH_CACHE"):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "hush"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hush"
+
+
+def cache_get(path: Path, parse: Callable[[IO[bytes]], Value]) -> Value | None:
+    """What ``parse`` reads from a kept file; None where there is none, or a ValueError says that it is of no use."""
+    try:
+        with path.open("rb") as file:
+            return parse(file)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def cache_put(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
+    """Put a file into the cache, whole; a disk that does not take it is no reason to fail."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content, mode=mode)
+
+
+def recall(
+    path: Path, parse: Callable[[IO[bytes]], Value], make: Callable[[], Value], pack: Callable[[Value], bytes]
+) -> Value:
+    """What is kept at ``path`` if it is there and whole, else what ``make`` gives, kept there for the next time."""
+    found = cache_get(path, parse)
+    if found is None:
+        found = make()
+        cache_put(path, pack(found))
+    return found

@@ -1,0 +1,202 @@
+"""Tensors by parameter name, and the flat vector they are a view of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.errors import InvalidInputError
+
+Named = dict[str, Tensor]
+"""Tensors by parameter name."""
+
+Sums = dict[str, Named]
+"""Sums over examples, by channel and then by name."""
+
+State = dict[str, Any]
+"""A nested dict of tensors, numbers and objects with ``state_dict``; keys that start with ``_`` are scratch:
+recomputable from the secret and the step alone, so a checkpoint leaves them out."""
+
+Losses = Callable[[nn.Module, Any], Tensor]
+"""``losses(model, content)``: one loss per example, shape (n,). ``content`` is what the data gives for n indices.
+
+What is relied on:
+
+1. The result has one loss for each of the n examples; any other shape is refused.
+2. Loss i depends on example i, on the parameters and on the model randomness of its place, and on no other example. The
+   engines are compared on the first batch and at secret steps; where examples mix, the
+   reference computes every example alone, or the run is refused.
+3. Every use of a trained parameter goes through the model, where its gradient can be followed; another use is refused.
+4. Random numbers are drawn with torch; Python's and numpy's generators are refused.
+5. Neither the model nor the loss writes into a buffer or a parameter; a run that sees such a write refuses to go on.
+"""
+
+
+def trainable(model: nn.Module) -> Named:
+    """The parameters that training changes, by name, in the model's own order."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How named tensors lie one after the other in one flat vector."""
+
+    shapes: tuple[tuple[str, torch.Size], ...]
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Layout:
+        """The layout of these tensors, in their order."""
+        return Layout(tuple((name, t.shape) for name, t in tensors.items()))
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return sum(math.prod(shape) for _, shape in self.shapes)
+
+    def split(self, flat: Tensor) -> Named:
+        """Views of a flat vector, by name."""
+        sizes = [math.prod(shape) for _, shape in self.shapes]
+        parts = torch.split(flat, sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One new flat vector that holds all of them."""
+        return torch.cat([tensors[name].reshape(-1) for name, _ in self.shapes])
+
+
+def add_sums(total: Sums | None, piece: Sums) -> Sums:
+    """Add one piece to a running total in float64; ``None`` starts it with the piece as it is."""
+    if total is None:
+        return piece
+    return {
+        channel: {name: total[channel][name].double().add_(value) for name, value in named.items()}
+        for channel, named in piece.items()
+    }
+
+
+def widen_sums(sums: Sums) -> Sums:
+    """The sums in float64, in which whatever is still added to them loses nothing that matters."""
+    return {channel: {name: value.double() for name, value in named.items()} for channel, named in sums.items()}
+
+
+def list_tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of a nested state, in its order, scratch left out."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            if not str(key).startswith("_"):
+                yield from list_tensors(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from list_tensors(value)
+
+
+def copy_into(own: Named, saved: Named) -> None:
+    """Write saved tensors over those of a model; refused where names, shapes or types differ."""
+    shapes = [{name: (t.shape, t.dtype) for name, t in named.items()} for named in (own, saved)]
+    if shapes[0] != shapes[1]:
+        names = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+        raise InvalidInputError(f"the saved model is another one: it differs in {', '.join(names[:3])}")
+    for name, value in own.items():
+        value.copy_(saved[name])
+
+
+def check_losses(losses: Any, n: int) -> None:
+    """One loss per example, or a sentence that says so; how many examples a batch has is private."""
+    if not isinstance(losses, Tensor) or losses.shape != (n,):
+        got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else repr(type(losses).__name__)
+        got = "another number of them" if isinstance(losses, Tensor) and losses.dim() == 1 else got
+        raise InvalidInputError(f"losses must return one loss per example, shape (n,), got {got}: {_advise(losses)}")
+
+
+def _advise(losses: Any) -> str:
+    if not isinstance(losses, Tensor) or losses.dim() < 2:
+        return "use reduction='none'"
+    return "take the mean over the other dimensions" + (", or .squeeze(1)" if losses.shape[1:] == (1,) else "")
+
+
+# What stands for tensors as they are at one moment, to see whether they are the same at another.
+#
+# The words of 32 bits lie in rows of `WIDTH`, one below the other. With an odd weight rᵢ of every row, the fold is
+#
+#     Σᵢ rᵢ wᵢⱼ   modulo 2³²,   for every place j in a row.
+#
+# It is another one wherever one word alone is, or the words of one row are in another order: an odd weight makes no
+# difference vanish. Where several rows change, a place of it stays the same by an accident of about 2⁻³¹ (more often
+# for words that all end in zeros), and of two folds with different weights by one of 2⁻⁶². It is one product with a
+# matrix, hardly slower than a plain sum.
+#
+# Of the signs alone such a fold knows no more than whether an even number of them changed: 2³¹ times an odd number is
+# 2³¹. So every `EVERY`-th row is folded once more with its upper bits mixed into the lower ones, w ⊕ ⌊w / 2¹⁵⌋. Weights
+# that are all negated are seen by that; an even number of signs in other rows is not. The weights are public: this sees
+# what happens, not who looks for a collision.
+
+WIDTH = 1 << 10
+EVERY = 61
+_MIX, _TURN, _ALL = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D, (1 << 64) - 1
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number below 2⁵², exact in float64, that two lists of tensors share only if they are the same in every bit, or
+    by an accident of about that size."""
+    total = 0
+    for tensor in tensors:
+        for which in (0, 1):
+            fold = fold_words(tensor, which).cpu()
+            total = (total * _TURN + int((fold * _mix_places(len(fold), which)).sum())) & _ALL
+    return ((total * _TURN) & _ALL) >> 12
+
+
+def fold_words(tensor: Tensor, which: int = 0) -> Tensor:
+    """The fold of a tensor with the first or the second list of weights, and that of some of its rows with mixed bits:
+    shape (2·`WIDTH`,)."""
+    words = _list_words(tensor)
+    rows, left = divmod(len(words), WIDTH)
+    weights = _weigh_rows(rows + 1, which, words.device)
+    whole = words[: rows * WIDTH].view(rows, WIDTH)
+    fold = _multiply(weights[:rows], whole)
+    if left:
+        fold[:left] += weights[rows] * words[rows * WIDTH :]
+    some = whole[::EVERY]
+    return torch.cat([fold, _multiply(weights[: len(some)], some ^ (some >> 15))])
+
+
+def _multiply(weights: Tensor, rows: Tensor) -> Tensor:
+    """The product with a matrix of whole numbers; a graphics card has none, and gets it by sums."""
+    return weights @ rows if rows.is_cpu else multiply_by_sums(weights, rows)
+
+
+def multiply_by_sums(weights: Tensor, rows: Tensor) -> Tensor:
+    """The same without a product of matrices."""
+    return (rows * weights[:, None]).sum(0, dtype=rows.dtype)
+
+
+def _list_words(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as whole numbers of 32; a few octets that are too many get zeros beside them."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.element_size() % 4 == 0:
+        return flat.view(torch.int32)
+    octets = flat.view(torch.uint8)
+    filled = octets.new_zeros(-(-len(octets) // 4) * 4)
+    filled[: len(octets)] = octets
+    return filled.view(torch.int32)
+
+
+@lru_cache(maxsize=256)
+def _weigh_rows(rows: int, which: int, device: torch.device) -> Tensor:
+    """The weights of so many rows, of 32 bits."""
+    return (_mix_places(rows, which) >> 32).bitwise_or_(1).to(torch.int32).to(device)
+
+
+@lru_cache(maxsize=16)
+def _mix_places(count: int, which: int) -> Tensor:
+    """So many odd numbers of 64 bits without any order: one of two lists."""
+    places = torch.arange(count, device="cpu") * 2 + (2 + which)
+    return (places * _MIX).bitwise_xor_((places * _TURN) >> 29).mul_(_MIX).bitwise_or_(1)

@@ -1,0 +1,112 @@
+"""What floating point can deliver of a Gaussian: its grid, the scales it works at, and where its tails end.
+
+**Grid.** A noisy value is rounded to a public power of two of at most 1/1024 of its noise (see `hush.noise.base`).
+
+**Scales.** Noise and grid must be ordinary numbers: a standard deviation near the ends of the range turns into zero,
+infinity or a subnormal number with few digits. In float32, in which models and released values are held, there is room
+for 2^±126, so the noise must lie within 2^±96, which leaves 2^30 on both sides for the grid and the noise's own reach.
+
+**Tails.** Draws end at R = √(64 ln 4) = 9.419 standard deviations (`hush.randomness`: Box–Muller with 63 bits), so an
+outcome farther than that from one neighbour's value and not from the other's tells them apart for certain. Let both
+neighbours' noise be the Gaussian conditioned on |z| ≤ R in each of d coordinates and T steps, let A be the outcomes
+within R of both values, and c = P(|z| ≤ R). On A both densities are c^(−dT) times the Gaussian's (of a mixture over
+samples the part that lost nothing), so for every set S
+
+    P̃'(S) ≤ c^(−dT)·P'(S ∩ A) + P̃'(outside A) ≤ e^ε·P̃(S) + c^(−dT)·δ + β,   β = P̃'(outside A).
+
+In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviations) β is at most Σᵢ Q(R − |vᵢ|) with Q(x) =
+P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.107, where v₀(R − v₀) = 1, and convex from
+there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps,
+whatever later ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
+probability q. Where all steps share one μ, as they do where the whole run is one Gaussian (`hush.guarantees`),
+Σ‖vₜ‖² ≤ μ² over all of them, whatever later ones take from earlier ones, and the same line through w gives
+d·T·Q(R − v₀) + Q(R − μ) in place of T·b.
+
+The other way round, P̃ falls short of c^(−dT)·P by at most the Gaussian's own mass beyond R, t = 2dT·Q(R) (q·t where P
+is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the two directions,
+
+    β ≤ max{ min(q·T·b, e^ε·t), min(T·b, e^ε·q·t) }.
+
+With μ = d = T = q = 1 and a large ε it is 1.9e-17. `Tails.cost` is this with the factor c^(−dT), which is
+1 + 5e-21·dT. A guarantee is given only where that is at most a thousandth of δ (`Tails.check`), at what it leaves of δ.
+
+This treats the noise as a truncated Gaussian. The draws themselves are discrete: beyond x standard deviations there are
+about 2^63·e^(−x²/2) different radii, so the twelfth digit of a grid point's probability holds to about 5.7 standard
+deviations, and from there on fewer digits do. That is not part of β.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import ndtr
+
+from hush._internal.validate import positive_int
+from hush.errors import InvalidInputError, Refused
+
+FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
+REACH = math.sqrt(64 * math.log(4.0))  # of a draw, in standard deviations
+SHARE = 1e-3  # of δ, at most, for the tails
+SMALLEST_STD, LARGEST_STD = 2.0**-96, 2.0**96
+
+
+def grid(std: float) -> float:
+    """The spacing of what is released under noise of this standard deviation: a power of two."""
+    return 2.0 ** (math.frexp(std)[1] - 1 - FINER)
+
+
+def check_std(std: float, what: str = "the standard deviation of the noise") -> None:
+    """Refuse a standard deviation (or noise multiplier) that floating point cannot hold with its digits and grid."""
+    if not SMALLEST_STD <= std <= LARGEST_STD:
+        raise InvalidInputError(
+            f"{what} would be {std:g}, and floating point can do only between {SMALLEST_STD:.3g} and "
+            f"{LARGEST_STD:.3g}: choose another noise multiplier or clip"
+        )
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Noise that ends at ``reach`` standard deviations, and what its end can tell of one example.
+
+    ``coordinates`` are all numbers that get noise in a step, ``mu`` is how far one example moves them in standard
+    deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate. ``shared``: ``mu`` is how far it moves all
+    steps together.
+    """
+
+    coordinates: int
+    steps: int
+    mu: float = 1.0
+    rate: float = 1.0
+    shared: bool = False
+    reach: float = REACH
+
+    def __post_init__(self) -> None:
+        positive_int(coordinates=self.coordinates, steps=self.steps)
+
+    def cost(self, epsilon: float = math.inf) -> float:
+        """β: what the end of the tails adds to δ beside this ε; without one, beside any."""
+        turn = (self.reach - math.sqrt(self.reach * self.reach - 4)) / 2
+        numbers, moves = self.steps * self.coordinates, 1 if self.shared else self.steps
+        near = numbers * _beyond(self.reach - turn) + moves * _beyond(self.reach - self.mu)
+        apart = near if self.mu <= self.reach - turn else 1.0  # farther, and the tails are no tails any more
+        beyond = 2.0 * numbers * _beyond(self.reach)
+        raised = math.exp(min(epsilon, 700.0)) * beyond
+        inside = math.exp(-min(beyond, 700.0))
+        return min(max(min(self.rate * apart, raised), min(apart, self.rate * raised)) / inside, 1.0)
+
+    def check(self, delta: float, epsilon: float = math.inf) -> float:
+        """Refuse a δ that the tails do not reach, and return their share β of it."""
+        beta = self.cost(epsilon)
+        if beta <= SHARE * delta:
+            return beta
+        ends = f"noise that ends at {self.reach:.2f} standard deviations cannot deliver"
+        what = f"{self.coordinates} coordinates and {self.steps} steps with σ = {1 / self.mu:.3g} per unit of change"
+        if beta < SHARE:
+            hint = f"the smallest is {beta / SHARE:.2g}; choose a larger δ, more noise or fewer steps"
+            raise Refused(f"{ends} δ = {delta:g} for {what}: {hint}")
+        raise Refused(f"{ends} any δ for {what}: more noise is needed")
+
+
+def _beyond(distance: float) -> float:
+    return float(ndtr(-distance))

@@ -1,0 +1,396 @@
+"""The audit of a plan: its own runs with the canary and without it, scored, and compared with what it claims.
+
+All runs are independent, each with a secret of its own. The first quarter of the scores chooses two thresholds, one for
+the verdict and one for the printed bound; the rest are counted at them. One adversary and its threshold are one
+comparison for each claim; whoever audits several times, or many methods, says so by ``comparisons``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hush._internal import validate
+from hush._internal.imports import read_own_version
+from hush._internal.storage import write_atomic
+from hush._internal.tensors import Losses
+from hush.accounting.gaussian import gaussian_epsilon
+from hush.accounting.guarantee import Finding, Guarantee
+from hush.accounting.tradeoff import curve_of_guarantee
+from hush.audit.adversaries import Adversary, AuditGame, strongest
+from hush.audit.bounds import (
+    PRINTED,
+    Errors,
+    GaussianFit,
+    Verdict,
+    Worth,
+    bound_epsilon,
+    bound_mu,
+    choose_threshold,
+    count_errors,
+    decide,
+    refutation_p,
+)
+from hush.audit.canary import (
+    CanarySetup,
+    extend,
+    make_digits_stage,
+    make_features_stage,
+    make_labels_stage,
+    make_lonely_stage,
+)
+from hush.audit.one_run import audit_once
+from hush.clipping.adaptive import CHANNEL
+from hush.data_source import as_source
+from hush.datasets import catalogue as problems
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import claim_steps, find_sigma
+from hush.methods import catalogue, make_plan
+from hush.plan import Plan
+from hush.randomness import Secret, seeded
+
+RUNS = 400  # half of them with the canary
+CHOOSING = 4  # one in so many scores chooses the threshold
+Progress = Callable[[int, int], None]  # runs done, runs in all
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of runs with the canary and without it, in the order in which they were made."""
+
+    inside: NDArray[np.float64]
+    outside: NDArray[np.float64]
+
+    def count(self, worth: Worth) -> Errors:
+        """The errors of the later scores, at the threshold that is worth most by the first quarter."""
+        first = [len(scores) // CHOOSING for scores in (self.inside, self.outside)]
+        if min(first) < 1:
+            raise InvalidInputError(
+                f"an audit needs at least {2 * CHOOSING} runs, to choose a threshold and to count at it"
+            )
+        chosen = choose_threshold(self.inside[: first[0]], self.outside[: first[1]], worth)
+        return count_errors(self.inside[first[0] :], self.outside[first[1] :], chosen)
+
+    def count_for_verdict(self) -> Errors:
+        """At the threshold with the fewest errors of both kinds together."""
+        return self.count(lambda e: -(e.false_positives / e.outside + e.false_negatives / e.inside))
+
+    def count_for_bound(self, delta: float) -> Errors:
+        """At the threshold with the largest bound on ε, at the confidence that is printed."""
+        return self.count(lambda errors: bound_epsilon(errors, delta, PRINTED))
+
+
+def collect_scores(
+    plan: Plan,
+    stage: CanarySetup,
+    adversary: Adversary,
+    *,
+    runs: int = RUNS,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Scores:
+    """The scores of so many runs, with and without the canary by turns; secrets are the system's unless seeded, and
+    those of another method or adversary are others."""
+    validate.positive_int(runs=runs)
+    game, stream = AuditGame(plan, stage), f"audit/{plan.method}/{adversary.name}"
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(runs):
+        secret = Secret.fresh() if seed is None else Secret.from_seed(seed, f"{stream}/{number}")
+        found[number % 2 == 0].append(adversary.score(game, secret, present=number % 2 == 0))
+        if progress is not None:
+            progress(number + 1, runs)
+    return Scores(np.array(found[True]), np.array(found[False]))
+
+
+def judge_claim(
+    guarantee: Guarantee, scores: Scores, adversary: str, *, comparisons: int = 1, status: str = ""
+) -> Verdict:
+    """What the scores say about one claim, which is a trade-off curve and not only its (ε, δ). ``status`` is that which
+    its method gives it, where an earlier finding has changed the guarantee's own."""
+    errors, delta = scores.count_for_verdict(), guarantee.delta
+    p = refutation_p(errors, curve_of_guarantee(guarantee))
+    return Verdict(
+        method=guarantee.method,
+        status=status or guarantee.status,
+        claimed_epsilon=guarantee.epsilon,
+        delta=delta,
+        epsilon_lower=float(bound_epsilon(scores.count_for_bound(delta), delta, PRINTED)),
+        verdict=decide([p], comparisons),
+        adversary=adversary,
+        p_value=p,
+        comparisons=comparisons,
+        runs=len(scores.inside) + len(scores.outside),
+        epsilon_if_gaussian=gaussian_epsilon(delta, float(bound_mu(errors, PRINTED))),
+        epsilon_estimate=GaussianFit.of(scores.inside, scores.outside).epsilon(delta),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """One adversary's scores of one plan, and what they say about each of its claims."""
+
+    claims: tuple[Guarantee, ...]
+    verdicts: tuple[Verdict, ...]
+    scores: Scores
+
+
+def audit_stage(
+    plan: Plan,
+    stage: CanarySetup,
+    *,
+    adversary: Adversary | None = None,
+    runs: int = RUNS,
+    seed: int | None = None,
+    comparisons: int = 1,
+    progress: Progress | None = None,
+) -> Audit:
+    """Every finite claim of a plan, audited on a stage by one adversary (the strongest that applies)."""
+    if not plan.private:
+        raise Refused(f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one")
+    chosen = adversary or strongest(plan)
+    if not chosen.applies(plan):
+        raise Refused(f"the adversary '{chosen.name}' does not apply to method '{plan.method}': use another")
+    stated = [claim.status for claim in claim_steps(plan)]
+    claims = [pair for pair in zip(plan.claims(), stated, strict=True) if pair[0].status != "none"]
+    scores = collect_scores(plan, stage, chosen, runs=runs, seed=seed, progress=progress)
+    made = comparisons * len(claims)
+    verdicts = [judge_claim(claim, scores, chosen.name, comparisons=made, status=own) for claim, own in claims]
+    return Audit(tuple(claim for claim, _ in claims), tuple(verdicts), scores)
+
+
+# The plan by which a method is audited: a few steps on a few digits, so that it can be run hundreds of times.
+
+WHOLE_ROW = "example"
+SHORT: dict[str, Any] = {"examples": 64, "batch_size": 32, "steps": 4}
+ONE_PASS: dict[str, Any] = {"examples": 64, "batch_size": 16, "steps": 4}
+WHOLE: dict[str, Any] = {"examples": 64, "batch_size": 64, "steps": 1}
+SHAPES: dict[str, dict[str, Any]] = {
+    "dp-dice": {"examples": 64, "batch_size": 16, "steps": 24, "clip_feedback": 10.0},
+    "dp-bandmf": {"examples": 64, "batch_size": 16, "steps": 8, "bands": 2},
+    "dp-matrix-se": ONE_PASS,
+    "dp-matrix-se-lambda": ONE_PASS,
+    "sanitize-once": WHOLE,
+    "sanitize-frozen": {**WHOLE, "steps": 2},
+    "sanitize-hybrid": WHOLE,
+    "label-rr": WHOLE,
+}
+
+
+def list_audited() -> tuple[str, ...]:
+    """Every method that comes with hush and claims something, in their order."""
+    return tuple(name for name in catalogue() if name != "sgd")
+
+
+def list_whole() -> tuple[str, ...]:
+    """Those of them that protect whole rows, and can be audited on any problem."""
+    return tuple(name for name in list_audited() if _name_protected(make_audit_plan(name, 4.0, 1e-5)) == WHOLE_ROW)
+
+
+def make_audit_stage(plan: Plan, problem: str | None = None) -> CanarySetup:
+    """The small real problem for a plan, by the half of a row that it protects; or the first rows and the model of a
+    ``problem`` by name, for a plan that protects whole rows."""
+    if problem is not None:
+        return _extend_problem(plan, problem)
+    match _name_protected(plan):
+        case "features":
+            return make_features_stage(plan)
+        case "labels":
+            return make_labels_stage()
+    return make_lonely_stage() if CHANNEL in plan.query.channels else make_digits_stage()
+
+
+def _extend_problem(plan: Plan, problem: str) -> CanarySetup:
+    """As many rows as the plan is for, and the problem's own model with a canary beside it."""
+    if _name_protected(plan) != WHOLE_ROW:
+        raise Refused(
+            f"method '{plan.method}' protects {_name_protected(plan)}, and is audited on digits that are made for "
+            "that: leave --problem out"
+        )
+    found = problems.load(problem)
+    if found.examples < plan.sampler.examples:
+        raise InvalidInputError(f"'{problem}' has {found.examples} rows, and an audit needs {plan.sampler.examples}")
+    with seeded(0):
+        model = found.model()
+    return extend(model, found.losses, as_source(found.train).take(torch.arange(plan.sampler.examples)))
+
+
+def _name_protected(plan: Plan) -> str:
+    return plan.claims()[-1].protects
+
+
+def make_audit_plan(method: str, epsilon: float, delta: float) -> Plan:
+    """The method's plan at this ε, by the last of its claims: a claimed one where there is one beside the proven.
+
+    DiceSGD gets more steps, in which its memory can be seen at work, and a feedback of ten clips. Banded noise gets
+    batches of half a group, so that its coins are counted on. What releases each
+    row or label once or twice needs no more steps than that."""
+    shape = SHAPES.get(method, SHORT)
+    plan = make_plan(method, delta=delta, noise_multiplier=1.0, accept_claimed=True, **shape)
+    return dataclasses.replace(plan, sigma=find_sigma(plan, epsilon, -1)) if plan.private else plan
+
+
+# `hush.audit_plan`: what somebody's own plan leaks, with their own model and losses.
+
+
+def audit_plan(
+    plan: Plan,
+    model: nn.Module,
+    losses: Losses,
+    data: Tensor | tuple[Tensor, ...],
+    *,
+    adversaries: Sequence[Adversary] = (),
+    runs: int = RUNS,
+    canaries: int | None = None,
+    seed: int | None = None,
+    comparisons: int = 1,
+    progress: Progress | None = None,
+) -> tuple[Verdict, ...]:
+    """Measure what a plan of one's own leaks: a verdict for each of its claims and each adversary.
+
+    The plan is run ``runs`` times with the model's initial weights on rows of ``data`` (a tensor or a tuple of them, at
+    least as many as the plan is for), half of the time with a canary among them: take a plan of few steps on a few
+    hundred rows that is otherwise the one to be audited. ``comparisons`` counts other audits that this one is part of.
+
+    With ``canaries`` the plan is run once, with so many canaries in the place of as many of its examples, each by its
+    own coin: for a plan that is too long to be run hundreds of times. That shows less.
+
+    >>> verdicts = hush.audit_plan(plan, model, losses, (images, labels), runs=400)
+    """
+    if canaries is not None:
+        if adversaries:
+            raise InvalidInputError("one run with many canaries has an adversary of its own: leave adversaries out")
+        return audit_once(plan, model, losses, data, canaries=canaries, seed=seed, comparisons=comparisons)
+    chosen = tuple(adversaries) or (strongest(plan),)
+    stage = extend(model, losses, data)
+    made = comparisons * len(chosen)
+    audits = [
+        audit_stage(plan, stage, adversary=a, runs=runs, seed=seed, comparisons=made, progress=progress) for a in chosen
+    ]
+    return tuple(verdict for audit in audits for verdict in audit.verdicts)
+
+
+# The file of findings that a Guarantee reads (`hush.accounting.guarantee`): what audits have refuted.
+
+
+def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """Put the refuted claims into the file, each method and status once; what was found before stays (findings are
+    kept), unless this audit measured more beyond what was claimed."""
+    known = {(found.method, found.status): found for found in read_findings(path)}
+    for verdict in verdicts:
+        if not verdict.refuted:
+            continue
+        new = _find(verdict)
+        old = known.get((new.method, new.status))
+        if old is None or _excess(new) > _excess(old):
+            known[new.method, new.status] = new
+    entries = [dataclasses.asdict(known[key]) for key in sorted(known)]
+    write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())
+
+
+def _excess(found: Finding) -> float:
+    return found.epsilon_lower - found.claimed_epsilon
+
+
+def _find(verdict: Verdict) -> Finding:
+    return Finding(
+        method=verdict.method,
+        claimed_epsilon=verdict.claimed_epsilon,
+        epsilon_lower=verdict.epsilon_lower,
+        delta=verdict.delta,
+        confidence=verdict.confidence,
+        status=verdict.status,
+        source=f"hush audit, {verdict.runs} runs, adversary {verdict.adversary}, p = {verdict.p_value:.1g} against the "
+        "claimed trade-off curve",
+    )
+
+
+def read_findings(path: Path) -> tuple[Finding, ...]:
+    """The findings of a file; none where there is no file."""
+    if not path.exists():
+        return ()
+    try:
+        return tuple(Finding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(f"'{path}' is no file of findings: name another, or remove it") from error
+
+
+# The file of finished audits: one JSON object a line, so that auditing many methods goes on where it was stopped.
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """What an audit of a method depends on beside the method."""
+
+    epsilon: float = 4.0
+    delta: float = 1e-5
+    runs: int = RUNS
+    seed: int | None = None
+    comparisons: int = 1
+    problem: str | None = None  # the digits that are made for audits
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the problem is there where one was named, and older files have none."""
+        return {name: value for name, value in asdict(self).items() if name != "problem" or value is not None}
+
+
+def read_audits(path: Path) -> list[dict[str, Any]]:
+    """Every line of the file, none where there is no file; a last line that was broken off is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            entry = json.loads(line)
+            Verdict.from_json(entry)
+            AuditSettings(**entry["settings"])
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines) - 1 and isinstance(error, json.JSONDecodeError):
+                break
+            raise InvalidInputError(
+                f"line {number + 1} of '{path}' is no audit: name another file, or remove it"
+            ) from error
+        found.append(entry)
+    return found
+
+
+def find_audits(path: Path, method: str, settings: AuditSettings) -> list[dict[str, Any]]:
+    """The lines of one method with these settings, by this version of hush."""
+    mine = {"settings": settings.to_json(), "version": read_own_version()}
+    return [
+        entry
+        for entry in read_audits(path)
+        if entry["method"] == method and all(entry.get(key) == value for key, value in mine.items())
+    ]
+
+
+def count_audits(path: Path, method: str) -> int:
+    """How often the method was audited in this file, with whatever settings."""
+    mine = [entry for entry in read_audits(path) if entry["method"] == method]
+    return len({json.dumps([entry["settings"], entry.get("version")], sort_keys=True) for entry in mine})
+
+
+def find_announced(path: Path, method: str) -> int | None:
+    """The fewest audits of the method that were announced with any that is in this file; None where there is none."""
+    mine = [entry for entry in read_audits(path) if entry["method"] == method]
+    return min((int(entry.get("announced", entry["settings"]["comparisons"])) for entry in mine), default=None)
+
+
+def keep_audits(
+    path: Path, verdicts: Iterable[Verdict], settings: AuditSettings, *, announced: int, cpu_seconds: float
+) -> list[dict[str, Any]]:
+    """Add the verdicts on all claims of a method at once, with how many audits of it were announced and what this one
+    took, and return their lines."""
+    told = {"settings": settings.to_json(), "version": read_own_version(), "announced": announced}
+    told["cpu_seconds"] = round(cpu_seconds, 1)
+    new = [{**verdict.to_json(), **told} for verdict in verdicts]
+    lines = [json.dumps(entry, allow_nan=False) for entry in (*read_audits(path), *new)]
+    write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+    return new

@@ -1,0 +1,447 @@
+"""The private directory of a run: its last two checkpoints, its log of steps, its record of sums, and a lock.
+
+A checkpoint is written beside, flushed to the disk and renamed (`hush._internal.storage.write_atomic`), under a name that holds its
+step; then those before the last two are removed. After a crash at any instant the newest file that is whole is the
+newest checkpoint. Everything here is readable by its owner only: it holds the secret, and whoever has that can subtract
+the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hush._internal.identity import NoIdentity, digest
+from hush._internal.imports import read_versions
+from hush._internal.storage import (
+    PRIVATE,
+    append_durably,
+    remove_parts,
+    sync_directory,
+    try_lock,
+    unlock,
+    wipe,
+    writable_directory,
+    write_atomic,
+)
+from hush._internal.tensors import Named, State, trainable
+from hush.checkpointing.noise_reuse_guard import FileNoiseReuseGuard, begin_witness, resume_witness
+from hush.checkpointing.tree import flatten, revive, unflatten
+from hush.data_source import Tensors
+from hush.distributed.consistency import VARYING, Tell, digest_data, digest_frozen
+from hush.distributed.group import Record
+from hush.errors import InvalidInputError, Refused
+from hush.privacy_unit import as_units
+from hush.randomness import Secret
+from hush.run import Run
+
+# One checkpoint as bytes: a safetensors file whose metadata holds JSON and a digest of everything.
+#
+# Any safetensors reader opens it. The digest is BLAKE2b over the JSON and over every tensor's name, type, shape and
+# bytes, so a file that was cut short, overwritten in part or damaged on the disk is never mistaken for a checkpoint.
+
+FORMAT = "hush checkpoint 3"
+MOST_THREADS = 4096
+
+
+class Unreadable(InvalidInputError):
+    """A checkpoint that is damaged or is none; the text says how."""
+
+
+class OtherVersion(Unreadable):
+    """A whole checkpoint in the format of another version of hush."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read and found whole: facts about its run, and the run's state."""
+
+    path: Path
+    facts: dict[str, Any]
+    state: State
+
+    @property
+    def step(self) -> int:
+        """How many steps the run had taken."""
+        return int(self.state["step"])
+
+
+def to_bytes(facts: dict[str, Any], state: State) -> bytes:
+    """The file's content."""
+    tensors: Named = {}
+    text = json.dumps({"format": FORMAT, **facts, "state": flatten(state, tensors)}, allow_nan=False)
+    plain = unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
+    return save(plain, metadata={"hush": text, "digest": digest_content(text, plain)})
+
+
+def read_checkpoint(path: Path) -> Saved:
+    """The checkpoint at ``path``, or `Unreadable`."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata["hush"]
+        if metadata["digest"] != digest_content(text, tensors):
+            raise Unreadable(f"'{path.name}' is damaged: its digest does not fit its content")
+        facts = json.loads(text)
+        if (found := facts.pop("format")) != FORMAT:
+            raise OtherVersion(
+                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}'), and "
+                "stays as it is: finish the run with that version, or start a new one in another directory"
+            )
+        state = unflatten(facts.pop("state"), tensors)
+        _check_kinds(facts, state)
+        return Saved(path, facts, state)
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable(f"'{path.name}' is damaged or cut short ({type(error).__name__})") from error
+
+
+def _check_kinds(facts: dict[str, Any], state: State) -> None:
+    """The digest says that a file is whole, not that hush wrote it: look at the kinds of what is relied on."""
+    good = (
+        isinstance(facts.get("run", ""), str)
+        and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests"))
+        and all(_is_count(facts.get(name, 1)) for name in ("steps", "step", "threads"))
+        and facts.get("threads", 1) <= MOST_THREADS
+        and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
+        and all(isinstance(value, Tensor) for kind in ("params", "buffers") for value in state.get(kind, {}).values())
+        and isinstance(state.get("noise", {}), dict)
+        and (not facts.get("ledger") or all(isinstance(facts["ledger"][k], str) for k in ("name", "path", "dataset")))
+    )
+    if not good:
+        raise ValueError
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+def digest_content(text: str, tensors: Named) -> str:
+    """BLAKE2b over the JSON and all tensors."""
+    total = hashlib.blake2b(text.encode(), digest_size=32)
+    for name in sorted(tensors):
+        value = tensors[name]
+        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        total.update(tensor_bytes(value))
+    return total.hexdigest()
+
+
+def tensor_bytes(value: Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy where it lies in one piece on the CPU."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return memoryview(raw)
+
+
+def unshare(tensors: Named) -> Named:
+    """Tensors that share memory, each with its own: safetensors refuses others."""
+    seen: set[int] = set()
+    found: Named = {}
+    for name, value in tensors.items():
+        place = value.untyped_storage().data_ptr()
+        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        found[name] = value if whole and place not in seen else value.clone()
+        seen.add(place)
+    return found
+
+
+KEEP = 2
+LOG = "steps.jsonl"
+
+
+class InUse(InvalidInputError):
+    """A private directory that another process has locked."""
+
+
+class OtherPlan(Refused):
+    """A checkpoint of another plan than the one that is to go on."""
+
+
+@dataclass(frozen=True)
+class LatestCheckpoint:
+    """The newest whole checkpoint, and the newer ones that are damaged, each with what is wrong with it."""
+
+    saved: Saved | None
+    damaged: tuple[str, ...] = field(default=())
+
+
+class Checkpoints:
+    """The checkpoints of one run in ``directory``; the directory is locked until `close`."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = writable_directory(Path(directory), mode=0o700)
+        self.directory.chmod(0o700)
+        self._lock = _lock_directory(self.directory)
+        remove_parts(self.directory)
+        self.name = secrets.token_hex(8)
+        self.ledger: dict[str, str] | None = None
+        self.at: int | None = None
+        self._digests: dict[str, str] = {}
+        self._fixed: dict[str, Any] = {}
+        self._lines: list[str] = []
+        self._run: Run | None = None
+        self._witness: FileNoiseReuseGuard | None = None
+        self.tell: Tell = _say
+
+    def close(self) -> None:
+        """Let others use the directory."""
+        self._let_go()
+        unlock(self._lock)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the plan of the run that is kept here can be identified."""
+        return bool(self._fixed.get("fingerprint", True))
+
+    def files(self) -> list[Path]:
+        """The checkpoints that are there, newest first."""
+        return sorted(self.directory.glob("checkpoint-*.safetensors"), reverse=True)
+
+    def newest(self) -> LatestCheckpoint:
+        """The newest checkpoint that is whole; `OtherVersion` where another version of hush wrote it."""
+        damaged: list[str] = []
+        for path in self.files():
+            try:
+                return LatestCheckpoint(read_checkpoint(path), tuple(damaged))
+            except OtherVersion:
+                raise
+            except Unreadable as error:
+                damaged.append(str(error))
+        return LatestCheckpoint(None, tuple(damaged))
+
+    def begin(self, run: Run) -> None:
+        """Start anew: whatever was here goes, and a checkpoint of step 0 keeps the secret from the start.
+
+        What stays is the record of sums, for a seed can bring a secret back.
+        """
+        if self._run is not run:
+            self.attach(run)
+        self.discard()
+        self.save(run)
+        if not self.resumable:
+            self.tell(f"this run can be kept but not resumed: {self._fixed['why']}")
+
+    def discard(self) -> None:
+        """Remove every checkpoint, and the log."""
+        for path in (*self.files(), self.directory / LOG):
+            path.unlink(missing_ok=True)
+        sync_directory(self.directory)
+
+    def forget_secret(self) -> None:
+        """Of a run that is finished and released: overwrite and remove every checkpoint, and the secret with it. What
+        stays is the record of sums, which is keyed with the secret and does not hold it."""
+        for path in self.files():
+            wipe(path)
+        sync_directory(self.directory)
+
+    def restore(self, run: Run, saved: Saved) -> None:
+        """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
+        facts, state = saved.facts, saved.state
+        _check_names(saved)
+        _check_plan(run, facts)
+        secret = Secret.from_json(state["secret"])
+        if run.secret.origin == "seed" and run.secret.key != secret.first.key:
+            raise Refused(
+                "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
+            )
+        self._digests = _check_content(run, secret.first, facts["digests"], self.tell)
+        run.restore(revive(state, run.state(), run.device), compared=True)
+        self._let_go()
+        self._run, self._fixed = run, {}
+        if run.plan.private and run.ranks.rank == 0:
+            self._witness = resume_witness(run, self.directory, self._digests["data"], self.save, self.tell)
+            run.witnessed_by(self._witness)
+        self.name, self.ledger, self.at = facts["run"], facts["ledger"], saved.step
+        for path in self.files():
+            if path > saved.path:  # damaged
+                path.unlink()
+        self._cut_log(saved.step)
+
+    def save(self, run: Run) -> None:
+        """A checkpoint of the run as it stands, and the log up to it; before it, the record of sums."""
+        if run.ranks.rank != 0:
+            return
+        if self._run is not run:
+            self.attach(run)
+        if self._witness is not None:
+            self._witness.flush()
+        self._flush_log()
+        path = self.directory / f"checkpoint-{run.next:010d}.safetensors"
+        write_atomic(path, to_bytes(self._facts(run), run.state()), mode=PRIVATE)
+        self.at = run.next
+        for old in self.files()[KEEP:]:
+            old.unlink()
+
+    def attach(self, run: Run) -> None:
+        """Have the run's sums written down here from now on; refused where its secret met other data here."""
+        self._let_go()
+        self._digests = _digests(run, run.secret.first, self.tell)
+        self._run, self._fixed = run, {}
+        if run.plan.private and run.ranks.rank == 0:
+            self._witness = begin_witness(run, self.directory, self._digests["data"], self.save, self.tell)
+            run.witnessed_by(self._witness)
+
+    def _let_go(self) -> None:
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
+
+    def log(self, record: Record) -> None:
+        """One private line on this step; it reaches the disk with the next checkpoint."""
+        self._lines.append(json.dumps({"step": record.step, **record.numbers()}) + "\n")
+
+    def _facts(self, run: Run) -> dict[str, Any]:
+        if not self._fixed:
+            self._fixed = {
+                "steps": run.plan.steps,
+                **_identity(run),
+                "versions": read_versions("hush", "torch"),
+                "threads": torch.get_num_threads(),
+            }
+        changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}
+        return {**self._fixed, **changing}
+
+    def _flush_log(self) -> None:
+        if not self._lines:
+            return
+        append_durably(self.directory / LOG, "".join(self._lines).encode(), mode=PRIVATE)
+        self._lines = []
+
+    def _cut_log(self, step: int) -> None:
+        """Leave the lines of the first ``step`` steps: those after are taken again."""
+        path = self.directory / LOG
+        self._lines = []
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            os.truncate(path, sum(len(line) for line in lines[:step]))
+
+
+def _digests(run: Run, secret: Secret, tell: Tell) -> dict[str, str]:
+    return {"data": digest_data(run.source, secret, tell), "frozen weights": digest_frozen(run.model, secret)}
+
+
+def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) -> dict[str, str]:
+    """The digests of data and frozen weights, which must be those of the checkpoint."""
+    now = _digests(run, secret, tell)
+    for what, found in now.items():
+        if found == before[what]:
+            continue
+        if what == "data" and _is_unsteady(run, secret, before[what], found, tell):
+            tell("the data differ from one reading to the next, so that only their sums can be compared")
+            continue
+        raise Refused(
+            f"the checkpoint was made on other {what}: going on would add the same noise to other sums, whose "
+            "difference is free of noise; give what it was made with, or start a new run"
+        )
+    return before
+
+
+def _is_unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
+    """Whether the data would not even be the same in two readings now; then a digest says nothing about them."""
+    if isinstance(as_units(run.source).rows, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
+        return False
+    return digest_data(run.source, secret, tell) != now
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """What tells the plan from others; None and the reason where nothing does."""
+    try:
+        tree = run.plan.identity(trainable(run.model))
+    except NoIdentity as error:
+        return {"fingerprint": None, "plan": None, "why": str(error)}
+    return {"fingerprint": digest(tree), "plan": tree}
+
+
+def _check_names(saved: Saved) -> None:
+    """The run's name and its ledger's are what `Checkpoints._facts` writes."""
+    ledger = saved.facts["ledger"]
+    of_a_ledger = isinstance(ledger, dict) and all(isinstance(ledger.get(n), str) for n in ("name", "path", "dataset"))
+    if not isinstance(saved.facts["run"], str) or not (ledger is None or of_a_ledger):
+        raise InvalidInputError(f"'{saved.path}' holds a checkpoint that this hush did not write: start anew elsewhere")
+
+
+def _check_plan(run: Run, facts: dict[str, Any]) -> None:
+    found = _identity(run)
+    for which, side in (("the checkpoint's plan", facts), ("this plan", found)):
+        if side["fingerprint"] is None:
+            raise Refused(f"{which} cannot be told from another, so its run cannot be resumed: {side['why']}")
+    if found["fingerprint"] == facts["fingerprint"]:
+        return
+    before, now = dict(facts["plan"]), json.loads(json.dumps(found["plan"]))
+    accounted = before.pop("accounted"), now.pop("accounted")
+    differs = _differences(before, now) or _differences(*accounted)
+    if all(".digest was " in text for text in differs):
+        raise Refused(
+            "the matrix behind the plan's noise was computed anew and is not the same in its last bits (the cache of "
+            f"solved matrices is gone): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
+        )
+    more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
+    raise OtherPlan(
+        f"the checkpoint belongs to another plan ({'; '.join(differs[:3])}{more}): give the plan that it was made with"
+    )
+
+
+def _differences(before: Any, now: Any, path: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [*before, *(key for key in now if key not in before)]
+        return [d for key in keys for d in _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if before == now else [tell_difference(path, before, now)]
+
+
+def tell_difference(name: str, before: Any, now: Any) -> str:
+    """How something differs from what it was; of two lists of words, only what is not in both."""
+    if not (isinstance(before, list) and isinstance(now, list) and any(isinstance(x, str) for x in (*before, *now))):
+        return f"{name} was {_spell(before)} and is {_spell(now)}"
+    gone, new = ([_spell(x) for x in one if x not in other] for one, other in ((before, now), (now, before)))
+    changes = (("no longer has", gone), ("now has", new))
+    parts = [f"{verb} {', '.join(map(repr, words))}" for verb, words in changes if words]
+    return f"{name} {' and '.join(parts) or 'is in another order'}"
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, dict) and value.keys() == {"path"}:
+        return f"'{value['path']}'"
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _lock_directory(directory: Path) -> int:
+    descriptor = try_lock(directory / "lock", mode=PRIVATE)
+    if descriptor is None:
+        raise InUse(f"another process is training in '{directory.parent}': wait for it, or use another one")
+    return descriptor
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+# The state of process 0 on every process of a run: after it was restored from a checkpoint, which it alone reads.
+
+
+def share_state(run: Run) -> None:
+    """Set the run of every process to where that of process 0 stands; each of them calls it. The number of threads goes
+    along, for it decides last bits."""
+    ranks = run.ranks
+    if ranks.world == 1:
+        return
+    tensors: Named = {}
+    told = None if ranks.rank else {"state": flatten(run.state(), tensors), "threads": torch.get_num_threads()}
+    told = ranks.hear(told)
+    plain = unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
+    content = ranks.hear_bytes(b"" if ranks.rank else save(plain))
+    if ranks.rank:
+        torch.set_num_threads(told["threads"])
+        run.restore(revive(unflatten(told["state"], load(content)), run.state(), run.device), compared=True)

@@ -1,0 +1,166 @@
+"""The witness of a run: it stands where noise is added, and sees to it that no noise meets two different sums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hush._internal.storage import PRIVATE, append_durably
+from hush._internal.tensors import Sums
+from hush.accounting.guarantee import rounded_up
+from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags, remove_empty_tags, start_tags, tag_of
+from hush.distributed.consistency import Tell, digest_weights
+from hush.errors import Refused
+from hush.guarantees import Replay
+from hush.run import Run
+
+RELEASES = "releases.jsonl"
+
+
+class FileNoiseReuseGuard:
+    """Of one run in one private directory; ``save`` writes a checkpoint of it."""
+
+    def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
+        self.run, self.tags = run, tags
+        self._save, self._tell, self._why = save, tell, why
+
+    def meets(self, sums: Sums) -> bool:
+        """Write down which sums the noise of the run's next step meets, before it is drawn.
+
+        False where this noise has met others: then the run has a fresh secret by now, charged and kept, and its sums
+        are to be made anew under it (another batch, for its coins are fresh too).
+        """
+        run, content = self.run, tag_of(self.run.secret, self.run.next, sums)
+        run.recall(self.tags.attempts)
+        known = self.tags.again.get((run.history.current, run.next))
+        if known is None and run.next >= run.history.now.taken:
+            self.tags.append(run.history.current, run.next, content)
+            return True
+        if known == content:
+            return True
+        self._renew()
+        return False
+
+    def flush(self) -> None:
+        """Everything to the disk: before a checkpoint holds noise."""
+        self.tags.flush()
+
+    def releasing(self) -> None:
+        """Before weights are released: tags to the disk, and a line that says what is released."""
+        self.tags.flush()
+        run, path = self.run, self.tags.path.with_name(RELEASES)
+        line = {
+            "noise": run.secret.first.name,
+            "attempt": run.history.current,
+            "step": run.next,
+            "weights": digest_weights(run.model, run.secret.first),
+        }
+        if line in read_releases(path):
+            return
+        before = path.read_bytes() if path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # half a line that a crash left must not swallow this one
+        append_durably(path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.tags.close()
+
+    def _renew(self) -> None:
+        run = self.run
+        before = run.guarantee.epsilon
+        what = self._why or (
+            f"the sums of step {run.next + 1} are not those that its noise has met before (other data, augmentation, "
+            "model code, loss, threads, processes or libraries)"
+        )
+        run.renew()
+        self._why = ""
+        after = run.guarantee.epsilon
+        self._tell(
+            f"{what}: going on with fresh noise, and every taking is charged: ε = {rounded_up(after)} instead of "
+            f"{rounded_up(before)}"
+        )
+        run.cover()
+        self.tags.open()
+        self._save(run)
+
+
+def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> FileNoiseReuseGuard:
+    """The witness of a run that starts here; where its secret was used in this directory before (a seed), the noise
+    has met sums already."""
+    path = find_tags(directory, run.secret)
+    remove_empty_tags(directory)
+    if not path.exists():
+        tags = start_tags(directory, run.secret, data)
+        tags.open()
+        return FileNoiseReuseGuard(run, tags, save, tell)
+    try:
+        tags = SumLog.read(path, run.next)
+    except SumLogMissing as lost:
+        return _without(run, directory, data, save, tell, str(lost))
+    if tags.head["data"] != data:
+        raise Refused(
+            "this secret seed was used in this directory with the same plan on other data: the difference of the two "
+            "models would be free of noise; give another secret seed, or none"
+        )
+    run.recall(tags.attempts)
+    return FileNoiseReuseGuard(run, tags, save, tell)
+
+
+def resume_witness(
+    run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell
+) -> FileNoiseReuseGuard:
+    """The witness of a run that goes on from a checkpoint."""
+    path = find_tags(directory, run.secret)
+    try:
+        tags = SumLog.read(path, run.next)
+        _check(run, tags, path.with_name(RELEASES))
+    except SumLogMissing as lost:
+        return _without(run, directory, data, save, tell, str(lost))
+    run.recall(tags.attempts)
+    return FileNoiseReuseGuard(run, tags, save, tell)
+
+
+def _check(run: Run, tags: SumLog, releases: Path) -> None:
+    """A record reaches as far as every checkpoint and every release of its run; `SumLogMissing` where it does not."""
+    wanted = [(number, attempt.taken) for number, attempt in enumerate(run.history.attempts)]
+    wanted += [(line["attempt"], line["step"]) for line in read_releases(releases) if line["noise"] == _name(run)]
+    for number, taken in wanted:
+        known = tags.attempts[number] if number < len(tags.attempts) else Replay()
+        begun_at = run.history.attempts[number].start if number < len(run.history.attempts) else 0
+        if known.taken < taken and taken > begun_at:
+            raise SumLogMissing("is shorter than it was")
+    if tags.head["noise"] != _name(run):
+        raise SumLogMissing("belongs to another secret")
+
+
+def _without(
+    run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str
+) -> FileNoiseReuseGuard:
+    """Nobody knows what the noise has met: all that was planned counts as taken, and no step of it is taken again."""
+    seen = [r["attempt"] for r in read_releases(directory / RELEASES) if r["noise"] == _name(run)]
+    unknown = max(seen, default=0) + 1 - len(run.history.attempts)  # by a list of releases that knows more of them
+    starts = [*(a.start for a in run.history.attempts), *([0] * unknown)]
+    whole = [Replay(first, run.plan.steps) for first in starts]
+    run.recall(whole)
+    tags = start_tags(directory, run.secret, data, whole)
+    why = f"the record of which sums the noise has met ('{tags.path.name}') {how}"
+    return FileNoiseReuseGuard(run, tags, save, tell, why)
+
+
+def _name(run: Run) -> str:
+    return run.secret.first.name
+
+
+def read_releases(path: Path) -> list[dict[str, Any]]:
+    """The releases that were written down; half a line is none, for its weights were not written yet."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            found.append({"noise": "", "attempt": 0, "step": 0, **json.loads(line)})
+        except (ValueError, TypeError):
+            continue
+    return found

@@ -1,0 +1,638 @@
+"""From a dataclass of settings to a command of the shell, and to the file from which a run is resumed.
+
+A command is a function of one object, ``@take(Kind) def command(given: Kind)``. Its options, their help, their order
+and their defaults are made from the fields of ``Kind``; what is not given on the command line keeps its default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import torch
+import typer
+
+from hush._internal import validate
+from hush._internal.tensors import Losses
+from hush._internal.text import translate
+from hush.cli.console import delayed_status, say, show_table
+from hush.data_source import as_source
+from hush.datasets import catalogue
+from hush.datasets.images import View, mirrored, shifted
+from hush.datasets.problem import Problem
+from hush.distributed.group import find_own_device
+from hush.errors import InvalidInputError, Refused, nearest
+from hush.methods import Candidate, ClippingOptions, PlanConfig, SGDOptions, find, options, recommend
+from hush.methods.config import DATA, LENGTH, PRIVACY, PlanSettings, SettingField, list_settings, option, same_option
+from hush.methods.config import METHOD as METHOD_PLANNING
+from hush.methods.config import METHOD as METHOD_SHELL
+from hush.per_example.augmentation import Augmented
+from hush.privacy_unit import ROWS_PER_UNIT
+from hush.tabular.defaults import LOGISTIC, choose_numbers
+from hush.tabular.problem import EARLIER, HELD, TASKS, TEST, from_files
+
+if TYPE_CHECKING:
+    from hush.cli.train import Training
+
+
+KEEPING, MACHINE = "Output, resuming and the ledger", "Randomness and memory"
+GROUPS = (None, DATA, METHOD_SHELL, PRIVACY, LENGTH, KEEPING, MACHINE)  # in the order in which help shows them
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Kind = TypeVar("Kind")
+Given = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """How a command answers."""
+
+    as_json: bool = field(default=False, metadata=option("Print JSON on stdout.", flag="--json", saved=False))
+
+
+def take(
+    kind: type[Kind], *, without: tuple[str, ...] = (), resolve: Callable[[Given], Given] = dict
+) -> Callable[[Callable[[Kind], None]], Callable[..., None]]:
+    """Make a command of a function of one ``kind``, with an option for each field but those ``without``.
+
+    ``resolve`` gets what was given on the command line and may add what comes from elsewhere.
+    """
+    known = [found for name, found in list_settings(kind).items() if name not in without]
+    parameters = [_parameter(found) for found in sorted(known, key=lambda found: GROUPS.index(found.option.group))]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+    def decorate(run: Callable[[Kind], None]) -> Callable[..., None]:
+        def command(context: typer.Context, **values: Any) -> None:
+            run(kind(**resolve({name: value for name, value in values.items() if _is_given(context, name)})))
+
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        command.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(found: SettingField) -> inspect.Parameter:
+    """The field as typer wants it; without a default it must be given."""
+    about = found.option
+    flags = () if about.flag is None else (about.flag,)
+    shown = typer.Option(*flags, help=about.help, metavar=about.metavar, rich_help_panel=about.group)
+    default = inspect.Parameter.empty if found.default is MISSING else found.default
+    place = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(found.name, place, default=default, annotation=Annotated[found.hint, shown])
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def write_settings(settings: Any) -> bytes:
+    """The settings that a run keeps, as JSON."""
+    known = list_settings(type(settings))
+    values = {name: getattr(settings, name) for name, found in known.items() if found.option.saved}
+    plain = {n: {"path": str(v.resolve())} if isinstance(v, Path) else v for n, v in values.items()}
+    return (json.dumps(plain, indent=2) + "\n").encode()
+
+
+def read_settings(path: Path, kind: type) -> Given:
+    """The settings that a run has kept, each of the type of its field; an error names a damaged file."""
+    known = list_settings(kind)
+    try:
+        found = {name: _from_json(value) for name, value in json.loads(path.read_bytes()).items()}
+        for name, value in found.items():
+            if name in known and not _is_a(value, known[name].hint):
+                raise ValueError(name)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidInputError(
+            f"'{path}' is damaged: remove it, and give the run's own options beside --resume"
+        ) from error
+    return {name: value for name, value in found.items() if name in known}
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list) and value and not any(isinstance(item, str) for item in value):
+        return tuple(value)  # a range
+    return Path(value["path"]) if isinstance(value, dict) else value
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    parts = (hint, *typing.get_args(hint))
+    if isinstance(value, tuple):
+        return tuple[float, float] in parts and len(value) == 2 and all(_is_a(item, float) for item in value)
+    if isinstance(value, list):
+        return list[str] in parts and all(isinstance(item, str) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int in parts or float in parts
+    if isinstance(value, Path):
+        return Path in parts
+    return type(value) in parts
+
+
+# The settings of a plan in the shell: the method and its options, and the candidates of `--method auto`.
+
+DEFAULT_EPSILON = 3.0
+EPSILON_OR_THREE = option("Calibrate the noise to this ε; 3 by default if no noise is given.", PRIVACY)
+Same = TypeVar("Same", bound="PlanOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(PlanSettings, OutputOptions):
+    """What every command takes that makes a plan."""
+
+    method: str = field(
+        default="dp-sgd",
+        metadata=option("One of `hush methods`, `auto`, or your own as `module:factory`.", METHOD_PLANNING),
+    )
+    settings: list[str] | None = field(
+        default=None,
+        metadata=option(
+            "An option of the method; see `hush methods`.", METHOD_PLANNING, flag="--set", metavar="KEY=VALUE"
+        ),
+    )
+    batch_size: int = field(default=256, metadata=same_option(PlanSettings, "batch_size"))
+    batch_may_shrink: bool = False  # to fit the data, as nobody chose it
+
+    def setting(self, examples: int, **data: Any) -> PlanConfig:
+        """The setting of a plan for so many examples, and whatever else is known of the data."""
+        return PlanConfig(examples, **{f.name: getattr(self, f.name) for f in fields(PlanSettings)}, **data)
+
+
+def default_epsilon(given: Same) -> Same:
+    """ε = 3 where no noise was asked for."""
+    asked = (given.epsilon, given.noise_multiplier, given.node_noise)
+    if given.method == "sgd" or any(value is not None for value in asked):
+        return given
+    return replace(given, epsilon=DEFAULT_EPSILON)
+
+
+def read_method_options(method: str, pairs: list[str] | None, **given: Any) -> dict[str, Any]:
+    """The method's keyword arguments from `--set` pairs and from options of their own (None: not given)."""
+    known = options(find(method))
+    chosen = {key: value for key, value in given.items() if value is not None}
+    for key in chosen:
+        _check_known(method, key, known)
+    for key, text in map(split_pair, pairs or []):
+        _check_known(method, key, known)
+        if given.get(key) is not None:
+            raise InvalidInputError(f"'{key}' is given twice: leave out --{key.replace('_', '-')} or --set {key}")
+        if key in chosen:
+            raise InvalidInputError(f"'{key}' is given twice: leave out one --set {key}")
+        chosen[key] = _read_value(key, text, known[key].annotation)
+    return chosen
+
+
+def split_pair(pair: str) -> tuple[str, str]:
+    """The name and the text of one `--set` pair."""
+    key, equals, text = pair.partition("=")
+    if not equals:
+        raise InvalidInputError(f"--set takes key=value, got '{pair}'")
+    return key.strip().replace("-", "_"), text.strip()
+
+
+def _check_known(method: str, key: str, known: Collection[str]) -> None:
+    if key in known:
+        return
+    meant = translate(key)
+    if meant not in known and meant in list_settings(PlanSettings):
+        raise InvalidInputError(f"'{key}' is set on every method alike: give it as --{meant.replace('_', '-')}")
+    raise InvalidInputError(f"method '{method}' has no option '{key}': {nearest(key, known)}")
+
+
+def _read_value(key: str, text: str, hint: Any) -> Any:
+    if text in typing.get_args(hint):  # one of the words of a Literal, such as "none"
+        return text
+    try:
+        value = json.loads(text.lower() if text.lower() in ("true", "false", "none") else text)
+    except json.JSONDecodeError:
+        value = None if text.lower() == "none" else text
+    wanted = [t for t in (hint, *typing.get_args(hint)) if t in (int, float, bool, str)]
+    stray = isinstance(value, bool) and bool not in wanted
+    if not wanted or value is None or (isinstance(value, tuple(wanted)) and not stray):
+        return value
+    if float in wanted and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    raise InvalidInputError(f"option '{key}' takes {' or '.join(t.__name__ for t in wanted)}, got '{text}'")
+
+
+def compare_candidates(method: str, setting: PlanConfig, chosen: dict[str, Any]) -> tuple[Candidate, ...]:
+    """The candidates of `--method auto`, the best first; none for any other method."""
+    if method != "auto":
+        return ()
+    descent = SGDOptions(**{key: chosen[key] for key in vars(SGDOptions()) if key in chosen})
+    gradients = ClippingOptions(**{key: chosen[key] for key in vars(ClippingOptions()) if key in chosen})
+    with delayed_status("comparing methods") as tell:
+        return recommend(setting, descent, gradients, tell)
+
+
+def list_candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
+    """The candidates as JSON."""
+    return [
+        {
+            "method": c.method,
+            "options": c.options,
+            "sampling": c.sampling,
+            "noise_multiplier": c.sigma,
+            "sensitivity": c.sensitivity,
+            "rmse": c.rmse,
+            "expected_error": c.error,
+        }
+        for c in candidates
+    ]
+
+
+def show_candidates(candidates: tuple[Candidate, ...]) -> None:
+    """The candidates as a table, the best first."""
+    rows = ((c.name, c.sampling, f"{c.sigma:.4g}", f"{c.sensitivity:.4g}", f"{c.error:.4g}") for c in candidates)
+    columns = ("method", "sampling", "σ", "sensitivity", "expected error")
+    title = (
+        "noise that each candidate leaves in a weight, root mean square over steps, in units of lr × clip / batch size"
+    )
+    show_table(title, columns, rows)
+
+
+def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
+    """δ of 1/N or more allows publishing somebody's record outright: refused, or a warning where it was accepted."""
+    if delta < 1 / examples:
+        return
+    if accepted:
+        warn_delta(delta, examples)
+        return
+    raise Refused(
+        f"{_tell_large_delta(delta, examples)}: give --delta {suggest_delta(examples):g}, or --accept-delta if that is "
+        "what you mean"
+    )
+
+
+def warn_delta(delta: float, examples: int) -> None:
+    """Say so where δ is 1/N or more."""
+    if delta >= 1 / examples:
+        say(f"warning: {_tell_large_delta(delta, examples)}; {suggest_delta(examples):g} would not")
+
+
+def suggest_delta(examples: int) -> float:
+    """The largest power of ten that is at most a tenth of 1/N."""
+    return float(f"1e-{len(str(10 * examples - 1))}")
+
+
+def _tell_large_delta(delta: float, examples: int) -> str:
+    return f"δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record"
+
+
+def allow_smaller_batch(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given on the command line, marked where the batch size was not."""
+    return given if "batch_size" in given else {**given, "batch_may_shrink": True}
+
+
+def fit_batch(given: Same, examples: int) -> Same:
+    """A quarter of the examples a step where nobody chose a batch size and the default is more than there are."""
+    if not given.batch_may_shrink or given.batch_size <= examples:
+        return given
+    batch = max(1, examples // 4)
+    say(f"batch size {batch}, a quarter of {examples} examples, as the default of {given.batch_size} is more than all")
+    return replace(given, batch_size=batch)
+
+
+# What to train on: a problem by name, or data of one's own.
+
+PUBLIC_ROWS = "the rows that were tested on are public"
+EXACT = "figures of rows held out for testing that carry no noise stay private: those with noise are covered"
+
+
+WEIGHT_SHARE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What to train on, and what to make of it."""
+
+    problem: str | None = field(
+        default=None,
+        metadata=option("One of `hush problems`, or your own as `module:factory`; digits by default.", DATA),
+    )
+    data: Path | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: .csv, .parquet, a folder or 'pattern*' of them, .npz, or class folders of images.", DATA
+        ),
+    )
+    target: str | None = field(
+        default=None, metadata=option("Your own data: the column or array that holds the labels.", DATA)
+    )
+    model: str | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: mlp, mlp-64-32 (widths of hidden layers), logistic, lenet, cnn, or your own as "
+            "`module:factory`. By default cnn for images; for a table logistic below 5000 examples, else mlp-32.",
+            DATA,
+        ),
+    )
+    schema: Path | None = field(
+        default=None,
+        metadata=option("Your own data: public facts (types, ranges, categories), .toml or .json.", DATA),
+    )
+    test_data: Path | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: a file of the same kind to test on; else a fifth of the rows is held out.", DATA
+        ),
+    )
+    public: str | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: what may be read off the rows, as it is public: ranges, categories or ranges+categories.",
+            DATA,
+        ),
+    )
+    task: str = field(
+        default=TASKS[0],
+        metadata=option("Your own data: classification, or regression (--target is a number with a range).", DATA),
+    )
+    target_range: tuple[float, float] | None = field(
+        default=None,
+        metadata=option(
+            "Regression: the public range of the target, to which targets are cut.", DATA, metavar="LOW HIGH"
+        ),
+    )
+    loss: str | None = field(
+        default=None, metadata=option("Regression: squared (the default) or huber, which minds outliers less.", DATA)
+    )
+    class_weights: str | None = field(
+        default=None,
+        metadata=option(
+            "Public weights of the classes, a,b,c or name=weight,… (others 1). They multiply an example's loss before "
+            "its gradient is clipped, so ε stays; gradients that are cut to the clip lose them. Or 'private': by noisy "
+            "counts of the classes, which alone cost a share of --epsilon, 0.05 or as in 'private:0.1'.",
+            DATA,
+            metavar="WEIGHTS",
+        ),
+    )
+    public_test: bool = field(
+        default=False,
+        metadata=option(
+            "The rows to test on are public: exact figures of them go into the release.", DATA, flag="--public-test"
+        ),
+    )
+    private_metrics: float | None = field(
+        default=None,
+        metadata=option(
+            "Release figures of the held-out rows with noise: so much of --epsilon is spent on them.",
+            PRIVACY,
+            metavar="EPS",
+        ),
+    )
+    private_ranges: float | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: release ranges of the numeric columns that have none with noise before training, which "
+            "alone costs this share of --epsilon.",
+            PRIVACY,
+            metavar="EPS_SHARE",
+        ),
+    )
+    unit: str | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: the column or array that says whose each row is. All rows of one are one example, and the "
+            "guarantee is for it.",
+            PRIVACY,
+            metavar="COLUMN",
+        ),
+    )
+    rows_per_unit: int | None = field(
+        default=None,
+        metadata=option(
+            f"At most so many rows of a unit, chosen anew each time, are averaged before clipping; {ROWS_PER_UNIT} by "
+            "default. It changes time and accuracy, not ε.",
+            PRIVACY,
+            metavar="M",
+        ),
+    )
+    augment: str | None = field(
+        default=None,
+        metadata=option("Train on views of each image: shift, mirror or shift+mirror; free of privacy cost.", DATA),
+    )
+    views: int | None = field(
+        default=None,
+        metadata=option("How many views of an image are averaged before clipping; 4 by default.", DATA),
+    )
+    validation: float = field(
+        default=0.0,
+        metadata=option("Fraction of the training data to hold out; neither trained on nor reported.", DATA),
+    )
+    resumed: bool = False  # its settings are those that a run has kept
+    seed: int = field(default=0, metadata=option("Fixes initial weights and splits (public).", MACHINE))
+
+
+def load_task(given: TaskOptions) -> Problem:
+    """The problem of that name, or one made from files, with class weights and with what is said of its test rows."""
+    if given.unit is None and given.rows_per_unit is not None:
+        raise InvalidInputError("--rows-per-unit counts the rows of a unit: say with --unit which column it is")
+    if given.rows_per_unit is not None:
+        validate.positive_int(rows_per_unit=given.rows_per_unit)
+    found = _load(given)
+    if read_weight_share(given.class_weights) is not None:
+        found = found.awaiting_weights()
+    elif given.class_weights is not None:
+        found = found.with_class_weights(read_weights(given.class_weights, found))
+    return replace(found, assumptions=_say_of_test_rows(given, found.assumptions))
+
+
+def read_weight_share(text: str | None) -> float | None:
+    """Which share of ε noisy counts of the classes get, where `--class-weights` asks for them."""
+    word, colon, share = (text or "").partition(":")
+    if word.strip() != "private":
+        return None
+    try:
+        return float(share) if colon else WEIGHT_SHARE
+    except ValueError as error:
+        raise InvalidInputError(
+            f"--class-weights private:SHARE takes a share of ε such as 0.05, got '{share}'"
+        ) from error
+
+
+def read_weights(text: str, task: Problem) -> list[float]:
+    """The weights of a problem's classes: one each in their order, or some by name and 1 for the others."""
+    names = task.classes_by_name
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    try:
+        weights = [float(number) for _, _, number in pairs]
+    except ValueError as error:
+        raise InvalidInputError(f"--class-weights takes numbers, 1,2.5 or name=2.5, got '{text}'") from error
+    if all(not equals for _, equals, _ in pairs):
+        return weights
+    for name, _, _ in pairs:
+        if name.strip() not in names:
+            raise InvalidInputError(
+                f"--class-weights names a class that '{task.name}' does not have: {nearest(name, names)}"
+            )
+    chosen = {name.strip(): weight for (name, _, _), weight in zip(pairs, weights, strict=True)}
+    return [chosen.get(name, 1.0) for name in names]
+
+
+def _say_of_test_rows(given: TaskOptions, assumptions: tuple[str, ...]) -> tuple[str, ...]:
+    if given.public_test and given.private_metrics is not None:
+        raise InvalidInputError(
+            "--public-test says that nothing of the test rows is private: leave --private-metrics out"
+        )
+    others = tuple(text for text in assumptions if text != HELD)
+    if given.public_test:
+        return (*others, PUBLIC_ROWS)
+    return assumptions if given.private_metrics is None else (*others, EXACT)
+
+
+def check_described(given: TaskOptions) -> None:
+    """Refuse what describes data of one's own where there are none."""
+    described = (given.target, given.model, given.schema, given.test_data, given.public)
+    numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
+    if any(value is not None for value in (*described, *numbers, given.private_ranges)):
+        own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
+        raise InvalidInputError(f"{own} and --unit describe your own data: give it with --data")
+
+
+def _load(given: TaskOptions) -> Problem:
+    """The problem of that name, or one made from files; what was inferred about the files is said on stderr."""
+    if given.data is None:
+        check_described(given)
+        return catalogue.load(given.problem or catalogue.DEFAULT, seed=given.seed, validation=given.validation)
+    if given.problem is not None:
+        raise InvalidInputError("give --problem or --data, not both")
+    found = from_files(
+        given.data,
+        target=given.target,
+        model=EARLIER if given.model is None and given.resumed else given.model,
+        schema=given.schema,
+        public=tuple(given.public.split("+")) if given.public is not None else (),
+        test=TEST if given.test_data is None else given.test_data,
+        seed=given.seed,
+        validation=given.validation,
+        task=given.task,
+        target_range=given.target_range,
+        loss=given.loss,
+        private_ranges=given.private_ranges is not None,
+        unit=given.unit,
+        tell=say,
+    )
+    say(found.summary)
+    _say_whose(given)
+    if found.schema is not None:
+        for line in found.schema.lines():
+            say(f"  {line}")
+    if found.notes is not None:
+        warnings = found.notes.warnings if given.unit is None else ()  # they are of ids that repeat
+        for line in (*found.notes.private, *(f"warning: {text}" for text in warnings)):
+            say(line)
+    return found
+
+
+def _say_whose(given: TaskOptions) -> None:
+    """What one example is, where that was said."""
+    if given.unit is not None:
+        most = given.rows_per_unit or ROWS_PER_UNIT
+        say(f"one example is all rows of one {given.unit}, at most {most} of them at a time (--rows-per-unit)")
+
+
+def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
+    """The problem's losses, averaged over views of each image where that was asked for."""
+    if augment is None:
+        if views is not None:
+            raise InvalidInputError("--views counts the views that --augment makes: give both")
+        return task.training_losses
+    known: dict[str, View] = {"shift": shifted(), "mirror": mirrored}
+    kinds = augment.split("+")
+    for kind in kinds:
+        validate.choice(known, augment=kind)
+    images = as_source(task.train).take(torch.tensor([0]))[0]
+    if images.dim() != 4:
+        raise InvalidInputError(
+            f"--augment works on images, and an example of '{task.name}' has shape {tuple(images.shape[1:])}"
+        )
+
+    def augmented(content: Any) -> Any:
+        first, *rest = content
+        for kind in kinds:
+            first = known[kind](first)
+        return (first, *rest)
+
+    return Augmented(task.training_losses, augmented, 4 if views is None else views)
+
+
+# A table's default numbers in `hush train` and `hush tune`: filled in where nobody gave others, and said.
+
+METHOD = "dp-sgd"
+CHOSEN = ("batch_size", "lr", "average", "microbatch")
+FOR_RATE = ("clip", "clip_mode", "settings")  # a learning rate is one for its clipping and momentum
+TableNumbersSame = TypeVar("TableNumbersSame", bound="Training")
+
+
+def unset_options(given: Given) -> Given:
+    """What was given, with the names of the numbers that are left open."""
+    blocked = {"lr"} if any(name in given for name in FOR_RATE) else set()
+    blocked |= {"batch_size"} if "sample_rate" in given else set()
+    return {**given, "left_open": frozenset(CHOSEN) - given.keys() - blocked}
+
+
+def apply_table_defaults(given: TableNumbersSame, task: Problem) -> TableNumbersSame:
+    """The model's name, and a table's numbers where nobody gave others: a run keeps what it began with."""
+    if given.data is None:
+        return given
+    asked = default_epsilon(given).epsilon
+    epsilon = DEFAULT_EPSILON if asked is None else asked
+    chosen = choose_for_table(task, given.method, epsilon, given.left_open)
+    return replace(given, **{"model": name_model(task), **chosen})
+
+
+def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Collection[str]) -> dict[str, Any]:
+    """The numbers that are left open, for a table's classes, DP-SGD and a model that comes with hush; nothing for any
+    other data, method or model."""
+    known = task.schema is not None and task.classes is not None and task.architecture.source == "shipped"
+    if not known or method != METHOD or not left_open or not 0 < epsilon < math.inf:  # refused with the plan
+        return {}
+    numbers = choose_numbers(task.examples, epsilon, linear=task.architecture.name == LOGISTIC)
+    filled = {name: value for name, value in vars(numbers).items() if name in left_open}
+    words = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in filled.items())
+    say(f"chosen for {task.examples} examples at ε = {epsilon:g}: {words}")
+    return filled
+
+
+def name_model(task: Problem) -> str:
+    """How `--model` calls the architecture, so that a run keeps it whatever the defaults are later."""
+    shown = task.architecture
+    if shown.name != "mlp" or shown.source != "shipped":
+        return shown.name
+    return "-".join(["mlp", *map(str, shown.arguments["widths"][1:-1])])
+
+
+# Where to train: a device that this machine has.
+
+KINDS = ("cpu", "cuda", "mps")
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, of several processes the own one of each; refused where there is none."""
+    try:
+        device = find_own_device(name)
+    except RuntimeError as error:
+        raise InvalidInputError(f"unknown device '{name}': use cpu, cuda, cuda:0 or mps") from error
+    if device.type not in KINDS:
+        raise InvalidInputError(f"unknown device '{name}': use cpu, cuda, cuda:0 or mps")
+    if (device.index or 0) >= _count(device.type):
+        raise InvalidInputError(
+            f"device '{device}' is not there: this machine has {_list_devices()}; leave --device out for cpu"
+        )
+    return device
+
+
+def _count(kind: str) -> int:
+    counts = {"cuda": torch.cuda.device_count, "mps": torch.mps.device_count}
+    return counts[kind]() if kind in counts else 1
+
+
+def _list_devices() -> str:
+    found = ["cpu", *(f"cuda:{place}" for place in range(_count("cuda")))]
+    return ", ".join([*found, "mps"] if _count("mps") else found)

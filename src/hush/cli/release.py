@@ -1,0 +1,206 @@
+"""`hush predict`: what a released model says of new rows, in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hush._internal.validate import choice
+from hush.cli.console import delayed_status, show, show_json, show_table
+from hush.cli.options import AsJson
+from hush.release.load import load
+from hush.release.verify import verify_release
+
+if TYPE_CHECKING:
+    from hush.statistics.metrics import Figures, ValueFigures
+
+
+MOST_NAMED = 6  # columns that a line names
+ReleaseFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A release's folder, or the run's that wrote it.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Import and call the factory of the model's own code, which the release names."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")]
+
+
+def predict(
+    folder: ReleaseFolder,
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            metavar="NEW",
+            help="Rows as in training, without labels: .csv, .parquet (or a folder of such), .npz, a folder of images.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where the predictions go: .csv or .parquet.")],
+    trust_code: TrustCode = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict with a released model: classes and their probabilities, or numbers.
+
+    Rows are read as in training: unknown categories and missing values as there; labels are not needed and not looked
+    at. One line for each row, in the rows' order.
+
+    Example: `hush predict run/release new.csv --out predictions.csv`
+    """
+    from hush.release.predict import predict_file  # brings scikit-learn, for which other commands have no use
+
+    model = load(folder, trust_code=trust_code)
+    with delayed_status(f"predicting {rows.name}") as tell:
+        written = predict_file(model, rows, out, overwrite=overwrite, tell=tell)
+    if as_json:
+        show_json(
+            {"out": str(out), "rows": written.rows, "columns": list(written.columns), "release": str(model.folder)}
+        )
+        return
+    many = len(written.columns) > MOST_NAMED
+    named = ", ".join(written.columns[:MOST_NAMED]) + (f" and {len(written.columns) - MOST_NAMED} more" if many else "")
+    show(f"{written.rows} row{'s' * (written.rows != 1)} predicted: {out} ({named})")
+
+
+# `hush evaluate`: how good a released model is on rows whose labels are known.
+
+EXACT = (
+    "These figures are exact and not covered by ε: they say something about the rows they were measured on, so keep "
+    "them to yourself unless those rows are public."
+)
+MOST_SHOWN = 20  # classes of which a confusion matrix is shown to people
+
+
+def evaluate(
+    folder: ReleaseFolder,
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TEST", help="Rows with labels: .csv, .parquet, .npz or a folder of class folders of images."
+        ),
+    ],
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a released model on rows with labels that it was not trained on.
+
+    Example: `hush evaluate run/release test.csv`
+    """
+    from hush.release.predict import judge_file
+    from hush.statistics.metrics import Figures  # brings scikit-learn, for which other commands have no use
+
+    model = load(folder, trust_code=trust_code)
+    with delayed_status(f"evaluating on {rows.name}") as tell:
+        figures = judge_file(model, rows, tell=tell)
+    classes = model.description.classes
+    if as_json:
+        found = figures.to_json() if isinstance(figures, Figures) else vars(figures)
+        show_json({**found, "classes": list(classes), "release": str(model.folder), "covered": False, "note": EXACT})
+        return
+    if isinstance(figures, Figures):
+        _show_classes(figures, classes)
+    else:
+        _show_values(figures)
+    show(EXACT)
+
+
+def _show_classes(figures: Figures, classes: tuple[str, ...]) -> None:
+    show(figures.to_json()["verdict"])
+    lines = {
+        "rows": f"{figures.rows:g}",
+        "accuracy": f"{figures.accuracy:.2%}",
+        "accuracy of the commonest class": f"{figures.commonest:.2%}",
+        "balanced accuracy": f"{figures.balanced_accuracy:.2%}",
+        "AUC": _spell(figures.auc),
+        "log-loss": _spell(figures.log_loss),
+    }
+    _show_lines(lines)
+    shown = len(classes) <= MOST_SHOWN
+    heads = [f"as {name}" for name in classes] if shown else []
+    cells = [
+        [name, "–" if recall is None else f"{recall:.2%}", *([f"{count:g}" for count in row] if shown else [])]
+        for name, recall, row in zip(classes, figures.recall, figures.confusion, strict=True)
+    ]
+    show_table("rows of each class, and as what they were predicted", ("class", "recall", *heads), cells)
+    if not shown:
+        show("the confusion matrix is in --json")
+
+
+def _show_values(figures: ValueFigures) -> None:
+    from hush.statistics.metrics import NO_USE
+
+    spelt = {"MAE": _spell(figures.mae), "RMSE": _spell(figures.rmse), "R²": _spell(figures.r2)}
+    if (figures.r2 or 0.0) < 0:
+        show(NO_USE)
+    _show_lines({"rows": str(figures.rows), **spelt})
+
+
+def _show_lines(lines: dict[str, str]) -> None:
+    pad = max(map(len, lines))
+    for name, value in lines.items():
+        show(f"{name:<{pad}}  {value}")
+
+
+def _spell(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+# `hush verify`: whether a release is what was released.
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(help="The folder of a release, or of the run that made it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a release: digests of all files, weights against description, card against plan, ε recomputed.
+
+    Exit 1 if anything differs. Digests find accidents and careless edits; they are no signature."""
+    found = verify_release(directory)
+    if as_json:
+        show_json(found.to_json())
+    else:
+        show(found.sentence())
+    if not found.verified:
+        raise typer.Exit(1)
+
+
+# `hush export`: a released model as one file that runs without hush, and its encoding as JSON.
+
+
+def export(
+    folder: ReleaseFolder,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The file to write, model.pt2 or model.onnx by default; its encoding goes beside it, with .json added "
+            "to its name.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", help="torch or onnx.")] = "torch",
+    trust_code: TrustCode = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the part of a released model that comes after the encoding as one file that runs without hush.
+
+    It takes encoded inputs, for any number of rows; the JSON beside it says how a row is encoded, and what the outputs
+    are. torch: a .pt2 of torch.export. onnx: for any ONNX runtime, and needs the extra `onnx`.
+
+    Example: `hush export run/release --format onnx --out model.onnx`
+    """
+    from hush.release.export import (  # brings the exporters, for which other commands have no use
+        FORMATS,
+        export_release,
+    )
+
+    choice(tuple(FORMATS), format=kind)
+    out = Path(f"model{FORMATS[kind]}") if out is None else out
+    model = load(folder, trust_code=trust_code)
+    with delayed_status(f"exporting to {out.name}"):
+        beside = export_release(model, out, kind, overwrite=overwrite)
+    if as_json:
+        show_json({"out": str(out), "encoding": str(beside), "format": kind, "release": str(model.folder)})
+    else:
+        show(f"exported: {out}, and what its inputs and outputs are: {beside}")

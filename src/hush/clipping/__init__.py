@@ -1,0 +1,42 @@
+"""The only code that sees data: what it releases, and the bound on what one example adds to it."""
+
+from hush.clipping.adaptive import Adaptive, Quantile
+from hush.clipping.base import (
+    ADDED,
+    BY_TABLE,
+    Channel,
+    Claim,
+    HasHiddenState,
+    NeedsPreparation,
+    PlainSumProof,
+    Proof,
+    Query,
+    Start,
+)
+from hush.clipping.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
+from hush.clipping.error_feedback import ErrorFeedback
+from hush.clipping.two_point import TwoPoint
+from hush.clipping.unclipped import PlainSum
+
+__all__ = [
+    "ADDED",
+    "BY_TABLE",
+    "Adaptive",
+    "Channel",
+    "Claim",
+    "ClipMode",
+    "ClippedSum",
+    "Clipping",
+    "ErrorFeedback",
+    "HasHiddenState",
+    "NeedsPreparation",
+    "PlainSum",
+    "PlainSumProof",
+    "Proof",
+    "Quantile",
+    "Query",
+    "Start",
+    "TwoPoint",
+    "clip_factors",
+    "total_norms",
+]

@@ -1,1 +1,0 @@
-"""Real data: one loader a dataset, verified bytes, nothing unpickled."""

@@ -1,0 +1,375 @@
+"""The models of the literature, as plain ``nn.Module`` objects without layers that mix examples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush._internal.validate import choice, positive_int
+from hush.errors import InvalidInputError, nearest
+from hush.release.description import Architecture
+from hush.sanitize.layer import Sanitize, build_funnel, insert
+from hush.tabular.columns import LARGEST, WAVES, Column, Dates, find_stand_in
+
+GROUPS = 16  # of ResNet-18's GroupNorm
+LATENT = 32  # numbers that the autoencoder keeps of an image
+
+
+def put_channels_last(images: Tensor) -> Tensor:
+    """The same images in another order of memory, each pixel's channels side by side: convolutions and pooling that
+    follow keep it, and are up to twice as fast in it on a CPU. With one channel both orders are the same numbers in the
+    same places, and only the strides tell torch which is meant."""
+    if images.shape[1] == 1:
+        return images.squeeze(1).unsqueeze(-1).movedim(-1, 1)
+    return images.movedim(1, -1).contiguous().movedim(-1, 1)  # torch.func maps this, and not torch's memory_format
+
+
+class ImageLayers(nn.Sequential):
+    """Layers one after the other, for images, which are put in the order in which they are fastest."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the last layer gives."""
+        values = put_channels_last(images)
+        for layer in self:
+            values = layer(values)
+        return values
+
+
+def mlp(widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
+    """Flatten, then linear layers of the given widths with ReLU (and dropout) between them.
+
+    784-512-256-128-10 has 567 434 parameters; the two-layer network 784-128-10 has 101 770."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in zip(widths[:-2], widths[1:-1], strict=True):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    layers.append(nn.Linear(widths[-2], widths[-1]))
+    return nn.Sequential(*layers)
+
+
+def projection(features: int, width: int, outputs: int) -> nn.Sequential:
+    """A record normalised by its own mean and deviation, projected onto ``width`` random directions, and a linear head.
+
+    The projection (module "3") has coordinates of variance 1 and nothing of any data in it: frozen, it is what
+    sanitised features are made by."""
+    random = nn.Linear(features, width, bias=False)
+    nn.init.normal_(random.weight, std=features**-0.5)
+    normalised = nn.LayerNorm(features, elementwise_affine=False)
+    head = nn.Linear(width, outputs)
+    nn.init.zeros_(head.weight)  # rows under noise move the head by little, and by chance it would begin farther away
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(Single(), nn.Flatten(), normalised, random, head)
+
+
+def logistic(features: int, classes: int) -> nn.Sequential:
+    """Multinomial logistic regression: one linear layer, softmax in the loss."""
+    return mlp([features, classes])
+
+
+class Single(nn.Module):
+    """In front of features that are kept in half precision, so that the model computes in single."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The same numbers in single precision."""
+        return features.float()
+
+
+class Encoder(nn.Module):
+    """The first layer of a model on a table: (n, columns) of numbers and category codes to (n, width).
+
+    It encodes by public facts only and row by row, as ``hush.tabular.schema`` describes, and has no parameters. It is part
+    of the model, so that the released model takes the columns as they are and memory holds them once."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        super().__init__()
+        self.width = sum(column.width for column in columns)
+        ranged = [i for i, c in enumerate(columns) if c.kind == "number" and c.low is not None]
+        free = [i for i, c in enumerate(columns) if c.has_waves]
+        self._keep("ranged", torch.tensor(ranged, dtype=torch.long))
+        self._keep("low", torch.tensor([columns[i].low for i in ranged], dtype=torch.float32))
+        self._keep("high", torch.tensor([columns[i].high for i in ranged], dtype=torch.float32))
+        self._keep("free", torch.tensor(free, dtype=torch.long))
+        self._cuts = any(columns[i].low is not None for i in free)
+        if self._cuts:  # columns without it keep the tensors that they have always had, which checkpoints hold
+            most = torch.finfo(torch.float32).max
+            ends = [(c.low, c.high) if c.low is not None else (-most, most) for c in (columns[i] for i in free)]
+            self._keep("cut_low", torch.tensor([low for low, _ in ends], dtype=torch.float32))
+            self._keep("cut_high", torch.tensor([high for _, high in ends], dtype=torch.float32))
+        self._keep("waves", torch.tensor(WAVES))
+        slots = [(i, s) for i, c in enumerate(columns) if c.kind == "category" for s in range(c.width)]
+        self._keep("slot_column", torch.tensor([i for i, _ in slots], dtype=torch.long))
+        self._keep("slot", torch.tensor([float(s) for _, s in slots]))
+        self._keep("flags", torch.tensor([i for i, c in enumerate(columns) if c.kind == "flag"], dtype=torch.long))
+        self._keep("tells", torch.tensor([c.tells_missing for c in columns], dtype=torch.bool))
+        self._keep("told", torch.tensor([i for i, c in enumerate(columns) if c.tells_missing], dtype=torch.long))
+        stand_in = [find_stand_in(c) if c.tells_missing else 0.0 for c in columns]
+        self._keep("stand_in", torch.tensor(stand_in, dtype=torch.float32))
+        self.dates = Dates(columns)
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name, value, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The inputs: ranged numbers, the fixed functions of all that have them, category slots, flags, dates, and
+        whether a value is missing."""
+        gaps = (rows[:, self.get_buffer("told")] < -LARGEST).to(rows.dtype)
+        rows = torch.where(self.get_buffer("tells") & (rows < -LARGEST), self.get_buffer("stand_in"), rows)
+        low, high = self.get_buffer("low"), self.get_buffer("high")
+        ranged = rows[:, self.get_buffer("ranged")]
+        ranged = 2 * (torch.minimum(torch.maximum(ranged, low), high) - low) / (high - low) - 1
+        free = rows[:, self.get_buffer("free")]
+        if self._cuts:
+            free = torch.minimum(torch.maximum(free, self.get_buffer("cut_low")), self.get_buffer("cut_high"))
+        waves = (torch.asinh(10 * free).unsqueeze(2) * self.get_buffer("waves")).flatten(1)
+        slots = (rows[:, self.get_buffer("slot_column")] == self.get_buffer("slot")).to(rows.dtype)
+        numbers = [ranged, torch.asinh(free) / 4, torch.tanh(free), waves.sin(), waves.cos()]
+        flags = 2 * rows[:, self.get_buffer("flags")] - 1
+        return torch.cat([*numbers, slots, flags, self.dates(rows), gaps], dim=1)
+
+
+def lenet5(shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> nn.Sequential:
+    """LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling, the first convolution padded: 61 706 parameters."""
+    channels, height, width = shape
+    flat = 16 * _area_after(height, width, [(0, 2), (-4, 2)], "lenet")
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        *mlp([flat, 120, 84, classes]),
+    )
+
+
+def p1() -> nn.Sequential:
+    """CIFAR-10: three unpadded 3×3 convolutions 32-64-128, each then max-pool and ReLU, 512-256-128-10: 258 762."""
+    return ImageLayers(
+        *_build_pooled(3, 32), *_build_pooled(32, 64), *_build_pooled(64, 128), *mlp([512, 256, 128, 10])
+    )
+
+
+def p2() -> nn.Sequential:
+    """Fashion-MNIST: two unpadded 3×3 convolutions 32-64, each then max-pool and ReLU, 1600-128-10: 225 034."""
+    return ImageLayers(*_build_pooled(1, 32), *_build_pooled(32, 64), *mlp([1600, 128, 10]))
+
+
+def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
+    """For images of one's own of any size from 4×4: two padded 3×3 convolutions 32-64, max-pool and ReLU, 128, out."""
+    channels, height, width = shape
+    flat = 64 * _area_after(height, width, [(0, 2), (0, 2)], "cnn")
+    return ImageLayers(*_build_pooled(channels, 32, 1), *_build_pooled(32, 64, 1), *mlp([flat, 128, classes]))
+
+
+def _build_pooled(inputs: int, outputs: int, padding: int = 0) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+
+
+def _area_after(height: int, width: int, stages: list[tuple[int, int]], model: str) -> int:
+    """Height × width after stages that change both by (added, divided)."""
+    sides = [height, width]
+    for added, divided in stages:
+        sides = [(side + added) // divided for side in sides]
+    if min(sides) < 1:
+        raise InvalidInputError(f"images of {height}×{width} are too small for the model '{model}'")
+    return sides[0] * sides[1]
+
+
+class Funnel(nn.Module):
+    """The network of the sanitisation experiments: convolutions, then ever narrower layers down to a public width n.
+
+    Images (c, s, s) pass three 3×3 convolutions 32-64-128 with max-pooling, fully connected layers 8n, 4n, 2n, n, and a
+    linear head. ``body`` ends at the penultimate layer, a ReLU of width n, where activations are sanitised; ``head``
+    sees nothing but what ``body`` gives."""
+
+    def __init__(self, channels: int, side: int, *, width: int = 50, classes: int = 10) -> None:
+        super().__init__()
+        flat = 128 * (side // 8) ** 2
+        stages = (*_build_stage(channels, 32), *_build_stage(32, 64), *_build_stage(64, 128))
+        self.body = ImageLayers(*stages, nn.Flatten(), *build_funnel(flat, width))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """One score per class."""
+        scores: Tensor = self.head(self.body(images))
+        return scores
+
+
+def _build_stage(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]  # the same as ReLU first, for less
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str = "group") -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = _build_norm(norm, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = _build_norm(norm, outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _build_norm(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """ReLU(convolutions + shortcut)."""
+        inner = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+def _build_norm(norm: str, channels: int) -> nn.Module:
+    return nn.GroupNorm(GROUPS, channels) if norm == "group" else nn.BatchNorm2d(channels)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for 32×32 images with GroupNorm: 11 173 962 parameters.
+
+    A 3×3 stem, eight blocks 64-128-256-512, global average pooling (``body`` ends here, width 512), linear head. He et
+    al., "Deep Residual Learning", 2016; Wu and He, "Group Normalization", 2018. The usual BatchNorm computes with the
+    statistics of the whole batch, so one example would change the gradients of all the others and no clipping could
+    bound its effect; GroupNorm normalises every example by itself and has as many parameters. ``norm="batch"`` is there
+    for what is published with it and proven by nobody. ``width`` is that of the stem (a multiple of 16; ``body`` ends
+    at 8·width): at 16 it has 701 466 parameters."""
+
+    def __init__(self, classes: int = 10, *, width: int = 64, norm: str = "group") -> None:
+        super().__init__()
+        positive_int(width=width)
+        choice(("group", "batch"), norm=norm)
+        if width % GROUPS:
+            raise InvalidInputError(f"the width of ResNet-18 must be a multiple of {GROUPS}, its groups, got {width}")
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        stages = zip(widths[:-1], widths[1:], (1, 2, 2, 2), strict=True)
+        blocks = [
+            b for i, o, stride in stages for b in (ResidualBlock(i, o, stride, norm), ResidualBlock(o, o, 1, norm))
+        ]
+        stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), _build_norm(norm, width), nn.ReLU()]
+        self.body = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(8 * width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """One score per class for images (n, 3, 32, 32)."""
+        scores: Tensor = self.head(self.body(images))
+        return scores
+
+
+class VAE(nn.Module):
+    """P3: the variational autoencoder of the optimizer comparisons, on 28×28 images in [0, 1]: 1 875 265 parameters.
+
+    Convolutions 32-64-128-256 (3×3, stride 2), 1024-512-(32, 32), and the mirror image back. Kingma and Welling,
+    "Auto-Encoding Variational Bayes", 2014: z = μ + e^{s/2} ξ, ξ standard normal, one draw a step. In eval mode z = μ,
+    so that an evaluation has one answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            *_build_down(1, 32),
+            *_build_down(32, 64),
+            *_build_down(64, 128),
+            *_build_down(128, 256),
+            nn.Flatten(),
+            nn.Linear(1024, 512),
+            nn.ReLU(),
+        )
+        self.mean = nn.Linear(512, LATENT)
+        self.log_variance = nn.Linear(512, LATENT)
+        self.decoder = nn.Sequential(
+            nn.Linear(LATENT, 512),
+            nn.ReLU(),
+            nn.Linear(512, 1024),
+            nn.ReLU(),
+            nn.Unflatten(1, (256, 2, 2)),
+            _build_up(256, 128, 1),
+            nn.ReLU(),
+            _build_up(128, 64, 0),
+            nn.ReLU(),
+            _build_up(64, 32, 1),
+            nn.ReLU(),
+            _build_up(32, 1, 1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(reconstruction, μ, s) of images (n, 1, 28, 28)."""
+        hidden = self.encoder(images)
+        mean, log_variance = self.mean(hidden), self.log_variance(hidden)
+        noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
+        return self.decoder(mean + (log_variance / 2).exp() * noise), mean, log_variance
+
+
+def vae_losses(model: nn.Module, content: tuple[Tensor, ...]) -> Tensor:
+    """‖x − x̂‖² + ½ Σ (μ² + e^s − s − 1), one number per example; labels, if any, are not used."""
+    images = content[0]
+    rebuilt, mean, log_variance = model(images)
+    error = (rebuilt - images).square().flatten(1).sum(1)
+    losses: Tensor = error + 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).sum(1)
+    return losses
+
+
+def _build_down(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.ReLU()]
+
+
+def _build_up(inputs: int, outputs: int, output_padding: int) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(inputs, outputs, 3, stride=2, padding=1, output_padding=output_padding)
+
+
+# The architectures that come with hush, by name: what a released description may ask for without anybody's trust.
+
+
+def linear(features: int, classes: int) -> nn.Sequential:
+    """A linear model on features that may be kept in half precision."""
+    return nn.Sequential(Single(), logistic(features, classes))
+
+
+def sanitized(
+    inner: str, arguments: Mapping[str, Any], at: str, clip: float, nonnegative: bool = False, dropout: float = 0.0
+) -> nn.Module:
+    """A shipped architecture with a sanitisation layer behind its module ``at``; a run gives the layer its noise, and
+    without one it only clamps."""
+    layer = Sanitize(clip, 1.0, floor=0.0 if nonnegative else None, dropout=dropout)
+    return insert(build_shipped(Architecture("shipped", inner, arguments)), at, layer)
+
+
+SHIPPED: Mapping[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "logistic": logistic,
+    "linear": linear,
+    "projection": projection,
+    "sanitized": sanitized,
+    "lenet": lenet5,
+    "cnn": small_cnn,
+    "p1": p1,
+    "p2": p2,
+    "funnel": Funnel,
+    "resnet18": ResNet18,
+    "vae": VAE,
+}
+
+
+def shipped(name: str, **arguments: Any) -> Architecture:
+    """One of `SHIPPED`, with arguments in plain data."""
+    return Architecture("shipped", name, arguments)
+
+
+def build_shipped(architecture: Architecture) -> nn.Module:
+    """The network, with fresh weights; a name or an argument that is not known is refused."""
+    if architecture.name not in SHIPPED:
+        raise InvalidInputError(
+            f"the description names the architecture '{architecture.name}', which does not come with hush: "
+            f"{nearest(architecture.name, SHIPPED)}"
+        )
+    factory = SHIPPED[architecture.name]
+    arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in architecture.arguments.items()}
+    try:
+        inspect.signature(factory).bind(**arguments)
+        return factory(**arguments)
+    except InvalidInputError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError, IndexError, ZeroDivisionError, MemoryError) as error:
+        raise InvalidInputError(f"the arguments of the architecture '{architecture.name}' do not fit it") from error

@@ -1,0 +1,277 @@
+"""A problem: data, model, loss and metric, and what about the data is taken to be public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush._internal.tensors import Losses
+from hush._internal.validate import is_finite
+from hush.data_source import as_source
+from hush.datasets.splits import Owners, Rows, Split, hold_out, hold_out_units
+from hush.errors import InvalidInputError
+from hush.release.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
+from hush.tabular.encode import RowSubset
+from hush.tabular.schema import Schema
+
+Range = tuple[float, float]
+HUBER = 0.1  # where Huber's loss turns from a square to a line: a twentieth of the target's range
+WEIGHTED = "the class weights were chosen without looking at the rows"
+
+Metric = Literal["accuracy", "loss"]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the owner of a table should know of it: how many values are missing, which says something about the rows and
+    is private, and what to be warned of."""
+
+    private: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
+
+    ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
+    model; without them the weights are released alone, and loaded into a module that their reader brings.
+
+    ``target`` is the column or array of the labels, where they have a name. ``target_range`` is the public range of a
+    target that is a number (regression); the data holds it mapped to [−1, 1]. ``class_weights`` are for training alone;
+    ``awaited_weights`` hold those that are released with noise before it (`hush.statistics.releases`). ``owners`` says
+    whose each row is, where all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the owner of
+    the rows."""
+
+    name: str
+    summary: str
+    train: Any
+    test: Any
+    validation: Any | None
+    model: Callable[[], nn.Module]
+    losses: Losses
+    metric: Metric = "accuracy"
+    classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    assumptions: tuple[str, ...] = ()
+    schema: Schema | None = None
+    architecture: Architecture = STATE_ONLY
+    inputs: Inputs | None = None
+    target: str | None = None
+    target_range: Range | None = None
+    class_weights: tuple[float, ...] | None = None
+    notes: Notes | None = None
+    awaited_weights: Tensor | None = None
+    owners: Owners | None = None
+
+    @property
+    def unit(self) -> str:
+        """What one example is: a row, unless rows have owners."""
+        return "example" if self.owners is None else self.owners.unit
+
+    @property
+    def whose(self) -> Any:
+        """Whose each row of the training part is; None where an example is a row."""
+        return None if self.owners is None else self.owners.train
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are to train on: units where rows have owners."""
+        return len(as_source(self.train)) if self.owners is None else self.owners.count
+
+    @property
+    def classes_by_name(self) -> tuple[str, ...]:
+        """What the classes are called in the order of their labels: by these if they have no names; none where there
+        are no classes."""
+        return () if self.classes is None else self.class_names or tuple(map(str, range(self.classes)))
+
+    @property
+    def training_losses(self) -> Losses:
+        """The losses that are trained on: those of the problem, weighted by class where weights were given or will
+        be."""
+        if self.awaited_weights is not None:
+            return LateWeighted(self.losses, self.awaited_weights)
+        return self.losses if self.class_weights is None else Weighted(self.losses, self.class_weights)
+
+    def awaiting_weights(self) -> Problem:
+        """The same with weights of the classes that are released with noise before training."""
+        if self.classes is None:
+            raise InvalidInputError(f"class weights need classes, and '{self.name}' has none")
+        return replace(self, awaited_weights=torch.ones(self.classes, dtype=torch.float64))
+
+    def with_class_weights(self, weights: Sequence[float]) -> Problem:
+        """The same with a public weight for each class."""
+        if self.classes is None:
+            raise InvalidInputError(f"class weights need classes, and '{self.name}' has none")
+        if len(weights) != self.classes:
+            raise InvalidInputError(
+                f"'{self.name}' has {self.classes} classes and needs as many weights, not {len(weights)}"
+            )
+        if not all(is_finite(weight) and weight > 0 for weight in weights):
+            raise InvalidInputError("class weights must be finite numbers above 0")
+        return replace(self, class_weights=tuple(weights), assumptions=(*self.assumptions, WEIGHTED))
+
+    def describe(self) -> Description:
+        """What is said publicly about a model of this problem when it is released."""
+        classes = self.classes_by_name
+        inputs = self.inputs if self.schema is None else describe_table(self.schema)
+        return Description(
+            "classification" if classes else "other" if self.target_range is None else "regression",
+            self.architecture,
+            inputs,
+            classes,
+            self.target if self.schema is None else self.schema.target,
+            self.target_range,
+        )
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Losses times a public weight of each example's class, which is the last part of the content.
+
+    A weight multiplies an example's gradient *before* it is clipped. Clipping then bounds the weighted gradient by the
+    same c, so one example moves the sum by no more than without weights: sensitivity, σ and ε do not change. It also
+    means that weights act on the gradients that are shorter than c, and lose their effect on those that are cut."""
+
+    losses: Losses
+    weights: tuple[float, ...]
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """One weighted loss per example."""
+        values, labels = self.losses(model, content), content[-1]
+        weighted: Tensor = values * torch.tensor(self.weights, dtype=values.dtype, device=values.device)[labels]
+        return weighted
+
+
+@dataclass(frozen=True, eq=False)
+class LateWeighted:
+    """The same with weights that are written into the tensor before the first step."""
+
+    losses: Losses
+    weights: Tensor
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """One weighted loss per example."""
+        values, labels = self.losses(model, content), content[-1]
+        weighted: Tensor = values * self.weights.to(values.device, values.dtype)[labels]
+        return weighted
+
+
+def squared_error(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """(model(x) − y)², one number per example."""
+    features, targets = content
+    return functional.mse_loss(model(features).squeeze(1), targets, reduction="none")
+
+
+def huber(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """½e² for an error |e| ≤ h and h(|e| − ½h) beyond, h = ``HUBER``, one number per example (Huber 1964): an outlier's
+    gradient is no longer than h's."""
+    features, targets = content
+    return functional.huber_loss(model(features).squeeze(1), targets, reduction="none", delta=HUBER)
+
+
+LOSSES: dict[str, Losses] = {"squared": squared_error, "huber": huber}
+
+
+def from_units(targets: Tensor, limits: Range) -> Tensor:
+    """Targets with their public range mapped to [−1, 1]; those beyond it lie beyond."""
+    low, high = limits
+    return (targets - low) * (2 / (high - low)) - 1
+
+
+def to_units(outputs: Tensor, limits: Range) -> Tensor:
+    """The inverse of `from_units`: what a model's output stands for."""
+    low, high = limits
+    return low + (outputs + 1) * ((high - low) / 2)
+
+
+def cross_entropy(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+    """−log softmax(model(x))_y, one number per example."""
+    features, labels = content
+    return functional.cross_entropy(model(features), labels, reduction="none")
+
+
+def make_classification(
+    split: Split,
+    model: Callable[[], nn.Module],
+    *,
+    classes: int,
+    seed: int,
+    validation: float,
+    assumptions: tuple[str, ...] = (),
+    class_names: tuple[str, ...] | None = None,
+) -> Problem:
+    """A classification problem from a split, with a validation part of its training rows when asked for. The
+    caller gives it a name."""
+    train, held, owners = _hold_out(split.train, split.owners, validation, seed)
+    return Problem(
+        name="",
+        summary="",
+        train=train,
+        owners=owners,
+        test=split.test,
+        validation=held,
+        model=model,
+        losses=cross_entropy,
+        classes=classes,
+        class_names=class_names,
+        assumptions=assumptions,
+    )
+
+
+def hold_out_validation(train: Rows, fraction: float, seed: int) -> tuple[Rows, Rows | None]:
+    """(training part, validation part or None), deterministic by seed."""
+    if fraction == 0:
+        return train, None
+    return hold_out(train, fraction, seed=seed)
+
+
+def _hold_out(
+    train: Rows, owners: Owners | None, fraction: float, seed: int
+) -> tuple[Rows, Rows | None, Owners | None]:
+    """The same, by units where rows have owners; and whose the rest is."""
+    if owners is None or fraction == 0:
+        return *hold_out_validation(train, fraction, seed), owners
+    (rest, whose), (held, _) = hold_out_units(train, owners.train, fraction, seed=seed)
+    if not len(whose):
+        raise InvalidInputError(f"a validation part of {fraction:g} leaves no units to train on: hold out less")
+    return rest, held, replace(owners, train=whose)
+
+
+def change_labels(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    """The same examples with other labels; ``change`` must look at each label alone."""
+    return rows.change_last(change) if isinstance(rows, RowSubset) else (*rows[:-1], change(rows[-1]))
+
+
+def make_regression(
+    split: Split,
+    model: Callable[[], nn.Module],
+    *,
+    limits: Range,
+    losses: Losses,
+    seed: int,
+    validation: float,
+    assumptions: tuple[str, ...] = (),
+) -> Problem:
+    """A problem whose target is a number with a public range. Targets to train on are clamped to it; those to test on
+    are left as they are, so that figures say how far predictions lie from what was true."""
+    scaled = change_labels(split.train, lambda targets: from_units(targets.double().clamp(*limits), limits).float())
+    train, held, owners = _hold_out(scaled, split.owners, validation, seed)
+    return Problem(
+        name="",
+        summary="",
+        train=train,
+        owners=owners,
+        test=change_labels(split.test, lambda truth: from_units(truth.double(), limits).float()),
+        validation=held,
+        model=model,
+        losses=losses,
+        metric="loss",
+        assumptions=assumptions,
+        target_range=limits,
+    )

@@ -1,0 +1,525 @@
+"""What ``hush data list|verify|fetch`` shows and does, as functions that return plain data."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pooch
+import requests
+import urllib3
+
+from hush._internal.storage import cache_put, explain, file_lock, find_cache, move_atomic, write_atomic
+from hush.errors import HushError, InvalidInputError
+
+# What a public dataset is made of: its official files, the SHA-256 of the bytes inside, and where to get them.
+#
+# The pins are of the unpacked bytes, which are the same whichever mirror, packing or system package they come from.
+# Each dataset is written down beside its loader.
+
+
+@dataclass(frozen=True)
+class File:
+    """One official file: its name, its size and its SHA-256, both unpacked."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A mirror that holds the files one by one, at ``url`` + name + ``suffix``."""
+
+    url: str
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A mirror that holds them all in one tar or zip archive, each at ``inside`` + name."""
+
+    url: str
+    inside: str = ""
+
+
+Mirror = Folder | Archive
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset; one without files comes inside ``package``, which is imported by that name."""
+
+    name: str
+    summary: str
+    licence: str
+    files: tuple[File, ...] = ()
+    mirrors: tuple[Mirror, ...] = ()
+    package: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, unpacked."""
+        return sum(file.size for file in self.files)
+
+    def file(self, name: str) -> File:
+        """The file of that name."""
+        return next(file for file in self.files if file.name == name)
+
+
+# Verified bytes: where a dataset's files lie, and how they are read.
+#
+# A file is looked for in the folder given, in HUSH_DATA and in the cache, raw or packed by gzip or xz, and told apart
+# by its first bytes. Whatever the packing, its content must have the pinned SHA-256 before anything looks at it.
+
+SUFFIXES = ("", ".gz", ".xz")
+
+
+class ChecksumMismatch(InvalidInputError):
+    """The bytes of a file are not the official ones."""
+
+
+def list_folders(data_dir: Path | None) -> list[Path]:
+    """The folders to look in, in order: the one given, HUSH_DATA, the cache."""
+    named = [("the data folder", data_dir), ("HUSH_DATA", _environment("HUSH_DATA"))]
+    found = []
+    for what, folder in named:
+        if folder is not None:
+            if not folder.is_dir():
+                raise InvalidInputError(f"{what} '{folder}' is not a folder")
+            found.append(folder)
+    return [*found, find_cache()]
+
+
+def find_file(dataset: Dataset, file: File, data_dir: Path | None) -> Path | None:
+    """The first place where this file lies, raw or packed; None if nowhere. A raw copy in the cache comes first:
+    the pin makes all copies equal, and it needs no unpacking."""
+    places = list_folders(data_dir)
+    candidates = [places[-1] / dataset.name / file.name]
+    candidates += [place / dataset.name / (file.name + suffix) for place in places for suffix in SUFFIXES]
+    return next((path for path in candidates if is_present(path)), None)
+
+
+def is_present(path: Path) -> bool:
+    """Whether something lies there; a folder that cannot be looked into is an error of one sentence."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise InvalidInputError(f"'{path.parent}' cannot be read: {explain(error)}") from error
+    return True
+
+
+def read_verified(path: Path, file: File, shown: str | None = None) -> bytes:
+    """The unpacked bytes of a file, after checking them against its pin; errors call it ``shown``, or by its path."""
+    name = shown or str(path)
+    try:
+        with open_unpacked(path) as stream:
+            content = stream.read(file.size + 1)
+    except EOFError as error:
+        raise ChecksumMismatch(f"'{name}' is truncated: its packed stream ends early") from error
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ChecksumMismatch(f"'{name}' is altered: it does not unpack ({error})") from error
+    except OSError as error:
+        raise InvalidInputError(f"'{name}' cannot be read: {explain(error)}") from error
+    return verify_bytes(content, name, file)
+
+
+def verify_bytes(content: bytes, name: str, file: File) -> bytes:
+    """The same bytes, or an error that says how they differ from the official ones."""
+    if len(content) < file.size:
+        raise ChecksumMismatch(f"'{name}' is truncated: {len(content)} of {file.size} bytes (unpacked)")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256:
+        raise ChecksumMismatch(
+            f"'{name}' is altered: SHA-256 {digest[:12]}… where {file.sha256[:12]}… was expected (unpacked)"
+        )
+    return content
+
+
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """The unpacked stream of a file that is raw, gzip or xz, recognised by its first bytes."""
+    with path.open("rb") as head:
+        start = head.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        with gzip.open(path, "rb") as unzipped:
+            yield cast(IO[bytes], unzipped)
+    elif start == b"\xfd7zXZ\x00":
+        with lzma.open(path, "rb") as unpacked:
+            yield cast(IO[bytes], unpacked)
+    else:
+        with path.open("rb") as raw:
+            yield raw
+
+
+def store(content: bytes, path: Path) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content)
+
+
+def _environment(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+# Downloads that may be interrupted: each mirror in turn, kept only if the bytes are right.
+#
+# pooch does the fetching, through a downloader that continues where an interrupted download stopped: what has arrived
+# stays in a partial file, and the rest is asked for by an HTTP range request (RFC 9110, section 14), tied to the
+# server's version of the file by If-Range where the server names one. A file enters the cache unpacked, and only after
+# its SHA-256 agrees with the pin; anything else is deleted.
+
+Progress = Callable[[str, int, int | None], None]
+"""Told (file, bytes so far, bytes in all or None) as a download goes on."""
+
+ATTEMPTS = 3
+"""How often in a row an address may break off without delivering anything new."""
+
+_CHUNK = 1 << 16
+_TIMEOUT = 30.0
+
+
+class DownloadError(HushError):
+    """No mirror delivered the right bytes; the text says why, in one sentence."""
+
+
+def fetch_missing(dataset: Dataset, missing: Sequence[File], cache: Path, progress: Progress) -> None:
+    """Download these files of a dataset into ``cache``/name, unless another process has done so meanwhile."""
+    target = cache / dataset.name
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with file_lock(target, prove=False):  # two downloads at once spoil nothing that the checksum lets through
+            _fetch_from_mirrors(dataset, missing, target, progress)
+    except requests.exceptions.RequestException as error:
+        raise DownloadError(f"the download of {dataset.name} failed: {_complaint(error)}") from error
+    except OSError as error:
+        raise InvalidInputError(f"the cache '{cache}' cannot be used: {explain(error)}") from error
+
+
+def _fetch_from_mirrors(dataset: Dataset, missing: Sequence[File], target: Path, progress: Progress) -> None:
+    wanted = [file for file in missing if not (target / file.name).exists()]
+    complaints: dict[str, int] = {}
+    for mirror in dataset.mirrors:
+        for url, inside, expected in _addresses(mirror, wanted):
+            try:
+                for file, content in _download(url, expected, inside, target, progress):
+                    store(content, target / file.name)
+                    wanted.remove(file)
+            except (ChecksumMismatch, requests.exceptions.RequestException) as error:
+                complaint = _complaint(error)
+                complaints[complaint] = complaints.get(complaint, 0) + 1
+    if wanted:
+        why = ", ".join(sorted(complaints, key=lambda text: -complaints[text]))
+        raise DownloadError(
+            f"no mirror of {dataset.name} delivered {', '.join(file.name for file in wanted)} ({why}): try again later,"
+            " or put the files into a folder and name it by HUSH_DATA"
+        )
+
+
+def _complaint(error: Exception) -> str:
+    """What went wrong in a few words, without the address."""
+    if isinstance(error, ChecksumMismatch):
+        return "the bytes are not the official ones"
+    if isinstance(error, requests.exceptions.HTTPError) and error.response is not None:
+        return f"the server answers {error.response.status_code}"
+    if isinstance(error, requests.exceptions.Timeout):
+        return "the server does not answer in time"
+    if "broke off" in str(error):
+        return _shorten(error)
+    return "the server cannot be reached"
+
+
+def _addresses(mirror: Mirror, wanted: Sequence[File]) -> list[tuple[str, str | None, list[File]]]:
+    """What to ask a mirror for: (address, folder inside an archive or None, the files expected there)."""
+    if not wanted:
+        return []
+    if isinstance(mirror, Archive):
+        return [(mirror.url, mirror.inside, list(wanted))]
+    return [(f"{mirror.url}{file.name}{mirror.suffix}", None, [file]) for file in wanted]
+
+
+def _download(
+    url: str, expected: list[File], inside: str | None, target: Path, progress: Progress
+) -> Iterator[tuple[File, bytes]]:
+    """The verified contents of what lies at ``url``; the packed file itself is removed whatever happens."""
+    packed = target / f".{short_name(url)}.packed"
+    pooch.get_logger().setLevel(logging.WARNING)
+    try:
+        pooch.retrieve(url, known_hash=None, fname=packed.name, path=target, downloader=Resuming(target, progress))
+        if inside is None:
+            yield expected[0], read_verified(packed, expected[0], shown=url)
+        else:
+            yield from _members(packed, {inside + file.name: file for file in expected}, url)
+    finally:
+        packed.unlink(missing_ok=True)
+
+
+def _members(packed: Path, expected: dict[str, File], url: str) -> Iterator[tuple[File, bytes]]:
+    """The verified members of a tar or zip archive, in one pass; nothing is extracted to a path of its choosing."""
+    try:
+        for name, content in _tar(packed, expected) if not zipfile.is_zipfile(packed) else _zip(packed, expected):
+            yield expected[name], verify_bytes(content, f"{url}#{name}", expected.pop(name))
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ChecksumMismatch(f"'{url}' is not a whole archive: {error}") from error
+    if expected:
+        raise ChecksumMismatch(f"'{url}' lacks {', '.join(expected)}")
+
+
+def _tar(packed: Path, expected: dict[str, File]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(packed) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.name in expected else None
+            if stream is not None:
+                yield member.name, stream.read(expected[member.name].size + 1)
+
+
+def _zip(packed: Path, expected: dict[str, File]) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(packed) as archive:
+        for name in archive.namelist():
+            if name in expected:
+                with archive.open(name) as stream:
+                    yield name, stream.read(expected[name].size + 1)
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+def short_name(url: str) -> str:
+    """A short file name for an address."""
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """Downloads into a partial file in ``folder``, which outlives an interruption, and then moves it into place."""
+
+    folder: Path
+    progress: Progress
+
+    def __call__(self, url: str, output_file: str, pooch: Any = None) -> None:
+        """Download ``url`` to ``output_file``."""
+        part, best, left = self.folder / f".{short_name(url)}.part", 0, ATTEMPTS
+        while not self._continue(url, part):
+            left = ATTEMPTS if _size(part) > best else left - 1
+            best = max(best, _size(part))
+            if not left:
+                raise requests.exceptions.ConnectionError(f"the connection broke off {ATTEMPTS} times in a row")
+        move_atomic(part, Path(output_file))
+        _version(part).unlink(missing_ok=True)
+
+    def _continue(self, url: str, part: Path) -> bool:
+        """Whether the file is whole now; False if the connection broke off."""
+        have = _size(part)
+        try:
+            with requests.get(url, stream=True, timeout=_TIMEOUT, headers=_headers(part, have)) as response:
+                if response.status_code == 416:  # there is nothing after the partial file: begin again
+                    part.unlink(missing_ok=True)
+                    return False
+                response.raise_for_status()
+                have = have if response.status_code == 206 else 0
+                _version(part).write_text(response.headers.get("ETag", ""))
+                with part.open("ab" if have else "wb") as out:
+                    return self._receive(response, out, url.rsplit("/", 1)[-1], have)
+        except (requests.exceptions.ConnectionError, requests.exceptions.Timeout):
+            if _size(part) == 0:
+                raise  # nobody there: the next mirror
+            return False
+
+    def _receive(self, response: requests.Response, out: IO[bytes], name: str, have: int) -> bool:
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        self.progress(name, have, total)
+        try:
+            for block in response.raw.stream(_CHUNK, decode_content=False):
+                out.write(block)
+                have += len(block)
+                self.progress(name, have, total)
+        except urllib3.exceptions.HTTPError:
+            return False
+        return total is None or have >= total
+
+
+def _headers(part: Path, have: int) -> dict[str, str]:
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        version = _version(part).read_text() if _version(part).exists() else ""
+        if version and not version.startswith("W/"):
+            headers["If-Range"] = version
+    return headers
+
+
+def _version(part: Path) -> Path:
+    return part.with_suffix(".version")
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+_stay_offline: ContextVar[bool] = ContextVar("_stay_offline", default=False)
+
+
+def list_datasets(datasets: Iterable[Dataset], data_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Of each dataset: name, summary, licence, bytes (unpacked), files, mirrors, and where it lies (None: nowhere yet).
+
+    Presence only; ``verify`` reads the bytes."""
+    place = None if data_dir is None else Path(data_dir)
+    return [
+        {
+            "name": each.name,
+            "summary": each.summary,
+            "licence": each.licence,
+            "bytes": each.size,
+            "files": [file.name for file in each.files],
+            "mirrors": [mirror.url for mirror in each.mirrors],
+            "where": _where(each, place),
+        }
+        for each in datasets
+    ]
+
+
+def verify(datasets: Iterable[Dataset], data_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Read and check every copy of every file of the datasets: dataset, file, path, status, problem.
+
+    status is "ok", "missing", "altered" (or truncated) or "unreadable"; problem is one sentence, None if all is well.
+    A given folder is looked at alone. Where a folder has a SHA256SUMS of the files as they lie, that is checked too."""
+    places = list_folders(None if data_dir is None else Path(data_dir))
+    places = places[:1] if data_dir is not None else places
+    return [row for each in datasets for file in each.files for row in _copies(each, file, places)]
+
+
+def fetch(
+    each: Dataset, *, data_dir: str | Path | None = None, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Make sure that a dataset is here and whole; what is missing or altered is downloaded into the cache.
+
+    Returns one row a file, as ``verify`` does. ``progress`` is told (file, bytes so far, bytes in all or None);
+    ``progress_on_stderr()`` gives one that draws a bar."""
+    places = list_folders(None if data_dir is None else Path(data_dir))
+    wanted = [file for file in each.files if not any(row["status"] == "ok" for row in _copies(each, file, places))]
+    if wanted:
+        for file in wanted:
+            (places[-1] / each.name / file.name).unlink(missing_ok=True)
+        fetch_missing(each, wanted, places[-1], progress or silent)
+    rows = [row for file in each.files for row in _copies(each, file, places) if row["status"] == "ok"]
+    return list({row["file"]: row for row in reversed(rows)}.values())[::-1]
+
+
+def read_files(each: Dataset, file_names: list[str], data_dir: Path | None) -> list[bytes]:
+    """The verified bytes of some files of a dataset; what is not here is downloaded first."""
+    wanted = [each.file(file_name) for file_name in file_names]
+    missing = [file for file in wanted if find_file(each, file, data_dir) is None]
+    if missing and _stay_offline.get():
+        raise InvalidInputError(f"the data of '{each.name}' is not here yet: hush data fetch {each.name}")
+    if missing:
+        with progress_on_stderr() as progress:
+            fetch_missing(each, missing, find_cache(), progress)
+    return [_content(each, file, data_dir) for file in wanted]
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Within it, data that is not here is an error of one sentence and not a download."""
+    token = _stay_offline.set(True)
+    try:
+        yield
+    finally:
+        _stay_offline.reset(token)
+
+
+def _content(each: Dataset, file: File, data_dir: Path | None) -> bytes:
+    path = find_file(each, file, data_dir)
+    if path is None:
+        raise InvalidInputError(f"'{file.name}' of {each.name} is gone from the cache")
+    content = read_verified(path, file)
+    if path.suffix == ".xz":  # seconds to unpack: keep a raw copy, if the cache lets us
+        cache_put(find_cache() / each.name / file.name, content)
+    return content
+
+
+def _copies(each: Dataset, file: File, places: list[Path]) -> list[dict[str, Any]]:
+    rows = []
+    for place in places:
+        for suffix in SUFFIXES:
+            path = place / each.name / (file.name + suffix)
+            if is_present(path):
+                status, problem = _state(path, file, place)
+                rows.append(_row(each, file, path, status, problem))
+    looked = " or ".join(f"'{place}'" for place in places)
+    return rows or [_row(each, file, None, "missing", f"'{each.name}/{file.name}' is not in {looked}")]
+
+
+def _state(path: Path, file: File, place: Path) -> tuple[str, str | None]:
+    try:
+        read_verified(path, file)
+        _as_listed(path, place)
+    except ChecksumMismatch as error:
+        return "altered", str(error)
+    except InvalidInputError as error:
+        return "unreadable", str(error)
+    return "ok", None
+
+
+def _as_listed(path: Path, place: Path) -> None:
+    """Check a file as it lies against the folder's own list, if it has one."""
+    listed = place / "SHA256SUMS"
+    if not listed.is_file():
+        return
+    lines = [line.split() for line in listed.read_text().splitlines()]
+    pins = {words[1]: words[0] for words in lines if len(words) == 2}
+    pin = pins.get(path.relative_to(place).as_posix())
+    if pin is not None and hashlib.sha256(path.read_bytes()).hexdigest() != pin:
+        raise ChecksumMismatch(f"'{path}' is altered: its SHA-256 is not the one in '{listed}'")
+
+
+def _row(each: Dataset, file: File, path: Path | None, status: str, problem: str | None) -> dict[str, Any]:
+    shown = None if path is None else str(path)
+    return {"dataset": each.name, "file": file.name, "path": shown, "status": status, "problem": problem}
+
+
+def _where(each: Dataset, place: Path | None) -> str | None:
+    if not each.files:
+        return f"inside {each.package}" if find_spec(each.package) else None
+    found = [find_file(each, file, place) for file in each.files]
+    return None if None in found else str(found[0].parent) if found[0] else None
+
+
+def silent(name: str, have: int, total: int | None) -> None:
+    """A progress that shows nothing."""
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[Progress]:
+    """A progress bar on stderr; nothing is drawn before the first byte, nor where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def tell(name: str, have: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=have, total=total)
+
+        yield tell

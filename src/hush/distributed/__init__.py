@@ -1,0 +1,1 @@
+"""Training on several processes: torch.distributed calls and consistency checks."""

@@ -1,0 +1,203 @@
+"""Whether the processes that share a run stand at the same place: compared before the first step, and at every step.
+
+Before the first step digests of plan, data and weights are compared, under the run's secret, and how a batch is cut. At
+every step a checksum of what a sum depends on (parameters, buffers, the query's public state) and of what decides who
+is summed where (secret, step, microbatch) rides along with the sums: with another one of these, an example could be
+summed by two processes, which is twice its bound. Each process puts its own into a place of its own, so that the
+float64 sum over all processes is the list of them, exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hush._internal.identity import NoIdentity
+from hush._internal.tensors import Sums, trainable
+from hush.clipping import NeedsPreparation
+from hush.data_source import Source, Tensors
+from hush.distributed.group import ProcessGroup
+from hush.errors import Refused
+from hush.privacy_unit import Units
+from hush.randomness import Secret, generator, seeded
+from hush.randomness.cipher import Octets, compute_tag
+
+if TYPE_CHECKING:
+    from hush.plan import Mechanism
+
+
+# Which data and which frozen weights a run is on, as digests keyed with its secret: private, and useless without it.
+#
+# A run that went on with other data would add the same noise to other sums, and the difference of the two would be free
+# of noise. So other data is refused. All of it is digested: tensors as they lie in memory, at ten gigabytes a second;
+# any other source by reading every example once, which takes as long as reading an epoch does. Where reading twice
+# gives two results (augmentation inside the dataset that torch's generator does not decide), only the length is known
+# here, and the record of sums (`hush.checkpointing.sum_log`) is what sees a change.
+
+Tell = Callable[[str], None]
+LOOKED_AT = 256  # examples that are read twice, to see whether they are the same
+CHUNK = 256  # examples read at a time
+PATIENCE = 2.0  # seconds before anything is said
+VARYING = "changes from one reading to the next"
+
+
+def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
+    """The digest of all data under the run's secret, or `VARYING` with its length where there is no such thing."""
+    if isinstance(source, Units):
+        grouping = _tag(secret, "units", _bytes((source.order, source.starts, source.most)))
+        return f"{digest_data(source.rows, secret, tell)}, in units: {grouping}"
+    if isinstance(source, Tensors):
+        return _tag(secret, "data", (part for tensor in source.tensors for part in _bytes(tensor)))
+    if is_varying(source, secret):
+        return f"{VARYING}: {len(source)} examples"
+    return _whole(source, secret, tell)
+
+
+def is_varying(source: Source, secret: Secret) -> bool:
+    """Whether some examples differ from one reading to the next."""
+    size = min(LOOKED_AT, len(source))
+    chosen = generator(secret, "digest", 0).choice(len(source), size, replace=False, shuffle=False)
+    indices = torch.from_numpy(chosen)
+    readings = []
+    for _ in range(2):
+        with seeded(0):
+            readings.append(_tag(secret, "examples", _bytes(source.take(indices))))
+    return readings[0] != readings[1]
+
+
+def digest_frozen(model: nn.Module, secret: Secret) -> str:
+    """The digest of the parameters that training does not change; they are not in a checkpoint."""
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    return _tag(secret, "frozen", _bytes(frozen))
+
+
+def digest_weights(model: nn.Module, secret: Secret) -> str:
+    """The digest of a model's state, as it is released."""
+    return _tag(secret, "weights", _bytes(dict(model.state_dict())))
+
+
+def _whole(source: Source, secret: Secret, tell: Tell) -> str:
+    def parts() -> Iterator[Octets]:
+        said = time.monotonic()
+        for start in range(0, len(source), CHUNK):
+            if time.monotonic() - said > PATIENCE:
+                said = time.monotonic()
+                tell(f"reading all data once, for its digest: {start} of {len(source)} examples")
+            yield from _bytes(source.take(torch.arange(start, min(start + CHUNK, len(source)))))
+
+    with seeded(0):
+        return _tag(secret, "data", parts())
+
+
+def _tag(secret: Secret, purpose: str, parts: Iterator[Octets]) -> str:
+    return compute_tag(secret.derive(f"digest/{purpose}", 0, size=32), bytes(12), parts).hex()
+
+
+def _bytes(content: Any) -> Iterator[Octets]:
+    """The bytes of everything in a nested content, each with its type and shape before it."""
+    if isinstance(content, Tensor):
+        flat = content.detach().cpu().contiguous().reshape(-1)
+        yield _text(f"{content.dtype} {tuple(content.shape)}")
+        if flat.numel():
+            yield flat.view(torch.uint8).numpy()
+    elif isinstance(content, np.ndarray) and not content.dtype.hasobject:
+        yield _text(f"{content.dtype.str} {content.shape}")
+        yield np.frombuffer(np.ascontiguousarray(content).tobytes(), np.uint8)
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield _text(f"key {key!r}")
+            yield from _bytes(value)
+    elif isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        yield _text(f"{len(content)} items")
+        for value in content:
+            yield from _bytes(value)
+    else:
+        yield _text(repr(content))
+
+
+def _text(text: str) -> Octets:
+    return np.frombuffer(f"\0{text}\0".encode(), np.uint8)
+
+
+STANDING = "standing"
+
+
+def check_shareable(plan: Mechanism, ranks: ProcessGroup) -> None:
+    """Refuse what several processes cannot share."""
+    if ranks.world > 1 and isinstance(plan.query, NeedsPreparation):
+        raise Refused(
+            f"method '{plan.method}' releases rows before its first step, which several processes do not share: train "
+            "in one process, without torchrun"
+        )
+
+
+def find_shards(ranks: ProcessGroup, device: torch.device) -> ProcessGroup | None:
+    """The processes among which the coordinates of noise are cut, where there are several."""
+    if device.type == "cuda":
+        raise Refused("noise is made in slices on the CPU only: leave noise_shards out")
+    return ranks if ranks.world > 1 else None
+
+
+def check_same_run(
+    ranks: ProcessGroup, plan: Mechanism, model: nn.Module, source: Source, secret: Secret, **cut: int
+) -> None:
+    """Refuse, on every process, where plan, weights, data or how work is ``cut`` are not the same on all of them."""
+    if ranks.world > 1:
+        numbers = {name: str(number) for name, number in cut.items()}
+        check_same(ranks, _digest_run(plan, model, source, secret) | numbers)
+
+
+def check_same(ranks: ProcessGroup, own: Mapping[str, str]) -> None:
+    """Refuse, on every process, where ``own`` (digests by what they are of) is not the same on all of them."""
+    first = ranks.hear(dict(own))
+    differs = torch.tensor([float(first.get(what) != found) for what, found in own.items()], dtype=torch.float64)
+    counts = ranks.total({"differs": {"": differs}})["differs"][""]
+    names = [what for what, count in zip(own, counts.tolist(), strict=True) if count]
+    if names:
+        raise Refused(
+            f"the processes of this run do not have the same {' and '.join(names)}, and what they sum would not be one "
+            "batch: give all of them the same files, options, seed and libraries"
+        )
+
+
+def _digest_run(plan: Mechanism, model: nn.Module, source: Source, secret: Secret) -> dict[str, str]:
+    data = digest_data(source, secret, lambda text: None)
+    if data.startswith(VARYING):
+        raise Refused(
+            "the data differ from one reading to the next, so that nobody can see whether all processes have the same: "
+            "draw at random in the model or its losses, or train in one process"
+        )
+    try:
+        known = plan.fingerprint(trainable(model))
+    except NoIdentity:
+        known = f"{plan.method} {plan.steps} {plan.sigma!r} {plan.divisor!r}"
+    return {"plan": known, "weights": digest_weights(model, secret), "data": data}
+
+
+def mark_step(secret: Secret, step: int, microbatch: int) -> Tensor:
+    """What decides which examples of which batch a process sums, as numbers that say nothing about the secret."""
+    return torch.tensor([*secret.derive(STANDING, step), microbatch])
+
+
+def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
+    """The sums with one more channel: where this process stands, as one number in its own place of all."""
+    device = next(value.device for named in sums.values() for value in named.values())
+    place = torch.zeros(ranks.world, dtype=torch.float64, device=device)
+    place[ranks.rank] = at
+    return {**sums, STANDING: {"": place}}
+
+
+def take_standing(sums: Sums, at: int) -> Sums:
+    """The sums without that channel; refused where a process stood elsewhere."""
+    if bool((sums[STANDING][""] != at).any()):
+        raise Refused(
+            "the processes of this run have come to different parameters, or to another step, secret or microbatch, so "
+            "that what they sum is not one step: run them on machines of one kind with the same libraries, and after "
+            "process 0 has restored a checkpoint call share_state on all"
+        )
+    return {channel: named for channel, named in sums.items() if channel != STANDING}

@@ -1,0 +1,172 @@
+"""What a correlation of noise over steps says about itself, without tensors: sensitivity, error, bands, restarts."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from hush._internal.validate import positive_int
+from hush.matrix_factorization import sensitivity
+from hush.matrix_factorization.sensitivity import Array
+from hush.matrix_factorization.workloads import Workload, prefix_sums
+
+
+class Strategy(ABC):
+    """A frozen factorisation A = BC, with a column of C for every step; M turns the rows of Z into the noise of steps.
+
+    The noise of all steps is MZ with Z standard normal, a row for every row of C, so releasing G + MZ tells no more
+    than CG + Z: one Gaussian release whose sensitivity is that of C. What is promised, and relied on:
+
+    - inverse: M C = I, so M = C⁻¹ for a square C;
+    - first: the first steps of the noise are `first` of it, whatever comes after them;
+    - bands: columns of C at least `bands` steps apart are orthogonal; with 1, all are: every step stands alone;
+    - restarts: with r, stretches of r steps from 0, r, 2r, … on share no row of Z and no row of C;
+    - sensitivity: `single`, `same_order` and `separated` are at least ‖CΔ‖, for every Δ that is zero but in the steps
+      in which one example takes part, and there has rows of norm one at most;
+    - blocks: `block_norms` counts every run of steps once, with at least the largest column norm in it;
+    - least: ‖row t of M‖ · sens(C) is at least `least_scale`, and so is ‖row t of M‖ where every step stands alone;
+    - alike: only where M = I;
+    - draws: Z has at most `draws` rows;
+    - spread: `inverse_norms` are the norms of the rows of M, `column_norms` those of the columns of C;
+    - error: `rmse` is √(‖AM‖²_F / T), and `prefix_variances` are the squared norms of the rows of AM for prefix sums.
+
+    A new structure gives C, M, its bands, its restarts and `first`. The rest follows from the two matrices; it is
+    overridden where there is a way that is faster, or tighter.
+    """
+
+    steps: int
+
+    @property
+    @abstractmethod
+    def bands(self) -> int | None:
+        """Number of bands of C (1: independent noise); None if C is dense."""
+
+    @property
+    @abstractmethod
+    def restarts(self) -> int | None:
+        """r if steps r·i … r·(i+1) − 1 are a diagonal block of C for every i (1: independent); None if no r < T is."""
+
+    @abstractmethod
+    def first(self, steps: int) -> Strategy:
+        """The same noise over its first steps only."""
+
+    @abstractmethod
+    def strategy(self) -> Array:
+        """C as a matrix with T columns; refused when T is too large."""
+
+    @abstractmethod
+    def noise_map(self) -> Array:
+        """M as a matrix with T rows; refused when T is too large."""
+
+    @cached_property
+    def gram(self) -> Array:
+        """X = CᵀC."""
+        C = self.strategy()
+        return freeze(C.T @ C)
+
+    def column_norms(self) -> Array:
+        """‖column t of C‖ for every t: what one unit in step t alone costs."""
+        return np.asarray(np.sqrt(np.diag(self.gram)))
+
+    def single(self) -> float:
+        """Sensitivity when an example takes part once: the largest column norm of C."""
+        return sensitivity.single(self.gram)
+
+    def same_order(self, per_epoch: int) -> float:
+        """Sensitivity of fixed batches in the same order every epoch: √ of the largest Σ|X_ij| over a batch's steps."""
+        return sensitivity.same_order(self.gram, per_epoch)
+
+    def separated(self, times: int, apart: int) -> float:
+        """Sensitivity of at most `times` participations at least `apart` steps apart.
+
+        Exact on the diagonal where X is banded, else the two-stage row bound."""
+        return sensitivity.separated(self.gram, times, apart)
+
+    def inverse_norms(self) -> Array:
+        """‖row t of M‖ for every t: the std of one coordinate of the noise at step t, for Z of unit variance."""
+        return np.asarray(np.linalg.norm(self.noise_map(), axis=1))
+
+    def rmse(self, workload: Workload | None = None) -> float:
+        """√(‖AM‖_F² / T): root mean square of the noise the model sees (by default in prefix sums), for unit Z."""
+        seen = (workload or prefix_sums(self.steps)).accumulate(self.noise_map())
+        return float(np.linalg.norm(seen)) / math.sqrt(self.steps)
+
+    def prefix_variances(self) -> Array:
+        """Variance of the noise accumulated up to every step, for Z of unit variance: squared row norms of AM."""
+        return np.asarray((np.cumsum(self.noise_map(), axis=0) ** 2).sum(axis=1))
+
+    @property
+    def draws(self) -> int:
+        """How many rows of Z the noise of all steps is made of, at most."""
+        return self.steps
+
+    @property
+    def alike(self) -> bool:
+        """Whether the noise of every step is a row of Z as it is: independent, and the same at every step."""
+        # with a norm of one on both sides, and MC = I, row t of M is column t of C; and the columns are orthogonal
+        ones = self.inverse_norms() == 1.0
+        return self.bands == 1 and bool(np.all(ones)) and bool(np.all(self.column_norms() == 1.0))
+
+    @property
+    def least_scale(self) -> float:
+        """How little noise a step can have, relative to σ.
+
+        Where every step stands alone and is sampled anew, it is the least row norm of M. Elsewhere Z is scaled by
+        sens(C), which is at least ‖column t of C‖, and row t of M times column t of C is one: at least 1, and no more
+        than that however large the rows of M are.
+        """
+        return min(1.0, float(self.inverse_norms().min())) if self.bands == 1 else 1.0
+
+    def block_norms(self, length: int) -> dict[float, int]:
+        """The largest column norm within each run of ``length`` steps, and how many of the runs have it."""
+        positive_int(length=length)
+        starts = np.arange(0, self.steps, length)
+        if self.bands != 1:
+            return {self.single(): len(starts)}
+        norms = np.maximum.reduceat(self.column_norms(), starts)
+        if np.all(norms == norms[0]):  # the usual case, of any number of steps
+            return {float(norms[0]): len(norms)}
+        return dict(Counter(norms.tolist()))
+
+
+S = TypeVar("S", bound=Strategy)
+
+
+@dataclass(frozen=True)
+class Solution(Generic[S]):
+    """What a solver found: the structure, how good it is, and how far it can be from the best there is.
+
+    `error` = rmse · sensitivity is the expected root mean square of the noise the model sees at σ · clip = 1, whatever
+    the objective was. `gap` is the relative duality gap (f − lower bound)/f of the squared objective; None: unknown.
+    """
+
+    structure: S
+    rmse: float
+    sensitivity: float
+    gap: float | None = None
+    iterations: int = 0
+
+    @staticmethod
+    def of(structure: S, workload: Workload, sensitivity: float, stored: Mapping[str, Array]) -> Solution[S]:
+        """From what a solver stores beside its matrix: the number of iterations, and the gap if it knows one."""
+        gap = float(stored["gap"]) if "gap" in stored else None
+        return Solution(structure, structure.rmse(workload), sensitivity, gap, int(stored["iterations"]))
+
+    @property
+    def error(self) -> float:
+        """rmse · sensitivity."""
+        return self.rmse * self.sensitivity
+
+
+def freeze(values: Array) -> Array:
+    """A read-only float64 copy."""
+    copy = np.array(values, dtype=np.float64)
+    copy.setflags(write=False)
+    return copy

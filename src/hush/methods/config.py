@@ -1,0 +1,287 @@
+"""The public numbers that every method needs, and the sampler that follows from them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hush._internal import validate
+from hush.accounting.accountant import ACCOUNTANTS, ADJACENCIES, Adjacency
+from hush.data_release import ComposedRelease
+from hush.errors import InvalidInputError, Refused
+from hush.guarantees import own_adjacency
+from hush.plan import Plan
+from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
+
+# What can be set on a plan, each setting once: its type, its default, its help, and whether a spec may vary it.
+#
+# :func:`hush.make_plan` takes these fields by name, the command line makes its options from them, and a spec's axes are
+# the fields marked ``axis``. A setting is added as one field here.
+
+DATA, METHOD, PRIVACY, LENGTH = "What to train on", "Method", "Privacy", "Steps and batches"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field says of itself. ``flag`` and ``metavar`` are the shell's, where they do not follow from the name."""
+
+    help: str
+    group: str | None = None
+    axis: bool = False  # whether a spec may vary it
+    flag: str | None = None
+    metavar: str | None = None
+    saved: bool = True  # whether a run keeps it, for the command that resumes the run
+
+
+def option(help: str, group: str | None = None, **more: Any) -> Mapping[str, Option]:
+    """The metadata of a field: ``x: int = field(default=1, metadata=option("…", GROUP))``."""
+    return {"option": Option(help, group, **more)}
+
+
+def same_option(kind: type, name: str) -> Mapping[str, Option]:
+    """The metadata of a field of another class, for a field of the same name that has another default."""
+    return {"option": list_settings(kind)[name].option}
+
+
+@dataclass(frozen=True)
+class SettingField:
+    """One field of a class of settings: its type without Literals, and what it says of itself."""
+
+    name: str
+    hint: Any
+    default: Any
+    option: Option
+
+
+def list_settings(kind: type) -> dict[str, SettingField]:
+    """The fields of a dataclass that carry an :class:`Option`, by name."""
+    hints = get_type_hints(kind)
+    return {
+        f.name: SettingField(f.name, plain_hint(hints[f.name]), f.default, f.metadata["option"])
+        for f in fields(kind)
+        if "option" in f.metadata
+    }
+
+
+def plain_hint(hint: Any) -> Any:
+    """The type with str for a Literal of words: which words are known is checked where they are used."""
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) in (Union, types.UnionType):
+        return Union[tuple(plain_hint(part) for part in get_args(hint))]  # noqa: UP007
+    return hint
+
+
+def plain_types(hint: Any) -> tuple[type, ...]:
+    """The types of a value that is given: without None, and a whole number will do for a float."""
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    given = tuple(part for part in parts if part is not type(None))
+    return (*given, int) if float in given else given
+
+
+def list_axes(kind: type) -> dict[str, tuple[type, ...]]:
+    """What a spec may vary, and the types that its values have."""
+    return {name: plain_types(found.hint) for name, found in list_settings(kind).items() if found.option.axis}
+
+
+def write_help(kind: type) -> str:
+    """The settings of a class with their help, as lines of a docstring."""
+    return "\n".join(f"- ``{name}``: {found.option.help}" for name, found in list_settings(kind).items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What can be set on every method's plan, before anything is known of the data."""
+
+    epsilon: float | None = field(default=None, metadata=option("Calibrate the noise to this ε.", PRIVACY, axis=True))
+    delta: float = field(default=1e-5, metadata=option("δ of the guarantee; keep it below 1/N.", PRIVACY, axis=True))
+    noise_multiplier: float | None = field(default=None, metadata=option("σ of the privacy event.", PRIVACY, axis=True))
+    node_noise: float | None = field(
+        default=None,
+        metadata=option("Noise of a tree node, in clip units: σ times the sensitivity.", PRIVACY, axis=True),
+    )
+    accountant: str = field(
+        default="auto", metadata=option("pld, rdp or gdp; auto takes the tightest that holds.", PRIVACY, axis=True)
+    )
+    adjacency: Adjacency | None = field(
+        default=None,
+        metadata=option("add-remove, replace or zero-out; the sampler's own by default.", PRIVACY, axis=True),
+    )
+    accept_claimed: bool = field(
+        default=False,
+        metadata=option("Run a method whose ε is claimed by a paper and not proven.", PRIVACY, axis=True),
+    )
+    arithmetic: str = field(
+        default="default",
+        metadata=option(
+            "default, or rigorous: the same number of rows at every step, so that nothing is assumed about rounding; "
+            "slower.",
+            PRIVACY,
+            axis=True,
+        ),
+    )
+    batch_size: int = field(metadata=option("Expected number of examples a step.", LENGTH, axis=True))
+    epochs: float | None = field(
+        default=None,
+        metadata=option(
+            "Passes over the data, ⌈N/L⌉ steps each; 30 by default, 1 for methods that take one (dp-matrix-se).",
+            LENGTH,
+            axis=True,
+        ),
+    )
+    steps: int | None = field(
+        default=None, metadata=option("Number of steps; overrides the epochs.", LENGTH, axis=True)
+    )
+    sampling: str | None = field(
+        default=None,
+        metadata=option("poisson, fixed-size, shuffled or same-order; the method's own by default.", LENGTH, axis=True),
+    )
+    sample_rate: float | None = field(
+        default=None,
+        metadata=option("Poisson rate q; the batch size over the examples by default.", LENGTH, axis=True),
+    )
+    average: str | None = field(
+        default=None,
+        metadata=option(
+            "Release averaged weights: ema:0.999, or tail:0.25 for the last quarter; or none.", LENGTH, axis=True
+        ),
+    )
+
+
+SMALLEST_RATE = 1e-100
+MOST_STEPS = 10**8  # of a plan; the accountants go farther, and need minutes there
+MOST_CORRELATED = 10**6
+MOST_EXAMPLES = 10**15  # all whole numbers up to here are exact as floats
+SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
+
+
+@dataclass(frozen=True)
+class PlanConfig(PlanSettings):
+    """The public numbers that every method needs. Poisson: q = L/N exactly and ⌈N/L⌉ steps an epoch."""
+
+    examples: int = field(metadata=option("Number of examples N, a public number.", LENGTH))
+    counted: bool = field(
+        default=False,
+        kw_only=True,
+        metadata=option("Whether N was counted in the data, and so is no constant but taken to be public.", LENGTH),
+    )
+    unit: str = field(
+        default="example",
+        kw_only=True,
+        metadata=option(
+            "What one example is: 'patient_id' where all rows of a patient are one (then N counts patients).", PRIVACY
+        ),
+    )
+    assumptions: tuple[str, ...] = field(
+        default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
+    )
+    beside: tuple[ComposedRelease, ...] = field(
+        default=(),
+        kw_only=True,
+        metadata=option(
+            "Other releases on the same data (`hush.data_release.ComposedRelease`), which share the ε and δ.", PRIVACY
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        validate.probability(delta=self.delta)
+        validate.choice(("auto", *ACCOUNTANTS), accountant=self.accountant)
+        if self.adjacency is not None:
+            validate.choice(ADJACENCIES, adjacency=self.adjacency)
+        validate.name(unit=self.unit)
+        validate.positive_int(examples=self.examples, batch_size=self.batch_size)
+        if self.examples > MOST_EXAMPLES:
+            raise InvalidInputError(f"more than {MOST_EXAMPLES} examples are not accounted for")
+        if self.batch_size > self.examples:
+            raise InvalidInputError(f"batch size {self.batch_size} is larger than the data: {self.examples} examples")
+        if self.sample_rate is not None:
+            validate.rate(sample_rate=self.sample_rate)
+        if self.sampling is not None:
+            validate.choice(SAMPLINGS, sampling=self.sampling)
+        self._check_length()
+
+    def _check_length(self) -> None:
+        if self.steps is not None:
+            validate.positive_int(steps=self.steps)
+        if self.epochs is not None:
+            validate.positive(epochs=self.epochs)
+        if (self._wanted_steps() if self.steps is None else self.steps) > MOST_STEPS:
+            raise InvalidInputError(f"at most {MOST_STEPS:g} steps can be accounted for: give fewer steps or epochs")
+        if not self.rate >= SMALLEST_RATE:
+            raise InvalidInputError(f"the sampling rate must be at least {SMALLEST_RATE:g}, got {self.rate:g}")
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """How much noise was asked for, in any of the three ways to say it."""
+        asked = {"epsilon": self.epsilon, "noise_multiplier": self.noise_multiplier, "node_noise": self.node_noise}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def per_epoch(self) -> int:
+        """⌈N/L⌉ steps an epoch."""
+        return -(-self.examples // self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """``steps`` where given, else a whole number of them for ``epochs`` (30 by default)."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, round(self._wanted_steps()))
+
+    def _wanted_steps(self) -> float:
+        return (30 if self.epochs is None else self.epochs) * self.per_epoch
+
+    @property
+    def listed_steps(self) -> int:
+        """The steps, for noise that keeps numbers for each of them."""
+        if self.total_steps > MOST_CORRELATED:
+            raise Refused(
+                f"correlated noise is worked out step by step, for at most {MOST_CORRELATED} steps, and these are "
+                f"{self.total_steps}: take fewer, or use independent noise (dp-sgd)"
+            )
+        return self.total_steps
+
+    @property
+    def rate(self) -> float:
+        """The Poisson rate q."""
+        return self.sample_rate if self.sample_rate is not None else self.batch_size / self.examples
+
+    def sampler(self, default: str = "poisson") -> Sampler:
+        """The sampler that was asked for; a sample rate belongs to Poisson sampling alone."""
+        sampling = self.sampling or default
+        if sampling == "poisson":
+            return Poisson(self.examples, self.rate, self.total_steps)
+        if self.sample_rate is not None:
+            raise Refused(
+                f"a sample rate amplifies privacy only for Poisson batches, and '{sampling}' batches are not such: "
+                "use sampling 'poisson', or leave the sample rate out"
+            )
+        kinds: dict[str, Any] = {"fixed-size": FixedSize, "shuffled": Shuffled, "same-order": Partitioned}
+        sampler: Sampler = kinds[sampling](self.examples, self.batch_size, self.total_steps)
+        return sampler
+
+    def _adjacency(self, sampler: Sampler) -> Adjacency | None:
+        """What was asked for, or the sampler's own (None); where N is counted and so public, presence is not hidden."""
+        if not self.counted:
+            return self.adjacency
+        own = own_adjacency(sampler.participation)
+        if self.adjacency == "add-remove":
+            instead = "zero-out adjacency (the same ε)" if own == "add-remove" else f"{own} adjacency"
+            raise Refused(
+                "the number of examples was counted in the data and is taken to be public, so it is not hidden whether "
+                f"an example is there: use {instead}, or declare a number in Python, make_plan(examples=…)"
+            )
+        return self.adjacency or ("zero-out" if own == "add-remove" else None)
+
+    def plan(self, method: str, **parts: Any) -> Plan:
+        """A plan of these parts with σ = 1, to be calibrated or given its σ by the caller."""
+        public = {"divisor": float(self.batch_size), "steps": self.total_steps, "delta": self.delta}
+        shared = {
+            "adjacency": self._adjacency(parts["sampler"]),
+            "accountant": self.accountant,
+            "accept_claimed": self.accept_claimed,
+        }
+        own = {"unit": self.unit, "assumptions": self.assumptions, "arithmetic": self.arithmetic, "beside": self.beside}
+        return Plan(method=method, sigma=1.0, **own, **public, **shared, **parts)  # type: ignore[arg-type]

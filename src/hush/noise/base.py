@@ -1,0 +1,132 @@
+"""The protocol of a noise: Gaussian rows in, correlated rows out, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+from hush._internal.tensors import Named, State, Sums
+from hush.matrix_factorization import Strategy
+from hush.matrix_factorization.sensitivity import Array
+
+Rows = Callable[[int], Tensor]
+"""``z(j)``: the j-th row of Z, a flat standard normal vector; a pure function, so any row can be had again. Every call
+makes a new tensor, which the noise may change."""
+
+
+class Noise(Protocol):
+    """Turns independent rows Z into the noise of every step. What is promised, and relied on:
+
+    - pure: `draw` is a function of the step, of Z and of the state alone; what it gives never changes afterwards;
+    - map: the noise of steps 0, 1, … from the state of `init` is MZ, for the M of its `structure`;
+    - columns: a coordinate of the noise depends on this coordinate of Z alone;
+    - spread: ``std(t)`` is ‖row t of M‖;
+    - memory: the state does not grow with the steps;
+    - resume: what the state holds under names without a leading underscore is all that the next step needs;
+    - late start: from the state of `init` at step t, as under a fresh secret, rows of Z that earlier steps have drawn
+      count in full or not at all, and the others as ever;
+    - pieces: where `pieces` holds, there is no state, and coordinates drawn some at a time are those drawn together.
+    """
+
+    @property
+    def structure(self) -> Strategy:
+        """C and M, as far as the plan needs to know of them."""
+        ...
+
+    @property
+    def pieces(self) -> bool:
+        """Whether a step may be drawn some coordinates at a time."""
+        ...
+
+    def init(self, like: Tensor) -> State:
+        """The state before the first step, for flat vectors like this one."""
+        ...
+
+    def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
+        """The noise of one step before scaling, and the next state."""
+        ...
+
+    def std(self, step: int) -> float:
+        """The standard deviation of one coordinate of ``draw(step)``."""
+        ...
+
+
+class Stream:
+    """What every noise here shares: its spread is its structure's, and it is drawn whole."""
+
+    structure: Strategy
+
+    @property
+    def pieces(self) -> bool:
+        """One state serves all coordinates."""
+        return False
+
+    def std(self, step: int) -> float:
+        """‖row t of M‖."""
+        return float(self._norms[step])
+
+    @cached_property
+    def _norms(self) -> Array:
+        return self.structure.inverse_norms()
+
+
+# What crosses the privacy boundary: noisy values, and how much noise is in them.
+#
+# A floating-point sum shows which numbers it was made of: where a value and its noise nearly cancel, the result is
+# finer than the noise, and its last bits are those of the value (Mironov 2012, "On significance of the least
+# significant bits for differential privacy"). So noise is drawn and added in float64, and the noisy value is rounded to
+# a public grid of at most 1/1024 of its noise. Every point of the grid then has the probability that the Gaussian gives
+# it, to about the twelfth digit within 5.7 standard deviations of the value, and to fewer from there to 9.4, where the
+# draws end; what that end costs in δ is derived in `hush.accounting.noise_tails`. What comes after the grid is
+# post-processing. The rounding adds less than a ten-millionth to the noise's variance.
+
+CACHED = 1 << 15  # coordinates at a time, so that five passes over them stay near the processor
+
+
+@dataclass(frozen=True)
+class Release:
+    """One step's noisy values, divided by the plan's public divisor; everything after it is post-processing."""
+
+    step: int
+    values: Sums
+    std: Mapping[str, float]
+
+    @property
+    def gradient(self) -> Named:
+        """The private gradient by parameter name."""
+        return self.values["gradient"]
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in one coordinate of :attr:`gradient`."""
+        return self.std["gradient"]
+
+
+def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spacing: float, divisor: float) -> None:
+    """total ← [total + scale · noise] / divisor in place, where [·] rounds to a multiple of ``spacing``.
+
+    ``noise`` comes in pieces of one flat vector over all sums. It is left as it is: a noise may keep what it hands out.
+    """
+    pieces = iter(noise)
+    piece: Tensor | None = None
+    for total in sums:
+        flat = total.reshape(-1)
+        rest = flat
+        while len(rest):
+            if piece is None or not len(piece):
+                piece = next(pieces, None)
+                if piece is None:
+                    raise RuntimeError("the noise is shorter than what it is for")
+            count = min(len(rest), len(piece), CACHED)
+            value, z = rest[:count], piece[:count].double() * (scale / spacing)
+            z.add_(value.to(z.device), alpha=1.0 / spacing)
+            value.copy_(z.round_().mul_(spacing / divisor))
+            rest, piece = rest[count:], piece[count:]
+        if not total.is_contiguous():
+            total.copy_(flat.view(total.shape))
+    if (piece is not None and len(piece)) or next(pieces, None) is not None:
+        raise RuntimeError("the noise is longer than what it is for")

@@ -1,0 +1,161 @@
+"""Any ``torch.optim`` optimizer, with its scheduler and parameter groups, as a rule on private gradients.
+
+The optimizer receives the released gradient as ``.grad`` and nothing else. Those that ask for the loss, or for a
+closure that would compute gradients on the raw data again, are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hush._internal.identity import NoIdentity, Scope, declared
+from hush._internal.tensors import Named, State
+from hush.errors import HushError, InvalidInputError, Refused
+from hush.noise.base import Release
+
+MOST_CHECKED = 100_000  # steps that a scheduler is tried for before the run, some 20 µs each
+SCHEDULED = ("step", "_opt_called", "_step_count")  # what a scheduler leaves in its optimizer
+
+
+@dataclass(frozen=True)
+class TorchOptim:
+    """``TorchOptim(lambda params: torch.optim.AdamW(params.values(), lr=1e-3))``.
+
+    ``optimizer`` gets the trainable parameters by name, so it can sort them into groups. ``scheduler`` gets the
+    optimizer; it is stepped after every step.
+    """
+
+    optimizer: Callable[[Named], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+
+    def declared(self, scope: Scope) -> dict[str, Any]:
+        """What the functions build for the model's parameters: class, settings and groups, and under a scheduler the
+        settings of every step."""
+        if scope.params is None:
+            raise NoIdentity("the rule builds its optimizer for a model's parameters: give them")
+        twins: Named = {name: nn.Parameter(torch.zeros_like(p)) for name, p in scope.params.items()}
+        try:
+            state = self.init(twins)
+            found = {"optimizer": type(state["optimizer"]), "defaults": dict(state["optimizer"].defaults)}
+            found["groups"] = _settings(state["optimizer"], twins)
+            found["beside"] = _beside(state["optimizer"])
+            if "scheduler" in state:
+                found |= {"scheduler": type(state["scheduler"]), "every step": _followed(state, scope)}
+        except (HushError, MemoryError):
+            raise
+        except Exception as error:  # somebody else's code on parameters without gradients
+            why = f"{type(error).__name__}: {error}"
+            raise NoIdentity(f"the rule's optimizer does not say what it does without training ({why})") from error
+        return found
+
+    def init(self, params: Named) -> State:
+        """The live optimizer and scheduler; a checkpoint keeps their ``state_dict``."""
+        optimizer = self.optimizer(params)
+        _check_optimizer(optimizer, params)
+        state: State = {"optimizer": optimizer}
+        if self.scheduler is not None:
+            scheduler = self.scheduler(optimizer)
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                raise Refused(
+                    "ReduceLROnPlateau reads the training loss, which is private: use a schedule that depends on the "
+                    "step alone, such as CosineAnnealingLR"
+                )
+            state["scheduler"] = scheduler
+        return state
+
+    def step(self, params: Named, release: Release, state: State) -> Named:
+        """Hand the released gradient to the optimizer, and take its step."""
+        before = {name: p.detach().clone() for name, p in params.items()}
+        for name, parameter in params.items():
+            parameter.grad = release.gradient[name].clone()
+        state["optimizer"].step()
+        if "scheduler" in state:
+            state["scheduler"].step()
+        for parameter in params.values():
+            parameter.grad = None
+        return {name: p.detach() - before[name] for name, p in params.items()}
+
+
+def check_schedule(state: Any, params: Named, steps: int) -> None:
+    """Refuse a scheduler that ends before the plan does, whatever rule its ``state`` is a part of: in the middle of a
+    run its error would lose what was spent. A copy is stepped, which shares no more than the parameters."""
+    if not isinstance(state, dict) or steps > MOST_CHECKED:
+        return
+    for part in state.values():
+        check_schedule(part, params, steps)
+    if _is_repeatable(scheduler := state.get("scheduler")):
+        _step_through(copy.deepcopy(scheduler, {id(p): p for p in params.values()}), steps)
+
+
+def _is_repeatable(scheduler: Any) -> bool:
+    """Whether it is torch's and holds no functions, which may have a memory that no copy has for itself."""
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        return False
+    held = vars(scheduler)
+    own = type(scheduler).__module__ == "torch.optim.lr_scheduler"
+    functions = held.get("lr_lambdas") or held.get("_scale_fn_custom")
+    return own and not functions and all(map(_is_repeatable, held.get("_schedulers", ())))
+
+
+def _step_through(scheduler: Any, steps: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is stepped without its optimizer
+        for step in range(steps):
+            try:
+                scheduler.step()
+            except Exception as error:
+                raise InvalidInputError(
+                    f"{type(scheduler).__name__} fails after {step} of the plan's {steps} steps ({error}): make it for "
+                    f"{steps} steps"
+                ) from error
+
+
+def _settings(optimizer: torch.optim.Optimizer, params: Named) -> list[dict[str, Any]]:
+    """Every group's settings, and which parameters are in it."""
+    names = {id(p): name for name, p in params.items()}
+    return [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+
+
+def _beside(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer of somebody's own holds beside its settings; hooks can do anything and have no identity."""
+    held = vars(optimizer)
+    if any(content for name, content in held.items() if name.endswith("_hooks")):
+        raise NoIdentity("the rule's optimizer has hooks, which cannot be told from others: leave them out")
+    if type(optimizer).__module__.startswith("torch."):
+        return {}
+    usual = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)).keys()
+    return {name: content for name, content in held.items() if name not in usual and name not in SCHEDULED}
+
+
+def _followed(state: State, scope: Scope) -> str:
+    """A digest of the settings at every step of the plan: what the scheduler makes of them."""
+    total = hashlib.blake2b(digest_size=16)
+    for _ in range(scope.steps):
+        state["optimizer"].step()  # without gradients it changes nothing
+        state["scheduler"].step()
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in state["optimizer"].param_groups]
+        total.update(json.dumps(declared(groups, scope)).encode())
+    return total.hexdigest()
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, params: Named) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Refused(
+            "LBFGS evaluates the loss again on the raw data through a closure, outside the privacy boundary: "
+            "use an optimizer that takes one gradient a step"
+        )
+    ours = {id(p) for p in params.values()}
+    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not theirs <= ours:
+        raise InvalidInputError(
+            "the optimizer holds parameters that this run does not train: build it from those it is given"
+        )

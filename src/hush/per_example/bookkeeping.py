@@ -1,0 +1,214 @@
+"""The book-keeping engine: one forward, one backward of the activations' gradients, then norms and one contraction.
+
+Bu, Wang, Zha, Karypis 2022, "Differentially private optimization on large model at small cost".
+
+Modules without a rule are left to torch.func, which maps each of them over the examples by itself in an otherwise
+ordinary forward. Every example gets a view of the module's parameters of its own; autograd computes their gradients as
+of any tensor, and these are the per-example gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+import hush.per_example.embedding
+import hush.per_example.linear
+import hush.per_example.norm  # noqa: F401  (these register their rules)
+from hush._internal.tensors import Losses, Named, check_losses, trainable
+from hush.per_example.augmentation import Point, make_rewinder
+from hush.per_example.decompositions import replacing_forwards
+from hush.per_example.functional import compute_gradients, recording, refuse_unseen
+from hush.per_example.model_rng import NotPerExample, drawing
+from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
+from hush.per_example.rounding import exact_products
+from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms
+from hush.per_example.tracking import Entry, NoLayerRule, Session, TrackedParameter
+from hush.per_example.units import gather_rows
+from hush.privacy_unit import count_rows
+
+
+@dataclass(frozen=True)
+class BookkeepingGradients:
+    """A tape that holds terms, and per-example gradients only where they are the cheaper way."""
+
+    losses: Tensor
+    params: Named
+    terms: dict[str, list[Term]]
+    suspects: NonFiniteRows = field(default_factory=NonFiniteRows, repr=False)
+
+    @torch.no_grad()
+    def squared_norms(self, certain: bool = True) -> Named:
+        """Bounds of ‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
+        with exact_products():
+            found = {name: self._squares(name, certain) for name in self.params}
+        return self.suspects.note(found) if certain else found
+
+    def _squares(self, name: str, certain: bool) -> Tensor:
+        terms, n, param = self.terms[name], self.losses.shape[0], self.params[name]
+        if not terms:
+            return param.new_zeros(n, dtype=torch.float64)
+        return terms[0].bound_squares(certain) if len(terms) == 1 else bound_in_chunks(terms, n, param.numel(), certain)
+
+    @torch.no_grad()
+    def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
+        """Σᵢ wᵢ gᵢ, one contraction per term."""
+        given: dict[tuple[int, torch.dtype], Weights] = {}
+        out: Named = {}
+        with exact_products():
+            for name, param in self.params.items():
+                own = weights_of(weights, name)
+                key = id(own), param.dtype
+                if key not in given:
+                    given[key] = Weights.of(own, param.dtype, start, stop, self.suspects.rows)
+                out[name] = self._sum(name, given[key])
+        return out
+
+    def _sum(self, name: str, weights: Weights) -> Tensor:
+        """One addend an example, or double precision: also where several terms of one parameter can cancel."""
+        terms, param = self.terms[name], self.params[name]
+        if len(terms) == 1:
+            return terms[0].sum(weights)
+        total = torch.zeros_like(param, dtype=torch.float64)
+        for term in terms:
+            total += term.sum_in_double(weights)
+        return total.to(param.dtype)
+
+
+def record_book_keeping(
+    model: nn.Module,
+    losses: Losses,
+    content: Any,
+    n: int,
+    points: Sequence[Point],
+    alone: Iterable[str] = (),
+    known: Known | None = None,
+) -> PerExampleGradients:
+    """One forward and one backward per point; the modules in ``alone`` are left to torch.func;
+    ``known`` is what earlier recordings saw of their inputs.
+
+    Raises Unhandled where a rule is missing."""
+    params = trainable(model)
+    terms: dict[str, list[Term]] = {name: [] for name in params}
+    first: Tensor | None = None
+    rewind = make_rewinder(next(iter(params.values())).device)
+    for point in points:
+        rewind()
+        values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
+        first = values if first is None else first
+        for entry in entries:
+            terms[entry.name] += [gather_rows(term, n, count_rows(losses), entry.value) for term in entry.terms]
+    assert first is not None
+    return BookkeepingGradients(
+        first, {name: p.detach() for name, p in params.items()}, {name: merge_terms(t) for name, t in terms.items()}
+    )
+
+
+def _record_point(
+    model: nn.Module,
+    losses: Losses,
+    content: Any,
+    n: int,
+    params: Named,
+    point: Point,
+    alone: Iterable[str],
+    known: Known,
+) -> tuple[Tensor, list[Entry]]:
+    like = next(iter(params.values()))
+    session = Session(n * count_rows(losses), torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
+    at = point.params or {}
+    entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
+    stand_ins = {id(p): TrackedParameter.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
+    with (
+        torch.enable_grad(),
+        recording(model, stand_ins),
+        replacing_forwards(map_over_examples(model, alone, session, known)),
+    ):
+        try:
+            with drawing():
+                values = losses(model, content if point.content is None else point.content)
+        except NotPerExample as stop:
+            raise NoLayerRule([], str(stop)) from stop
+        check_losses(values, n)
+        _backward(session, values, point.coefficient, params)  # in here: checkpointing runs parts of the model again
+    return values.detach(), entries
+
+
+def _backward(session: Session, values: Tensor, coefficient: float, params: Named) -> None:
+    """Every use leaves its term. The originals' gradients are asked for too: there should be none."""
+    if not values.requires_grad:
+        return
+    leaves, originals = list(session.leaves), list(params.values())
+    inputs = [session.anchor, *(leaf for _, leaf in leaves), *originals]
+    _, *found = compute_gradients(values, inputs, torch.full_like(values, coefficient))
+    refuse_unseen(params, found[len(leaves) :])
+    for (entry, _), gradient in zip(leaves, found, strict=False):
+        if gradient is not None:
+            entry.leave(Materialized(gradient.reshape(session.n, *entry.value.shape)))
+
+
+Known = dict[str, list[list[bool]]]
+"""By module, for each of its calls: which of the inputs hold the examples."""
+
+
+def map_over_examples(
+    model: nn.Module, names: Iterable[str], session: Session, known: Known
+) -> dict[nn.Module, Callable[..., Any]]:
+    """The forwards of these modules as maps over single examples."""
+    modules = dict(model.named_modules())
+    return {modules[name]: _map_module(modules[name], session, known.setdefault(name, [])) for name in names}
+
+
+def _map_module(module: nn.Module, session: Session, known: list[list[bool]]) -> Callable[..., Any]:
+    calls, own = itertools.count(), module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with replacing_forwards({module: own}):
+            return _call_mapped(module, session, args, kwargs, known, next(calls))
+
+    return forward
+
+
+def _make_leaf(entry: Entry) -> Tensor:
+    session = entry.session
+    leaf = entry.value.expand(session.n, *entry.value.shape).detach().requires_grad_()
+    session.leaves.append((entry, leaf))
+    return leaf
+
+
+def _call_mapped(
+    module: nn.Module, session: Session, args: Any, kwargs: Any, known: list[list[bool]], call: int
+) -> Any:
+    stand_ins = {name: p for name, p in module.named_parameters() if isinstance(p, TrackedParameter)}
+    watched = {name: p.entry for name, p in stand_ins.items()}
+    leaves = {name: _make_leaf(entry) for name, entry in watched.items()}
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == session.n for v in flat]
+    if not any(batched):
+        raise NoLayerRule(
+            [entry.name for entry in watched.values()], "no input of the module has the examples in its first dimension"
+        )
+    if call == len(known):
+        known.append(batched)
+    if known[call] != batched:  # such as a table with as many rows as this batch has examples
+        raise NoLayerRule(
+            [entry.name for entry in watched.values()],
+            "which inputs of the module hold examples changes between batches",
+        )
+
+    def one(params: dict[str, Tensor], *values: Any) -> Any:
+        single = [v.unsqueeze(0) if b else v for v, b in zip(values, batched, strict=True)]
+        inner_args, inner_kwargs = pytree.tree_unflatten(single, spec)
+        with recording(module, {id(p): params[name] for name, p in stand_ins.items()}):
+            out = module(*inner_args, **inner_kwargs)
+        return pytree.tree_map(lambda t: t.squeeze(0), out)
+
+    dims = tuple(0 if b else None for b in batched)
+    return vmap(one, in_dims=(0, *dims), randomness="different")(leaves, *flat)

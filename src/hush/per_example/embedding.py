@@ -1,0 +1,105 @@
+"""Book-keeping rule of embeddings: a row of the table per token.
+
+gᵢ has the sum of b_ip in row t for all positions p with token t; its norm is that of the sums per distinct token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from hush.per_example.result import Weights
+from hush.per_example.rounding import bound_squares
+from hush.per_example.terms import RoundingBound
+from hush.per_example.tracking import Entry, apply_layer, handles, refuse
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The sums of b over the positions of each token, by example: ``tokens`` (n, P) and ``sums`` (n, P, width).
+
+    An example with fewer tokens than positions has sums of zero left over, at the table's first row."""
+
+    tokens: Tensor
+    sums: Tensor
+    table: torch.Size
+
+    @staticmethod
+    def of(tokens: Tensor, b: Tensor, table: torch.Size) -> Lookup:
+        """From tokens (n, P) and gradients b (n, P, width): what rounding does to a sum belongs to its example."""
+        n, positions = tokens.shape
+        ordered, order = tokens.sort(stable=True)
+        place = torch.zeros_like(ordered)
+        torch.cumsum(ordered[:, 1:] != ordered[:, :-1], 1, out=place[:, 1:])
+        own = torch.zeros_like(ordered).scatter_(1, place, ordered)
+        place += positions * torch.arange(n, device=tokens.device)[:, None]
+        back = torch.empty_like(place).scatter_(1, order, place)
+        sums = b.new_zeros(n * positions, b.shape[2]).index_add_(0, back.flatten(), b.flatten(0, 1))
+        return Lookup(own, sums.view(n, positions, -1), table)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The whole tables of a few examples."""
+        m = stop - start
+        where = self.tokens[start:stop] + self.table[0] * torch.arange(m, device=self.tokens.device)[:, None]
+        flat = self.sums.new_zeros(m * self.table[0], self.table[1])
+        return flat.index_add_(0, where.flatten(), self.sums[start:stop].flatten(0, 1)).view(m, *self.table)
+
+    def reach(self) -> RoundingBound:
+        """The sums are what is summed."""
+        return RoundingBound(0, bound_squares(self.sums).sqrt_())
+
+    def bound_squares(self, certain: bool = True) -> Tensor:
+        """‖gᵢ‖² over each example's distinct tokens."""
+        return bound_squares(self.sums, certain=certain)
+
+    def sum(self, weights: Weights) -> Tensor:
+        """Add every weighted sum to its token's row: one addend an example."""
+        return self._add_to_table(weights.rows(self.tokens), weights.scale(self.sums))
+
+    def sum_in_double(self, weights: Weights) -> Tensor:
+        """The same in double precision."""
+        scale = weights.values.double().view(-1, 1, 1)
+        return self._add_to_table(weights.rows(self.tokens), weights.rows(self.sums) * scale)
+
+    def _add_to_table(self, tokens: Tensor, scaled: Tensor) -> Tensor:
+        return scaled.new_zeros(self.table).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, tokens: Tensor, table: Tensor, padding: int | None, entries: tuple[Entry]
+    ) -> Tensor:
+        ctx.save_for_backward(tokens)
+        (ctx.entry,), ctx.padding = entries, padding
+        return F.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        flat, b = tokens.reshape(tokens.shape[0], -1), gy.reshape(gy.shape[0], -1, gy.shape[-1])
+        if ctx.padding is not None:
+            b = b.masked_fill((flat == ctx.padding)[:, :, None], 0)
+        ctx.entry.leave(Lookup.of(flat, b, ctx.entry.value.shape))
+        return None, None, None, None, None
+
+
+@handles(F.embedding)
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """One row of the table per token."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise refuse("an embedding with max_norm or scale_grad_by_freq has no book-keeping rule", weight)
+    padding = None if padding_idx is None else padding_idx % weight.shape[0]
+    return apply_layer(_Embedding, input, (weight,), padding, least=1)

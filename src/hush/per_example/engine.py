@@ -1,0 +1,406 @@
+"""Which engine a model gets: book-keeping as far as its rules reach and agree with the reference, else torch.func.
+
+Book-keeping is right only where examples do not meet, and a model can hide that they do (a reshape across the batch, a
+loss that compares examples, sequences as long as the batch). So the first recording of a model with a loss compares
+the two engines on a few of its examples, by themselves and in their batch; where they disagree, the reference computes
+everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from hush._internal.tensors import Losses
+from hush.data_source import to_each
+from hush.errors import HushError, Refused
+from hush.per_example.augmentation import Point, make_rewinder
+from hush.per_example.bookkeeping import BookkeepingGradients, Known, record_book_keeping
+from hush.per_example.functional import is_compiled, record_functional, record_one_by_one
+from hush.per_example.isolation import (
+    MIXED,
+    Book,
+    EngineComparison,
+    explain_difference,
+    is_unmixed,
+    judge_in_float64,
+    keeping_generator,
+    measure_difference,
+    norms_agree,
+    rows_agree,
+)
+from hush.per_example.model_rng import drawing_only, is_by_place
+from hush.per_example.result import GradientWarning, PerExampleGradients
+from hush.per_example.tracking import NoLayerRule
+from hush.randomness import Secret
+
+# What is known about a model with a loss, and when two losses are one: by what they do, not by which object they are.
+#
+# A lambda written in a training loop is a new object at every step and the same loss each time. Two functions that one
+# factory made are one code with two closures, and may do different things. So a function is known by its code and by
+# what it closes over: numbers and text by value, everything else by being the same object.
+
+REMEMBERED = 8  # losses of one model whose verdicts are kept, and closures of one function that are compared
+
+
+@dataclass(eq=False)
+class EngineChoice:
+    """What is known about one model with one loss."""
+
+    engine: str = "book-keeping"
+    checked: bool = False
+    alone: frozenset[str] = frozenset()  # modules that torch.func maps by themselves
+    known: Known = field(default_factory=dict)  # which of their inputs hold the examples
+
+
+@dataclass(eq=False)
+class EngineChoices:
+    """The verdicts of one model: the last few, and how many closures of each function were compared."""
+
+    by_loss: OrderedDict[Hashable, EngineChoice] = field(default_factory=OrderedDict)
+    by_code: OrderedDict[Hashable, tuple[int, EngineChoice]] = field(default_factory=OrderedDict)
+
+    def of(self, losses: Losses, modes: Hashable) -> EngineChoice:
+        """The verdict of this loss. A new function at every step with something else in its closure is compared
+        only so often; from then on it has the verdict of the last one, or of the first that was slow."""
+        key, code = (identify_loss(losses), modes), (code_of(losses), modes)
+        if key not in self.by_loss:
+            times, last = self.by_code.get(code, (0, EngineChoice()))
+            known = times >= REMEMBERED or (last.checked and last.engine != "book-keeping")
+            self.by_loss[key] = last if known else EngineChoice()
+            self.by_code[code] = times + 1, self.by_loss[key]
+        for table, used in ((self.by_loss, key), (self.by_code, code)):
+            table.move_to_end(used)
+            if len(table) > REMEMBERED:
+                table.popitem(last=False)
+        return self.by_loss[key]
+
+
+_VERDICTS: WeakKeyDictionary[nn.Module, EngineChoices] = WeakKeyDictionary()
+
+
+def verdict_of(model: nn.Module, losses: Losses) -> EngineChoice:
+    """What is known about this model, in the modes that its modules are in, with this loss."""
+    modes = tuple(module.training for module in model.modules())
+    return _VERDICTS.setdefault(model, EngineChoices()).of(losses, modes)
+
+
+_BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
+_EMPTY = object()  # in place of a cell's content while a function is being defined
+
+
+class Same:
+    """One particular object; it is not kept alive where that can be helped, so nothing is held by having been seen."""
+
+    def __init__(self, thing: Any) -> None:
+        self._number = id(thing)
+        try:
+            self._find: Any = weakref.ref(thing)
+        except TypeError:
+            self._find = lambda: thing
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        thing = self._find()
+        return isinstance(other, Same) and thing is not None and thing is other._find()
+
+
+def identify_loss(thing: Any, depth: int = 6) -> Hashable:
+    """A key that two things share only if they do the same; below ``depth`` only the same object is the same."""
+    if isinstance(thing, _BY_VALUE):
+        return type(thing), repr(thing)  # by its text: 0.0 and -0.0, 1 and True are different things
+    if depth == 0:
+        return Same(thing)
+    if isinstance(thing, tuple):
+        return type(thing), tuple(identify_loss(each, depth - 1) for each in thing)
+    if isinstance(thing, types.FunctionType):
+        inside = (_read_closure(thing), thing.__defaults__, _sort_items(thing.__kwdefaults__))
+        return thing.__code__, identify_loss(inside, depth - 1)
+    if isinstance(thing, types.MethodType):
+        return identify_loss(thing.__func__, depth - 1), Same(thing.__self__)
+    if isinstance(thing, functools.partial):
+        return identify_loss((thing.func, thing.args, _sort_items(thing.keywords)), depth - 1)
+    return Same(thing)
+
+
+def code_of(thing: Any) -> Hashable:
+    """What all functions of one factory share."""
+    while isinstance(thing, (types.MethodType, functools.partial)):
+        thing = thing.__func__ if isinstance(thing, types.MethodType) else thing.func
+    return thing.__code__ if isinstance(thing, types.FunctionType) else Same(thing)
+
+
+def _read_closure(function: types.FunctionType) -> tuple[Any, ...]:
+    """The contents of its cells."""
+    cells = function.__closure__ or ()
+    return tuple(_EMPTY if cell == types.CellType() else cell.cell_contents for cell in cells)
+
+
+def _sort_items(named: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((named or {}).items(), key=lambda item: item[0]))
+
+
+PROBED = 3  # examples of the first comparison
+
+
+_SLOW = {"functional": record_functional, "one by one": record_one_by_one}
+
+
+def record_automatic(
+    model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]
+) -> PerExampleGradients:
+    """The fastest engine that is right for this model; what is slow is said once."""
+    verdict = verdict_of(model, losses)
+    if not verdict.checked and n > 1:
+        _compare_engines(EngineComparison(model, losses, content, n, [Point()]), verdict)
+    if verdict.checked and verdict.engine == "book-keeping":
+        try:
+            return _keep_book(model, losses, verdict, content, n, points)
+        except NoLayerRule as stop:
+            _turn_slow(verdict, "functional", stop.why)
+    if n == 1:  # no map over examples is needed, which some operations do not support
+        return record_one_by_one(model, losses, content, n, points)
+    return _SLOW.get(verdict.engine, record_functional)(model, losses, content, n, points)
+
+
+def engine_of(model: nn.Module, losses: Losses) -> tuple[Book, str]:
+    """How a tape of this model with this loss was made, to make it again, and the engine of its reference."""
+    verdict = verdict_of(model, losses)
+    if verdict.engine == "one by one":
+        return partial(record_one_by_one, model, losses), verdict.engine
+    return partial(_keep_book, model, losses, verdict), ""
+
+
+def _keep_book(
+    model: nn.Module, losses: Losses, verdict: EngineChoice, content: Any, n: int, points: Sequence[Point]
+) -> PerExampleGradients:
+    """Book-keeping; a module whose parameters it cannot follow is left to torch.func, then the module around it."""
+    rewind = make_rewinder(next(model.parameters()).device)
+    known, why = verdict.alone, ""
+    while True:
+        try:
+            tape = record_book_keeping(model, losses, content, n, points, verdict.alone, verdict.known)
+        except NoLayerRule as stop:
+            rewind()
+            verdict.alone, why = _widen_alone(verdict.alone, stop), stop.why
+            continue
+        for name in sorted(verdict.alone - known):
+            kind = type(model.get_submodule(name)).__name__
+            _warn(f"torch.func computes the per-example gradients of '{name}' ({kind}), which is slow: {why}")
+        return tape
+
+
+def _widen_alone(alone: frozenset[str], stop: NoLayerRule) -> frozenset[str]:
+    """The modules left to torch.func, and the owner of the parameter that stopped the recording or one around it."""
+    owner = stop.names[0].rpartition(".")[0] if stop.names else ""
+    while owner and any(f"{owner}.".startswith(f"{name}.") for name in alone):
+        owner = owner.rpartition(".")[0]
+    if not owner:
+        raise stop
+    return frozenset(name for name in alone if not name.startswith(f"{owner}.")) | {owner}
+
+
+def _compare_engines(case: EngineComparison, verdict: EngineChoice) -> None:
+    """Decide the engine on a few examples, by themselves and in their batch."""
+    which = torch.linspace(0, case.n - 1, min(case.n, PROBED)).long()
+    few, book = case.take(which), partial(_keep_book, case.model, case.losses, verdict)
+    if is_compiled(case.model):
+        _warn("torch.compile has no effect on per-example gradients: the model runs as it was written")
+    with keeping_generator() as rewind:
+        with drawing_only(which):
+            found = judge_in_float64(
+                few, lambda c: _judge_few(c, book, rewind), lambda: _judge_few(few, book, rewind, last=True)
+            )
+        if not found.why and case.n > len(which):
+            found = _judge_batch(case, which, book, found, rewind)
+    verdict.checked = True  # only now: where a comparison stops with an error, the next recording compares
+    if found.why:
+        _turn_slow(verdict, found.engine, found.why)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The reference's engine, whether the model draws random numbers, and why book-keeping is not right ("": it is)."""
+
+    engine: str
+    random: bool
+    why: str
+
+
+def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = False) -> _Found:
+    """Book-keeping against the reference on a few examples; where book-keeping crashes, only ``last`` says so."""
+    rewind()
+    ours, trouble = None, ""
+    try:
+        ours = case.keep_book(book)
+    except NoLayerRule as stop:
+        trouble = stop.why
+    except HushError:
+        raise
+    except Exception as error:  # the user's own error comes back from the reference below
+        if not last:
+            raise
+        trouble = f"book-keeping stopped with {type(error).__name__}"
+    random = rewind()
+    theirs, engine = case.record_alone()
+    rewind()
+    if ours is None:
+        return _Found(engine, random, trouble)
+    if engine == "one by one" and random and not is_by_place():
+        _warn("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
+        return _Found(engine, random, "")
+    every = torch.arange(case.n)
+    agree = rows_agree(ours, every, theirs) and norms_agree(ours, every, theirs)
+    return _Found(engine, random, "" if agree else explain_difference(case, theirs))
+
+
+def _judge_batch(case: EngineComparison, which: Tensor, book: Book, found: _Found, rewind: Any) -> _Found:
+    """The few in their batch against themselves alone; what only rounding tells apart in float32 is the same."""
+
+    def is_different(case: EngineComparison) -> bool:
+        rewind()
+        tape = case.keep_book(book)
+        return not is_unmixed(case, tape, which, found.engine, found.random, rewind)
+
+    try:
+        mixed = is_different(case) and judge_in_float64(case, is_different, lambda: True)
+    except NoLayerRule as stop:  # a rule that three examples fitted
+        return _Found(found.engine, found.random, stop.why)
+    return _Found(found.engine, found.random, MIXED if mixed else "")
+
+
+def _turn_slow(verdict: EngineChoice, engine: str, why: str) -> None:
+    verdict.engine = engine
+    road = "torch.func computes" if engine == "functional" else "one backward pass an example computes"
+    _warn(f"{road} the per-example gradients of this model, which is slow: {why}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, GradientWarning, stacklevel=2)
+
+
+# Spot checks: at steps that only the secret knows, a few examples of the batch are compared with themselves alone.
+#
+# The comparison of the first batch cannot see a model that begins to mix its examples later (a flag, a warm-up, a memory
+# of features). A check takes the tape that the step made anyway and computes `PICKED` of its examples once more, alone:
+# 0.1 to 1.7 steps of time for the models of ``benchmarks/spot_checks.py``, so with one in `PERIOD` at most 1 % of a run.
+# Which steps and which examples are a pure function of (secret, step): a resumed run repeats them.
+
+PICKED = 2  # examples of one check
+PERIOD = 192  # one step of every so many is checked: the share of time is a check's cost in steps over this
+FIRST = 2  # and the steps up to this one are
+
+
+FEW = 0.05  # of the numbers of a view that rounding may change
+
+
+class ExamplesNotIndependent(Refused):
+    """Examples met that were taken to be independent: this run takes no further step and releases nothing."""
+
+
+@dataclass(frozen=True)
+class CheckedLosses:
+    """Losses whose recording is checked: ``picks`` says where in the batch, from 0 to 1."""
+
+    losses: Losses
+    step: int
+    picks: tuple[float, ...]
+
+    def __call__(self, model: nn.Module, content: Any) -> Tensor:
+        """The losses themselves."""
+        return self.losses(model, content)
+
+    def check(self, case: EngineComparison, tape: PerExampleGradients, start: Tensor) -> None:
+        """Refuse a tape whose examples are not what they are alone; ``start`` is torch's generator before it."""
+        book, engine = engine_of(case.model, case.losses)
+        if case.n < 2 or not (isinstance(tape, BookkeepingGradients) or engine == "one by one"):
+            return  # torch.func gives every example a batch of its own
+        which = torch.tensor(self._pick(case.n))
+        with keeping_generator(start) as rewind:
+            random = not torch.equal(start, torch.get_rng_state())
+
+            def is_different(case: EngineComparison) -> bool:
+                rewind()
+                return not is_unmixed(case, case.keep_book(book), which, engine, random, rewind)
+
+            if is_unmixed(case, tape, which, engine, random, rewind):
+                return
+            if judge_in_float64(case, is_different, lambda: True):
+                raise ExamplesNotIndependent(self._explain())
+
+    def check_views(
+        self, draw: Callable[[Any], Sequence[Point]], content: Any, n: int, views: Sequence[Point], start: Tensor
+    ) -> None:
+        """Refuse an augmentation whose views of an example are others where it is alone; ``draw`` makes the views of a
+        content, and ``start`` is torch's generator before those of the batch. Rounding to levels can make much of a
+        last bit that another number of rows changes: where few numbers differ, the example is compared once more, in a
+        batch of as many copies of it."""
+        if n < 2 or not is_by_place():
+            return
+        with keeping_generator(start) as rewind:
+            for place in self._pick(n):
+                rewind()
+                with drawing_only(torch.tensor([place])):
+                    alone = draw(_copy_row(content, place, 1))
+                share = _compare_views(views, place, alone, 0)
+                rewind()
+                if share > FEW or (share and _compare_views(views, place, draw(_copy_row(content, place, n)), place)):
+                    raise ExamplesNotIndependent(self._explain("in the augmentation"))
+
+    def _pick(self, n: int) -> list[int]:
+        return sorted({int(pick * n) for pick in self.picks})
+
+    def _explain(self, where: str = "in the model or its loss") -> str:
+        return (
+            f"at step {self.step} the examples of a batch meet {where}: what an example adds depends "
+            "on the others, so clipping does not bound it. Nothing of this step was released, and this run releases "
+            "nothing more: if they met earlier, its weights are not covered by the guarantee. Let forward and losses "
+            "treat every example by itself, and start a new run"
+        )
+
+
+def _copy_row(content: Any, place: int, times: int) -> Any:
+    """A content of one example, so many times."""
+    return to_each(lambda t: t[torch.full((times,), place, device=t.device)], content)
+
+
+def _compare_views(views: Sequence[Point], place: int, others: Sequence[Point], at: int) -> float:
+    """The largest share of numbers in which one row of the views is not the same as a row of others."""
+    pairs = zip(views, others, strict=True)
+    return max(measure_difference(ours.content, place, theirs.content, at) for ours, theirs in pairs)
+
+
+@dataclass(frozen=True)
+class SpotChecks:
+    """The spot checks of one run: one step in each ``period``, at a place that the secret picks, and the first steps.
+
+    So mixing that begins at some step and stays is found before two periods are over."""
+
+    secret: Secret
+    period: int = PERIOD
+    first: int = FIRST
+
+    def inspect(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
+        """The losses of one of the pieces of a step: as they are, or inspected."""
+        due, place, *picks = self._draw(step // self.period)
+        if step > self.first and step % self.period != int(due * self.period):
+            return losses
+        return CheckedLosses(losses, step, tuple(picks)) if piece == int(place * pieces) else losses
+
+    def _draw(self, block: int) -> list[float]:
+        """Numbers from 0 to 1, without 1, for one period."""
+        drawn = self.secret.derive("spot check", block, size=4 * (2 + PICKED))
+        return [int.from_bytes(drawn[i : i + 4], "little") / 2**32 for i in range(0, len(drawn), 4)]

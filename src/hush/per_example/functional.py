@@ -1,0 +1,353 @@
+"""The reference engine: torch.func computes each example's gradient as if it were alone in its batch.
+
+gᵢ = ∇ lossᵢ by vmap(grad) over a batch of one. It holds n gradients at once and is slow, and it is right by
+construction: nothing one example contains can reach another's gradient. Everything else is measured against it.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from hush._internal.tensors import Losses, Named, check_losses, trainable
+from hush.data_source import tensors_of, to_each
+from hush.errors import Refused
+from hush.per_example.augmentation import Point, make_rewinder
+from hush.per_example.decompositions import substituting
+from hush.per_example.model_rng import computing_again, drawing, drawing_only, is_by_place
+from hush.per_example.result import MaterializedGradients
+
+# A model for the length of one recording: other tensors in its parameters' places, and everything exactly back after.
+#
+# torch.func's own ``functional_call`` leaves a module that is registered under two names with the wrong tensors, and
+# cannot say that a forward assigned a buffer; so the places are swapped here, for every engine alike.
+
+_DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+@contextmanager
+def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
+    """The model as an engine runs it: ``others`` in the places of its parameters (by id), the forwards of
+    :mod:`hush.per_example.decompositions`, and nothing compiled."""
+    modules = list(model.modules())
+    with _without_compiling(), substituting(modules), _swapping(model, modules, others):
+        yield
+
+
+def _without_compiling() -> Any:
+    """torch.compile would trace through the stand-ins; what it compiled runs as it was written instead."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made this model, or a part of it."""
+    return "torch._dynamo" in sys.modules and any(
+        module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
+        for module in model.modules()
+    )
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a module holds: its parameters, its buffers and its attributes."""
+
+    module: nn.Module
+    params: dict[str, Any]
+    buffers: dict[str, Any]
+    attributes: dict[str, Any]
+    writes: dict[str, int]  # how often the tensors among these were written
+
+    @staticmethod
+    def of(module: nn.Module) -> _Contents:
+        attributes = dict(module.__dict__)
+        writes = {key: value._version for key, value in attributes.items() if isinstance(value, Tensor)}
+        return _Contents(module, dict(module._parameters), dict(module._buffers), attributes, writes)
+
+    def replace(self, others: Mapping[int, Any]) -> None:
+        """Put the others in their places."""
+        for place in (self.module._parameters, self.module._buffers):
+            for key, tensor in place.items():
+                if id(tensor) in others:
+                    place[key] = others[id(tensor)]
+        if isinstance(self.module, nn.RNNBase):  # a second list of the same parameters, which torch's own kernels read
+            weights = self.module._flat_weights
+            self.module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
+
+    def find_assigned(self, others: Mapping[int, Any]) -> list[str]:
+        """What is neither as it was nor as it was replaced."""
+        found: list[str] = []
+        for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
+            if before or now:
+                expected = {key: others.get(id(tensor), tensor) for key, tensor in before.items()}
+                found += _find_different(expected, now)
+        return found
+
+    def find_remembered(self) -> list[str]:
+        """Attributes in which a forward left another number than was there, or wrote into a tensor; whole numbers may
+        count forwards, and what was not there before is taken away again."""
+        before, now = self.attributes, self.module.__dict__
+        other = [key for key in _find_different(before, now) if before.get(key) is not None and key in now]
+        changed = [key for key in other if _holds_numbers(now[key]) and repr(now[key]) != repr(before[key])]
+        return changed + [key for key, writes in self.writes.items() if before[key]._version != writes]
+
+    def restore(self) -> None:
+        """Exactly as it was, without the tensors and numbers that a forward left in attributes: they belong to this
+        batch, and in a later one they would be a memory of it. Whole numbers and words go with a tensor, for they may
+        say that it is there, as how long a table is that was made for a longer input."""
+        for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
+            if before or now:
+                now.clear()
+                now.update(before)
+        attributes, before = self.module.__dict__, self.attributes
+        if "_flat_weights" in before:
+            attributes["_flat_weights"] = before["_flat_weights"]
+        different = _find_different(before, attributes)
+        with_tensors = any(_holds_tensors(attributes.get(key)) for key in different)
+        for key in different:
+            value = attributes.get(key)
+            goes = with_tensors if isinstance(value, (int, str)) else _holds_tensors(value) or _holds_numbers(value)
+            if not goes:
+                continue
+            if key in before:
+                attributes[key] = before[key]
+            else:
+                del attributes[key]
+
+
+@contextmanager
+def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
+    """Other tensors in the places of parameters and buffers; refuse a forward that assigns any of them itself."""
+    for module in modules:
+        if not isinstance(module._parameters, dict):  # torch.jit keeps its own
+            raise Refused(explain_jit(_find_name(model, module)))
+    contents = [_Contents.of(module) for module in modules]
+    assigned: list[str] = []
+    remembered: list[str] = []
+    try:
+        for each in contents:
+            each.replace(others)
+        yield
+        for each in contents:
+            assigned += [_find_name(model, each.module, key) for key in each.find_assigned(others)]
+            remembered += [_find_name(model, each.module, key) for key in each.find_remembered()]
+    finally:
+        for each in contents:
+            each.restore()
+    if assigned:
+        raise Refused(
+            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, and would carry the "
+            "data past the noise: keep what a forward computes out of buffers and parameters, or fill them before "
+            "training starts"
+        )
+    if remembered:
+        raise Refused(
+            f"'{remembered[0]}' of the {type(model).__name__} holds other numbers after a training forward, and would "
+            "carry one batch's data into later ones, past the noise: keep what a forward computes out of attributes, "
+            "and set them between steps (a whole number may count forwards)"
+        )
+
+
+def _find_name(model: nn.Module, module: nn.Module, key: str = "") -> str:
+    """A module's name in the model, or that of an attribute of it."""
+    found: str = next(name for name, each in model.named_modules() if each is module)
+    return f"{found}.{key}".strip(".")
+
+
+def explain_jit(name: str) -> str:
+    """Why a module that torch.jit made is refused."""
+    return (
+        f"{f'layer {name!r}' if name else 'the model'} was compiled by torch.jit, which hides the uses of its "
+        "parameters, so no example's own gradient can be computed: hand in the Python module that it was made from"
+    )
+
+
+def _find_different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys under which not the same objects lie."""
+    if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
+        return []  # the same objects in the same order; renamed keys do not occur
+    return [key for key in {**before, **now} if key not in now or key not in before or now[key] is not before[key]]
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensors, value)))
+
+
+def _holds_numbers(value: Any) -> bool:
+    """A number that is not whole, or one of numpy's, or a container of such."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(_holds_numbers, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (float, complex, np.generic, np.ndarray))
+
+
+@contextmanager
+def computing_in_float64(model: nn.Module) -> Iterator[None]:
+    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes."""
+    tensors = [*model.parameters(), *model.buffers()]
+    others = {id(t): _make_parameter_like(t, widen(t)) for t in tensors}
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _swapping(model, list(model.modules()), others):
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """A tensor in double precision; whole numbers stay."""
+    if tensor.is_complex():
+        return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype))
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
+
+
+def _make_parameter_like(old: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def compute_gradients(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
+    """autograd's gradients of these inputs, None for an input that the values do not depend on."""
+    try:
+        return torch.autograd.grad(values, inputs, start, allow_unused=True)
+    except RuntimeError as error:
+        if not _has_reentrant_checkpoint(values):
+            raise
+        raise Refused(
+            "reentrant checkpointing runs a part of the model again where no per-example gradient can be followed: "
+            "use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
+        ) from error
+
+
+def _has_reentrant_checkpoint(values: Tensor) -> bool:
+    waiting, seen = [values.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+    return False
+
+
+def refuse_unseen(params: Named, gradients: Iterable[Tensor | None]) -> None:
+    """Refuse where autograd found a way to an original parameter, past what stands in its place.
+
+    Its gradient by that way would be left out of every sum, and the parameter trained as if it were not used."""
+    unseen = [name for name, gradient in zip(params, gradients, strict=True) if gradient is not None]
+    if unseen:
+        owner, _, key = unseen[0].rpartition(".")
+        way = f"model.get_submodule('{owner}').{key}" if owner else f"model.{key}"
+        raise Refused(
+            f"parameter '{unseen[0]}' is used past its module (kept in a list, in functools.partial or in a closure), "
+            f"where its per-example gradients cannot be seen: reach it through the model at every use, as {way}"
+        )
+
+
+def record_functional(
+    model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]
+) -> MaterializedGradients:
+    """Per-example gradients by torch.func, one vmap per point, all points under the same model randomness."""
+    own = {name: p.detach() for name, p in trainable(model).items()}
+    total: Named = {}
+    first: Tensor | None = None
+    rewind = make_rewinder(next(iter(own.values())).device)
+    for point in points:
+        rewind()
+        seen = content if point.content is None else point.content
+        values, gradients = _record_point(model, losses, own | (point.params or {}), seen)
+        first = values if first is None else first
+        for name, g in gradients.items():
+            term = g if point.coefficient == 1.0 else g * point.coefficient
+            total[name] = total[name] + term if name in total else term
+    assert first is not None
+    return MaterializedGradients(first, total)
+
+
+def _record_point(model: nn.Module, losses: Losses, params: Named, content: Any) -> tuple[Tensor, Named]:
+    originals = trainable(model)
+    one_loss = _isolate_loss(model, losses, originals, content)
+    batched = tensors_of(content)
+    in_dims = (None, *[0] * len(batched))
+    with torch.enable_grad(), drawing():
+        gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
+    if values.requires_grad:  # nothing above does: there is a way to the originals
+        refuse_unseen(originals, compute_gradients(values, list(originals.values()), torch.ones_like(values)))
+    return values.detach(), {name: g.detach() for name, g in gradients.items()}
+
+
+def _isolate_loss(model: nn.Module, losses: Losses, originals: Named, content: Any) -> Callable[..., Tensor]:
+    """The loss of one example, in a batch of one, as a function of parameters and the example's own tensors."""
+
+    def one_loss(current: Named, *example: Tensor) -> Tensor:
+        rows = iter(example)
+        alone = to_each(lambda _: next(rows).unsqueeze(0), content)
+        with recording(model, {id(p): current[name] for name, p in originals.items()}):
+            loss = losses(model, alone)
+        check_losses(loss, 1)
+        single: Tensor = loss.squeeze(0)
+        return single
+
+    return one_loss
+
+
+@torch.no_grad()
+def compute_losses_alone(model: nn.Module, losses: Losses, content: Any, params: Named | None = None) -> Tensor:
+    """Each example's loss as if it were alone in its batch, under the model randomness that it has in the batch."""
+    originals, batched = trainable(model), tensors_of(content)
+    at = {name: p.detach() for name, p in originals.items()} | (params or {})
+    one_loss, in_dims = _isolate_loss(model, losses, originals, content), (None, *[0] * len(batched))
+    with drawing():
+        values: Tensor = vmap(one_loss, in_dims=in_dims, randomness="different")(at, *batched)
+    return values
+
+
+def record_one_by_one(
+    model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]
+) -> MaterializedGradients:
+    """Per-example gradients by one ordinary backward pass an example: for what torch.func cannot map.
+
+    Each example has the model randomness of its own place; without places, what torch's generator draws for
+    one after the other."""
+    originals = trainable(model)
+    own = {name: p.detach() for name, p in originals.items()}
+    rewind = make_rewinder(next(iter(own.values())).device)
+    rows: dict[str, list[Tensor]] = {name: [torch.zeros_like(p)] * n for name, p in own.items()}
+    values: list[Tensor] = []
+    for number, point in enumerate(points):
+        rewind()
+        leaves = {name: p.clone().requires_grad_() for name, p in (own | (point.params or {})).items()}
+        places = {id(p): leaves[name] for name, p in originals.items()}
+        seen = content if point.content is None else point.content
+        for i in range(n):
+            if is_by_place():
+                rewind()
+            single = to_each(lambda t, i=i: t[i : i + 1], seen)
+            with torch.enable_grad(), recording(model, places), drawing_only(torch.tensor([i])):
+                with drawing(again=True):
+                    loss = losses(model, single)
+                check_losses(loss, 1)
+                with computing_again():
+                    found = _name_gradients(loss, leaves, originals)
+            values += [loss.detach()] if number == 0 else []
+            for name, g in found.items():
+                rows[name][i] = rows[name][i] + point.coefficient * g
+    return MaterializedGradients(torch.cat(values), {name: torch.stack(each) for name, each in rows.items()})
+
+
+def _name_gradients(loss: Tensor, leaves: Named, originals: Named) -> Named:
+    """The gradients that one loss has, by name."""
+    if not loss.requires_grad:
+        return {}
+    found = compute_gradients(loss, [*leaves.values(), *originals.values()], torch.ones_like(loss))
+    refuse_unseen(originals, found[len(leaves) :])
+    return {name: g for name, g in zip(leaves, found, strict=False) if g is not None}

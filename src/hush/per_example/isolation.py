@@ -1,0 +1,230 @@
+"""Whether the examples of a batch meet: a few of them in their batch against the same ones alone.
+
+An example alone is the reference's: torch.func runs it in a batch of one. Two things are compared, losses and whole
+gradients. In float32 they agree to rounding, which one layer can make large; so a difference there is looked at again
+with model and data in float64, and only what is still different is called mixing. A model that cannot run in float64
+is judged in float32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush._internal.tensors import Losses, Named, trainable
+from hush.data_source import list_parts, tensors_of, to_each
+from hush.errors import HushError
+from hush.per_example.augmentation import Point
+from hush.per_example.functional import (
+    compute_losses_alone,
+    computing_in_float64,
+    record_functional,
+    record_one_by_one,
+    recording,
+    widen,
+)
+from hush.per_example.model_rng import drawing, drawing_only, is_by_place
+from hush.per_example.result import PerExampleGradients
+
+CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
+MIXED = "examples are not independent of each other in this model or its loss"
+MISSED = "a part of its gradients goes past the book-keeping rules"
+
+Book = Callable[[Any, int, Sequence[Point]], PerExampleGradients]
+"""Book-keeping of one model and loss: content, number of examples, points."""
+
+
+@dataclass(frozen=True)
+class EngineComparison:
+    """One model with one loss on one batch of n examples."""
+
+    model: nn.Module
+    losses: Losses
+    content: Any
+    n: int
+    points: Sequence[Point]
+
+    def take(self, which: Tensor) -> EngineComparison:
+        """These examples of it as a batch of their own."""
+
+        def rows(content: Any) -> Any:
+            return to_each(lambda t: t[which.to(t.device)], content)
+
+        points = [Point(p.coefficient, p.params, None if p.content is None else rows(p.content)) for p in self.points]
+        return EngineComparison(self.model, self.losses, rows(self.content), len(which), points)
+
+    def widen(self) -> EngineComparison:
+        """The same in float64, for a model that is in float64."""
+
+        def double(content: Any) -> Any:
+            return None if content is None else to_each(widen, content)
+
+        points = [Point(p.coefficient, double(p.params), double(p.content)) for p in self.points]
+        return EngineComparison(self.model, self.losses, double(self.content), self.n, points)
+
+    def keep_book(self, book: Book) -> PerExampleGradients:
+        """By book-keeping, all together."""
+        return book(self.content, self.n, self.points)
+
+    def record_alone(self, engine: str = "") -> tuple[PerExampleGradients, str]:
+        """Every example by itself, by torch.func where it can map the model; and the engine that it took."""
+        given = (self.model, self.losses, self.content, self.n, self.points)
+        if engine != "one by one":
+            try:
+                return record_functional(*given), "functional"
+            except HushError:
+                raise
+            except Exception:  # torch.func cannot map every operation; the user's own error comes again below
+                pass
+        return record_one_by_one(*given), "one by one"
+
+    def compute_losses_alone(self) -> Tensor:
+        """Every example's loss as if it were alone, under the model randomness of its place in the batch."""
+        first = self.points[0]
+        seen = self.content if first.content is None else first.content
+        return compute_losses_alone(self.model, self.losses, seen, first.params)
+
+
+@contextmanager
+def keeping_generator(start: Tensor | None = None) -> Iterator[Callable[[], bool]]:
+    """Put torch's generator back afterwards. Gives a function that says whether numbers were drawn since ``start``
+    (this moment by default), and goes back to it."""
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func on rare operations
+        before = torch.get_rng_state() if start is None else start
+
+        def rewind() -> bool:
+            drew = not torch.equal(before, torch.get_rng_state())
+            torch.set_rng_state(before)
+            return drew
+
+        yield rewind
+
+
+def judge_in_float64(
+    case: EngineComparison, judge: Callable[[EngineComparison], Any], otherwise: Callable[[], Any]
+) -> Any:
+    """``judge`` of the case in float64; ``otherwise`` where the model does not run in it."""
+    try:
+        with computing_in_float64(case.model):
+            return judge(case.widen())
+    except HushError:
+        raise
+    except Exception:  # such as a float32 that is written into the forward
+        return otherwise()
+
+
+def is_unmixed(
+    case: EngineComparison,
+    tape: PerExampleGradients,
+    which: Tensor,
+    engine: str,
+    random: bool,
+    rewind: Callable[[], Any],
+) -> bool:
+    """Whether the tape of a batch gives these examples what they have alone.
+
+    By place, an example draws the same in every batch. Without places, what a model draws belongs to the rows of the
+    batch: a model that draws is then compared by the losses of all of them, and one that torch.func cannot map either
+    cannot be compared."""
+    if not random or is_by_place():
+        rewind()
+        with drawing_only(which):
+            return rows_agree(tape, which, case.take(which).record_alone(engine)[0])
+    if engine == "one by one":
+        return True
+    rewind()
+    right = case.compute_losses_alone()
+    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+
+
+def rows_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
+    """Whether these examples of a tape have the losses and the gradients that they have alone."""
+    found, right = _take_rows(tape, which), _take_rows(alone, torch.arange(len(which)))
+    sizes = [float(g.nan_to_num(0, 0, 0).norm()) for row in right for g in row.values()]
+    scale = max(sizes, default=0.0) + 1e-12
+    losses = alone.losses.detach()
+    here = tape.losses[which.to(losses.device)].detach()
+    if not are_near(here, losses, scale):
+        return False
+    return all(_is_same(a[name], b[name], scale) for a, b in zip(found, right, strict=True) for name in b)
+
+
+def norms_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
+    """Whether a tape's norms are those of the gradients that the examples have alone.
+
+    An example whose norm is not finite is in no sum, and left out here."""
+    mine, right = tape.squared_norms(certain=False), alone.squared_norms(certain=False)
+    pairs = [(mine[name][which.to(b.device)].sqrt(), b.sqrt()) for name, b in right.items()]
+    largest = max((float(b.nan_to_num(0, 0, 0).max()) for _, b in pairs), default=0.0)
+    pairs = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in pairs]
+    # a norm is never underestimated: that of nothing is not zero
+    return all(are_near(a, b, largest + 1e-6) for a, b in pairs)
+
+
+def measure_difference(one: Any, place: int, other: Any, at: int) -> float:
+    """The share of numbers in which a row of one content is not that of another, up to rounding; 1 where the two are
+    not made alike, or hold what cannot be compared."""
+    parts = list_parts(one)
+    if parts != list_parts(other) or not all(parts.values()):
+        return 1.0
+    pairs = [(a[place], b[at]) for a, b in zip(tensors_of(one), tensors_of(other), strict=True)]
+    shares = [_share_of_others(a, b) if a.shape == b.shape and a.dtype == b.dtype else 1.0 for a, b in pairs]
+    return max(shares, default=0.0)
+
+
+def _share_of_others(a: Tensor, b: Tensor) -> float:
+    if not b.numel():
+        return 0.0
+    same = (a == b) | ((a != a) & (b != b))
+    if b.is_floating_point():
+        scale = float(b.detach().nan_to_num(0, 0, 0).abs().max())
+        same |= (a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)
+    return 1.0 - float(same.double().mean())
+
+
+def are_near(a: Tensor, b: Tensor, scale: float) -> bool:
+    """Whether numbers agree, and are finite in the same places."""
+    finite = torch.isfinite(b)
+    if not torch.equal(finite, torch.isfinite(a)):
+        return False
+    a, b = a[finite].detach(), b[finite].detach()
+    return bool(((a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)).all())
+
+
+def _is_same(a: Tensor, b: Tensor, scale: float) -> bool:
+    size = b.norm()
+    if not bool(torch.isfinite(size)):
+        return not bool(torch.isfinite(a).all())
+    return bool((a - b).norm() <= CLOSE.get(b.dtype, 0.05) * (size + 1e-2 * scale))
+
+
+def _take_rows(tape: PerExampleGradients, which: Tensor) -> list[Named]:
+    """The whole gradients of a few examples."""
+    every = torch.zeros(len(which), len(tape.losses), dtype=tape.losses.dtype, device=tape.losses.device)
+    every[torch.arange(len(which)), which.to(every.device)] = 1
+    return [tape.sum(one) for one in every]
+
+
+def explain_difference(case: EngineComparison, alone: PerExampleGradients) -> str:
+    """Why book-keeping and the reference differ on a few examples: they meet, or a part of the gradient is missed.
+
+    Where they do not meet, the ordinary gradient of the whole loss is the sum of those that the examples have alone."""
+    params = trainable(case.model)
+    total: Named = {name: torch.zeros_like(p) for name, p in params.items()}
+    for point in case.points:
+        at = {id(p): (point.params or {}).get(name, p).detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad(), recording(case.model, at), drawing():
+            values = case.losses(case.model, case.content if point.content is None else point.content)
+            found = torch.autograd.grad(values.sum(), list(at.values()), allow_unused=True)
+        for name, g in zip(params, found, strict=True):
+            total[name] += 0 if g is None else point.coefficient * g
+    right = alone.sum(torch.ones_like(alone.losses))
+    scale = max(float(g.norm()) for g in right.values()) + 1e-12
+    return MISSED if all(_is_same(total[name], right[name], scale) for name in right) else MIXED

@@ -1,0 +1,164 @@
+"""Book-keeping rules of linear layers, convolutions and bare parameters.
+
+A rule runs the ordinary forward, computes the input's gradient, and leaves a term for each parameter. A bare parameter
+is added, multiplied, expanded over the examples, or the right factor of a product: each example gets a view of it of
+its own, of which autograd computes the gradient as of any tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from hush.per_example.conv import Convolution
+from hush.per_example.terms import Materialized, OuterProduct
+from hush.per_example.tracking import (
+    Entry,
+    TrackedParameter,
+    apply_layer,
+    entry_of,
+    expand_per_example,
+    handles,
+    refuse,
+)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, entries: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.entries = entries
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        leave_linear(ctx.entries, x, gy)
+        return None, gy @ weight if ctx.needs_input_grad[1] else None, None, None, None
+
+
+def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
+    """The terms of y = x Wᵀ + b, for any number of dimensions between the examples and the features."""
+    weight, bias = entries
+    b = gy.reshape(gy.shape[0], -1, gy.shape[-1])
+    if weight is not None:
+        weight.leave(OuterProduct(x.reshape(x.shape[0], -1, x.shape[-1]), b).choose_form())
+    if bias is not None:
+        bias.leave(Materialized(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
+
+
+@handles(F.linear)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ + b."""
+    return apply_layer(_Linear, input, (weight, bias))
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, rule: Convolution, entries: Any
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rule, ctx.entries = rule, entries
+        return rule.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        w, b = ctx.entries
+        if w is not None:
+            w.leave(ctx.rule.term(x, gy, weight))
+        if b is not None:
+            b.leave(Materialized(gy.sum(tuple(range(2, gy.dim())))))
+        gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
+        return None, gx, None, None, None, None
+
+
+def _convolve(rule: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.dim() != rule.dims + 2:
+        raise refuse("the convolution's input has no dimension of examples", weight, bias)
+    return apply_layer(_Conv, rule.pad(x), (weight, bias), rule)
+
+
+# The arguments of F.conv1d … F.conv3d and of F.conv_transpose1d … F.conv_transpose3d, in order, with the defaults.
+_ORDINARY = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_TRANSPOSED = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
+
+
+def _make_convolution(dims: int, defaults: dict[str, int]) -> Any:
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
+        given = {**defaults, **dict(zip(defaults, args, strict=False)), **options}
+        if defaults is _TRANSPOSED:
+            rule = Convolution.transpose(dims, **given)
+        else:
+            rule = Convolution.of(dims, **given, kernel=weight.shape[2:])
+        return _convolve(rule, input, weight, bias)
+
+    return forward
+
+
+for _dims in (1, 2, 3):
+    handles(getattr(F, f"conv{_dims}d"))(_make_convolution(_dims, _ORDINARY))
+    handles(getattr(F, f"conv_transpose{_dims}d"))(_make_convolution(_dims, _TRANSPOSED))
+
+
+def _make_elementwise(function: Any) -> Any:
+    def forward(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(left, TrackedParameter):
+            return function(expand_per_example(right, left), right, *args, **kwargs)
+        return function(left, expand_per_example(left, right), *args, **kwargs)
+
+    return forward
+
+
+for _name in ("add", "sub", "mul", "div", "true_divide"):
+    _function = getattr(torch, _name)
+    handles(_function, getattr(Tensor, _name))(_make_elementwise(_function))
+for _name in ("add", "sub", "mul", "truediv"):
+    _function = getattr(Tensor, f"__{_name}__")
+    handles(_function)(_make_elementwise(_function))
+for _name in ("add", "mul"):
+    _function = getattr(Tensor, f"__{_name}__")
+    handles(getattr(Tensor, f"__r{_name}__"))(_make_elementwise(lambda left, right, f=_function: f(right, left)))
+for _name in ("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__"):
+    _function = getattr(Tensor, _name)
+    handles(_function)(_make_elementwise(_function))
+
+
+@handles(Tensor.expand)
+def expand(parameter: TrackedParameter, *sizes: Any) -> Tensor:
+    """A copy for every example, as class tokens and learned queries are used."""
+    shape = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
+    entry = entry_of(parameter)
+    assert entry is not None
+    n, extra = entry.session.n, len(shape) - entry.value.dim()
+    if shape[0] != n or extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
+        raise refuse("a parameter is expanded over something else than the examples", parameter)
+    like = entry.value.new_empty(0).expand(n, *[0] * (len(shape) - 1))
+    return expand_per_example(like, parameter).expand(shape)
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, entries: tuple[Entry]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        (ctx.entry,) = entries
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        a, b = (t.reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
+        ctx.entry.leave(OuterProduct(a, b).choose_form())
+        return None, gy @ weight.t() if ctx.needs_input_grad[1] else None, None, None
+
+
+@handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def matmul(input: Any, other: Any) -> Tensor:
+    """x W for a parameter W of two dimensions."""
+    if isinstance(input, TrackedParameter) or not isinstance(other, TrackedParameter) or other.dim() != 2:
+        raise refuse("a product with a parameter that is not its right factor has no book-keeping rule", input, other)
+    return apply_layer(_Matmul, input, (other,))

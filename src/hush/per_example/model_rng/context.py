@@ -1,0 +1,344 @@
+"""The draws of the piece that is being computed: their places, and the contexts that give them to a model."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hush.errors import Refused
+from hush.per_example.model_rng.dispatch import Functions, Operations
+from hush.per_example.model_rng.numbers import ONE, Numbers, Places, draw_rows
+from hush.randomness import Counter, Secret
+
+# Which draws of a model belong to single examples, and which to all of them.
+#
+# A shape does not say it: at a batch of 64 a table of 64 numbers that all examples share looks like one number for
+# each. So before a model is used, its draws are watched on two and on three copies of its first example. A dimension
+# that grew from 2 to 3 holds the examples; a draw that did not grow is shared; one that grew otherwise (two rows an
+# example, say) has no place for an example unless each is computed alone. The decision does not depend on the size of
+# any batch.
+
+SIZES = (2, 3)
+Shape = tuple[int, ...]
+
+
+class NotPerExample(Exception):
+    """A draw whose numbers cannot be told apart by example unless each example is computed alone."""
+
+
+@dataclass(frozen=True)
+class BatchShared:
+    """A draw that all examples share: it had this shape at both sizes."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """A draw with the examples in one of its dimensions."""
+
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """A draw that grows with the batch in another way."""
+
+
+Kind = BatchShared | PerExample | Irregular
+DrawLog = list[tuple[int, Shape]]
+"""The number and shape of each draw, in order."""
+
+
+@dataclass(frozen=True)
+class DrawLayouts:
+    """The kinds of a model's draws, by their number."""
+
+    by_number: dict[int, Kind] = field(default_factory=dict)
+
+    @staticmethod
+    def of(two: DrawLog, three: DrawLog, *, rows: int = 1) -> DrawLayouts:
+        """From the draws on two and on three copies of one example, of so many rows each."""
+        if [number for number, _ in two] != [number for number, _ in three]:
+            raise Refused(
+                "the number of random draws in a forward depends on the size of the batch, so one example more would "
+                "move the others' draws: draw tensors that have the examples in one dimension"
+            )
+        found: dict[int, Kind] = {}
+        for (number, a), (_, b) in zip(two, three, strict=True):
+            kind = _decide_kind(a, b, rows)
+            if found.setdefault(number, kind) != kind:
+                raise Refused("the model sets torch's generator and draws different shapes from it: remove that")
+        return DrawLayouts(found)
+
+    @cached_property
+    def is_simple(self) -> bool:
+        """Every draw has the examples first or is one number for all: then the order of draws does not matter."""
+        return all(kind in (PerExample(0), BatchShared(())) for kind in self.by_number.values())
+
+    def find(self, number: int, shape: Shape, n: int) -> Kind:
+        """The kind of a draw of this shape where n rows are computed together; refuses what was not seen."""
+        if shape == () and not isinstance(self.by_number.get(number), Irregular):
+            return BatchShared(())
+        kind = PerExample(0) if self.is_simple else self.by_number.get(number)
+        fits = kind == BatchShared(shape) or isinstance(kind, Irregular)
+        if isinstance(kind, PerExample):
+            fits = kind.dim < len(shape) and shape[kind.dim] == n
+        if kind is None or not fits:
+            raise Refused(
+                f"random draw {number} of a forward has another shape than when the model was first tried: draw "
+                "tensors with the examples in their first dimension, or single numbers (shape ()), in every forward"
+            )
+        return kind
+
+
+def guess_kind(shape: Shape, n: int) -> Kind:
+    """For ordinary training, where nothing is proven: the examples are first wherever the size says so."""
+    return PerExample(0) if shape and shape[0] == n else BatchShared(shape)
+
+
+def _decide_kind(two: Shape, three: Shape, rows: int) -> Kind:
+    if two == three:
+        return BatchShared(two)
+    if len(two) != len(three):
+        return Irregular()
+    grown = [dim for dim, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
+    (dim, *more) = grown
+    return (
+        PerExample(dim) if not more and (two[dim], three[dim]) == tuple(rows * size for size in SIZES) else Irregular()
+    )
+
+
+@dataclass(frozen=True)
+class RngScope:
+    """The draws of one piece of one step; ``kinds`` is None until the model was tried. Where an example is several
+    ``rows``, each of them has numbers of its own among those of the example's place."""
+
+    secret: Secret
+    step: int
+    places: Places
+    counter: Counter
+    kinds: DrawLayouts | None = None
+    seen: DrawLog | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
+    proven: bool = True  # by shape alone where nothing is proven
+    again: bool = False  # the backward pass is under computing_again()
+    rows: int = 1  # of an example, side by side in the batch
+
+    def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
+        """The numbers of the next draw."""
+        number, single = self.counter.take(), mapped and self.rows > 1 and shape[0] == len(self.places) * self.rows
+        n = 1 if single else self.rows * (1 if mapped else len(self.places))
+        logical = tuple(shape[1:]) if mapped else tuple(shape)
+        if self.seen is not None:
+            self.seen.append((number, logical))
+        self._mind_checkpoints()
+        kind = self._decide_kind(number, logical, n)
+        if isinstance(kind, Irregular) and (single or (not mapped and len(self.places) > 1)):
+            raise NotPerExample("a random draw has no dimension that holds the examples alone")
+        places, stream = (ONE, "shared") if isinstance(kind, BatchShared) else (self.places, "place")
+        key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
+        total = int(np.prod(logical if isinstance(kind, BatchShared) else shape, dtype=np.int64))
+        return Numbers(
+            total // max(1, len(places)),
+            device,
+            lambda width, dtype: draw_rows(key, places, width, dtype),
+            lambda rows: _arrange(rows, kind, tuple(shape), mapped, self.rows, single),
+        )
+
+    def shares(self, shape: Sequence[int]) -> bool:
+        """Whether the next draw is one that all examples share."""
+        return isinstance(self._decide_kind(self.counter.number, tuple(shape), self.rows), BatchShared)
+
+    def check(self) -> None:
+        """Refuse where something was drawn from torch's own generators."""
+        self.counter.check()
+
+    def _mind_checkpoints(self) -> None:
+        """Inside activation checkpointing the backward pass draws again: an error unless that is expected."""
+        if not saved_tensors_are_hooked():
+            return
+        if not self.again:
+            raise NotPerExample("activation checkpointing draws its random numbers again in the backward pass")
+        self.counter.again = True
+
+    def _decide_kind(self, number: int, shape: tuple[int, ...], n: int) -> Kind:
+        if self.seen is not None or not self.proven:
+            return guess_kind(shape, n)
+        assert self.kinds is not None, "a model's draws are looked at before they are used: settling_draws()"
+        return self.kinds.find(number, shape, n)
+
+
+def _arrange(numbers: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool, rows: int, single: bool) -> Tensor:
+    """Rows of numbers in the shape that was asked for; ``single`` where it is the rows of examples that are mapped."""
+    if isinstance(kind, BatchShared):
+        return numbers.reshape(shape[1:]).expand(shape) if mapped else numbers.reshape(shape)
+    if (mapped and not single) or not isinstance(kind, PerExample) or kind.dim == 0:
+        return numbers.reshape(shape)
+    logical = shape[1:] if mapped else shape
+    own = numbers.reshape(-1, *logical[: kind.dim], rows, *logical[kind.dim + 1 :])  # as one example alone has them
+    return own.movedim(kind.dim + 1, 1).reshape(shape) if single else own.movedim(0, kind.dim).reshape(shape)
+
+
+_CURRENT: ContextVar[RngScope | None] = ContextVar("the draws of the piece", default=None)
+
+
+@contextmanager
+def _setting_current(draws: RngScope) -> Iterator[None]:
+    token = _CURRENT.set(draws)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.device, rows: int = 1) -> Iterator[None]:
+    """Give the model the random numbers of this step; example r of the piece has those of place ``places[r]``, where it
+    is several ``rows`` a share of them for each.
+
+    They are the same for every gradient engine, for both points of a two-point query, however the batch is cut, and
+    after a resume. torch's own generators come back as they were; a model that drew from them is refused.
+    """
+    with Counter.counting(device) as counter:
+        with _setting_current(RngScope(secret, step, Places.of(places), counter, rows=rows)):
+            yield
+        counter.check()
+
+
+def is_by_place() -> bool:
+    """Whether draws follow the examples: inside ``model_randomness``."""
+    return _CURRENT.get() is not None
+
+
+def drawing(*, proven: bool = True, again: bool = False) -> AbstractContextManager[Any]:
+    """Around a forward: torch's random numbers come from the piece's draws.
+
+    ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
+    ``model_randomness`` torch's own generator works as it always does."""
+    draws = _CURRENT.get()
+    return nullcontext() if draws is None else Functions(replace(draws, proven=proven, again=again))
+
+
+def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
+    """Around a backward pass: where activation checkpointing computes parts of the forward again, it draws the same."""
+    draws = _CURRENT.get()
+    if draws is None or not draws.counter.again:
+        return nullcontext()
+    return Operations(replace(draws, proven=proven, again=True))
+
+
+def draw_noise(stream: str, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Standard normal numbers of this shape for each example of the piece, in double precision, by its place and of a
+    stream of their own: no draw of the model's has them, however it numbers its draws."""
+    draws = _CURRENT.get()
+    assert draws is not None, "noise belongs to the places of a piece: model_randomness()"
+    key, places = draws.secret.derive(stream, draws.step, size=32), draws.places
+    width = int(np.prod(shape, dtype=np.int64))
+    numbers = Numbers(
+        width,
+        device,
+        lambda width, dtype: draw_rows(key, places, width, dtype),
+        lambda rows: rows.reshape(len(places), *shape),
+    )
+    return numbers.draw_normal(torch.float64)
+
+
+def number_from(number: int) -> None:
+    """Count the draws that follow from this number on: how many there were before decides nothing about them."""
+    draws = _CURRENT.get()
+    if draws is not None:
+        draws.counter.stand_at(number)
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether what autograd saves is handed to other code, as activation checkpointing does."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
+            return False
+    except RuntimeError:
+        return True
+
+
+@contextmanager
+def drawing_only(rows: Tensor) -> Iterator[None]:
+    """Compute some of the rows of the piece, each with its own numbers."""
+    draws = _CURRENT.get()
+    if draws is None:
+        yield
+        return
+    with _setting_current(replace(draws, places=draws.places.take(rows))):
+        yield
+
+
+@dataclass(frozen=True)
+class _Trial:
+    losses: Callable[[], Any]
+    training: bool
+    kinds: DrawLayouts
+
+
+_TRIED: weakref.WeakKeyDictionary[nn.Module, _Trial] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def probe_rng(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any, n: int) -> Iterator[None]:
+    """Know which draws of ``forward(content)`` belong to single examples, from two small forwards, once a model."""
+    draws = _CURRENT.get()
+    if draws is None:
+        yield
+        return
+    if len(draws.places) != n:
+        raise RuntimeError("the piece has another number of places than of examples")
+    known = _TRIED.get(model)
+    if known is None or known.losses() != losses or known.training != model.training:
+        known = _Trial(_refer_weakly(losses), model.training, _try_model(draws, forward, content))
+        _TRIED[model] = known
+    with _setting_current(replace(draws, kinds=known.kinds)):
+        yield
+
+
+def _try_model(draws: RngScope, forward: Callable[[Any], Any], content: Any) -> DrawLayouts:
+    found: list[DrawLog] = []
+    for size in SIZES:
+        first = torch.zeros(size, dtype=torch.int64)
+        few = pytree.tree_map(lambda t, first=first: t[first.to(t.device)] if isinstance(t, Tensor) else t, content)
+        found.append([])
+        rewind = draws.counter.remembered()
+        trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
+        others = _read_other_generators()
+        with torch.no_grad(), _setting_current(trial), drawing(again=True):
+            forward(few)
+        rewind()
+        if _read_other_generators() != others:
+            raise Refused(
+                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither "
+                "follows the examples nor comes back after a resume: draw with torch"
+            )
+        if not found[0]:
+            return DrawLayouts()
+    two, three = found
+    return DrawLayouts.of(two, three, rows=draws.rows)
+
+
+def _read_other_generators() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _refer_weakly(value: Any) -> Callable[[], Any]:
+    """A reference that does not keep a loss (and all that it closes over) alive, where there is one."""
+    try:
+        return weakref.WeakMethod(value) if isinstance(value, type(_refer_weakly.__get__(0))) else weakref.ref(value)
+    except TypeError:
+        return lambda: value

@@ -1,0 +1,73 @@
+"""Terms of rows as terms of units: the one place in the engine that knows an example can be several rows.
+
+A layer leaves the term of n·m rows, side by side. A unit's gradient is the sum over its m rows (their losses carry the
+weights of the mean), so that a unit is to a term what a sequence is: rows become positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hush.per_example.embedding import Lookup
+from hush.per_example.result import Weights
+from hush.per_example.terms import Materialized, OuterProduct, RoundingBound, Term, bound_in_chunks
+
+
+def gather_rows(term: Term, n: int, m: int, like: Tensor) -> Term:
+    """The term of n units of m rows each, of a parameter ``like`` this."""
+    if m == 1:
+        return term
+    if isinstance(term, Materialized):
+        return Materialized(_add_up(term.values, m))
+    if isinstance(term, OuterProduct):
+        return OuterProduct(_side_by_side(term.a, m), _side_by_side(term.b, m)).choose_form()
+    if isinstance(term, Lookup):
+        tokens = term.tokens.reshape(-1, m * term.tokens.shape[1])
+        return Lookup.of(tokens, _side_by_side(term.sums, m), term.table)
+    return Gathered(term, n, m, like)
+
+
+def _add_up(rows: Tensor, m: int) -> Tensor:
+    """(n·m, …) as (n, …)."""
+    return rows.reshape(len(rows) // m, m, *rows.shape[1:]).sum(1)
+
+
+def _side_by_side(rows: Tensor, m: int) -> Tensor:
+    """(n·m, P, width) as (n, m·P, width)."""
+    return rows.reshape(-1, m * rows.shape[1], rows.shape[2])
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Any term of n·m rows as that of n units: a unit's rows are added up, which is made in double precision wherever
+    it is not held."""
+
+    term: Term
+    n: int
+    m: int
+    like: Tensor
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The sums over each unit's rows."""
+        return _add_up(self.term.rows(start * self.m, stop * self.m), self.m)
+
+    def reach(self) -> RoundingBound:
+        """That of the rows together, with one rounding more for each."""
+        own = self.term.reach()
+        return RoundingBound(own.roundings + self.m, own.s.view(-1, self.m).sum(1))
+
+    def bound_squares(self, certain: bool = True) -> Tensor:
+        """Through the gradients of a few units at a time."""
+        return bound_in_chunks([self], self.n, self.m * self.like.numel(), certain)
+
+    def sum(self, weights: Weights) -> Tensor:
+        """Rows can cancel: their sum is made in double precision and rounded once."""
+        return self.sum_in_double(weights).to(self.like.dtype)
+
+    def sum_in_double(self, weights: Weights) -> Tensor:
+        """Every row with its unit's weight."""
+        values = weights.values.repeat_interleave(self.m)
+        dead = None if weights.dead is None else weights.dead.repeat_interleave(self.m)
+        return self.term.sum_in_double(Weights(values, weights.start * self.m, weights.stop * self.m, dead))

@@ -1,0 +1,315 @@
+"""A release as a module that predicts: `load` rebuilds the network from public data alone."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as unpack
+from torch import Tensor, nn
+
+from hush._internal.imports import call_with, find_version, import_factory
+from hush._internal.storage import explain
+from hush.datasets.images import read_image_files, read_unlabelled
+from hush.datasets.models import Encoder, build_shipped
+from hush.datasets.problem import to_units
+from hush.errors import InvalidInputError
+from hush.release.description import Architecture, Description, Inputs
+from hush.release.folder import CARD, MODEL, WEIGHTS, find_release, read_description, read_json
+from hush.tabular.encode import encode_piece
+from hush.tabular.reader import Cells, Piece, pieces
+
+# Rows to predict on, without labels, as a model takes them: encoded by the release's public facts, as in training.
+
+ROWS = "the rows"  # what errors call rows that come from no file
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A table in memory, such as pandas and polars have: the names of its columns, and each by its name."""
+
+    @property
+    def columns(self) -> Any:
+        """The names."""
+        ...
+
+    def __getitem__(self, name: Any) -> Any:
+        """The cells of a column."""
+        ...
+
+
+def encode_rows(rows: Any, inputs: Inputs | None, *, target: str | None = None) -> Tensor:
+    """Rows as the network takes them.
+
+    ``rows`` is the path of a file (a table: .csv or .parquet; images: .npz, a folder, an image; arrays: .npz), a list
+    of one dict for each row, a dict of columns, a data frame, or a tensor that is encoded already.
+    ``target`` is what the labels are called: an array of that name in an .npz is not taken for the rows."""
+    if isinstance(rows, Tensor):
+        return rows
+    if inputs is None:
+        raise InvalidInputError("this release says nothing about its inputs: give a tensor, as the module takes it")
+    encoded = list(iterate_encoded(rows, inputs, target=target))
+    if not encoded:
+        raise InvalidInputError("there are no rows to predict on")
+    return torch.cat(encoded)
+
+
+def iterate_encoded(rows: Any, inputs: Inputs, *, target: str | None = None) -> Iterator[Tensor]:
+    """The same, some thousands of rows of a file at a time."""
+    if inputs.schema is not None and not _is_npz(rows):
+        done, where = 0, Path(rows) if isinstance(rows, str | Path) else ROWS
+        for piece in _list_pieces(rows):
+            encoded = encode_piece(piece, inputs.schema, done, where)
+            done += len(encoded)
+            yield torch.from_numpy(encoded)
+        return
+    yield encode_features(_read_features(rows, target), inputs)
+
+
+def encode_features(features: Tensor, inputs: Inputs) -> Tensor:
+    """Images or arrays, as an .npz has them, as the network takes them."""
+    if tuple(features.shape[1:]) != inputs.shape:
+        raise InvalidInputError(
+            f"an example here has the shape {tuple(features.shape[1:])}, and the model's {inputs.shape}"
+        )
+    if inputs.schema is not None and any(column.kind != "number" for column in inputs.schema.features):
+        raise InvalidInputError("the model is for a table with more than numbers, which an .npz does not have")
+    return map_range(features, inputs) if inputs.kind == "images" else features.float()
+
+
+def map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
+    """Images from their public range to what the network takes: x′ = (x − low)·(b − a)/(high − low) + a."""
+    low, high = inputs.low, inputs.high
+    if low is None or high is None:
+        raise InvalidInputError("this release does not say the range of a pixel: give a tensor, as the module takes it")
+    values = pixels.float()
+    if len(values) and not (float(values.min()) >= low and float(values.max()) <= high):
+        raise InvalidInputError(f"pixels must lie in [{low:g}, {high:g}], as those did that the model was trained on")
+    first, last = inputs.onto
+    return (values - low).mul_((last - first) / (high - low)).add_(first)
+
+
+def _is_npz(rows: Any) -> bool:
+    return isinstance(rows, str | Path) and Path(rows).suffix == ".npz"
+
+
+def _read_features(rows: Any, target: str | None) -> Tensor:
+    if isinstance(rows, np.ndarray):
+        return torch.from_numpy(rows)
+    if not isinstance(rows, str | Path):
+        raise InvalidInputError(
+            f"rows of images or arrays are a file, an array or a tensor, and not a {type(rows).__name__}"
+        )
+    if not Path(rows).exists():
+        raise InvalidInputError(f"there is no file or folder '{rows}'")
+    return read_unlabelled(Path(rows), target) if _is_npz(rows) else read_image_files(Path(rows))[0]
+
+
+def _list_pieces(rows: Any) -> Iterator[Piece]:
+    """Rows of a table by column, in pieces where they come from a file."""
+    if isinstance(rows, str | Path):
+        if not Path(rows).is_file():
+            raise InvalidInputError(f"there is no file '{rows}'")
+        yield from pieces(Path(rows))
+        return
+    columns = _list_columns(rows)
+    lengths = {len(cells) for cells in columns.values()}
+    if len(lengths) > 1:
+        raise InvalidInputError("the columns of the rows have different lengths")
+    if lengths - {0}:
+        yield columns
+
+
+def _list_columns(rows: Any) -> Piece:
+    if isinstance(rows, Mapping):
+        return {str(name): _list_cells(list(rows[name])) for name in rows}
+    if isinstance(rows, Frame) and not isinstance(rows, Sequence):
+        return {str(name): _list_cells(list(rows[name])) for name in rows.columns}
+    if isinstance(rows, Sequence) and not isinstance(rows, str) and all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {str(name): _list_cells([row.get(name) for row in rows]) for name in names}
+    raise InvalidInputError(
+        f"rows are a file, a list of dicts, a dict of columns or a tensor, and not a {type(rows).__name__}"
+    )
+
+
+def _list_cells(values: list[Any]) -> Cells:
+    """A column as a file would give it: numbers as numbers, all else as text, and nothing for what is missing."""
+    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in plain):
+        return np.array([math.nan if value is None else float(value) for value in plain], dtype=np.float64)
+    return ["" if _is_missing(value) else str(value) for value in plain]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+BATCH = 1000
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of n rows. Of a classification: ``labels`` (n,) are places in ``classes``, ``probabilities``
+    (n, classes) the softmax of the scores. Of a regression: ``values`` (n,). The others are None."""
+
+    classes: tuple[str, ...] = ()
+    labels: Tensor | None = None
+    probabilities: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The class of every row, by its name."""
+        return [] if self.labels is None else [self.classes[place] for place in self.labels.tolist()]
+
+
+class ReleasedModel(nn.Module):
+    """A released model. It is called as the network that was trained (``network``), on inputs that are encoded."""
+
+    def __init__(self, network: nn.Module, description: Description, card: Mapping[str, Any], folder: Path) -> None:
+        super().__init__()
+        self.network = network
+        self.description, self.card, self.folder = description, card, folder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the network gives."""
+        outputs: Tensor = self.network(inputs)
+        return outputs
+
+    def encode(self, rows: Any) -> Tensor:
+        """Rows as the network takes them; see `hush.release.load.encode_rows` for what rows may be."""
+        return encode_rows(rows, self.description.inputs, target=self.description.target)
+
+    @torch.no_grad()
+    def predict(self, rows: Any, *, batch_size: int = BATCH) -> Predictions:
+        """Classes and probabilities, or values, for rows without labels.
+
+        Unknown categories and missing values are treated as in training. The target is not needed, and where it is
+        there it is not looked at."""
+        if self.description.task == "other":
+            raise InvalidInputError(
+                "this model is no classifier and no regression: call it on a tensor for what it gives"
+            )
+        inputs = self.encode(rows)
+        before = self.training
+        self.eval()
+        try:
+            scores = torch.cat([self.network(part) for part in torch.split(inputs, batch_size)])
+        finally:
+            self.train(before)
+        if self.description.task == "regression":
+            return Predictions(values=_in_units(scores.reshape(len(scores)), self.description))
+        classes = self.description.classes
+        if scores.shape != (len(inputs), len(classes)):
+            raise InvalidInputError(f"the network gives {tuple(scores.shape[1:])} scores for {len(classes)} classes")
+        return Predictions(classes, scores.argmax(1), torch.softmax(scores.double(), 1))
+
+
+def _in_units(outputs: Tensor, description: Description) -> Tensor:
+    limits = description.target_range
+    return outputs if limits is None else to_units(outputs.double(), limits)
+
+
+def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: bool = False) -> ReleasedModel:
+    """The released model in a folder, a run's or a release's, ready to predict.
+
+    Nothing in a release is run: a network of hush's own is built by name, and one that is somebody else's is given as
+    ``model`` (what its factory builds), or made by importing and calling the factory that the description names, which
+    is done with ``trust_code=True`` only."""
+    folder = find_release(directory)
+    told = model is None or (folder / MODEL).is_file()
+    description = read_description(folder) if told else Description("other")
+    weights = read_weights(folder)
+    network = build_network(description, weights, folder, model=model, trust_code=trust_code)
+    return ReleasedModel(network, description, read_json(folder / CARD), folder).eval()
+
+
+def read_weights(folder: Path) -> Weights:
+    """The weights of a release by their names."""
+    try:
+        return unpack((folder / WEIGHTS).read_bytes())
+    except OSError as error:
+        raise InvalidInputError(f"'{folder / WEIGHTS}' cannot be read: {explain(error)}") from error
+    except SafetensorError as error:
+        raise InvalidInputError(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
+
+
+def build_network(
+    description: Description, weights: Weights, folder: Path, *, model: nn.Module | None, trust_code: bool
+) -> nn.Module:
+    """The network with the release's weights, whose names and shapes must be its own."""
+    if model is None and description.architecture.source == "shipped":
+        with torch.device("meta"):  # no memory is taken before the shapes are known to be those of the weights
+            inner = build_shipped(description.architecture)
+        network = put_behind_encoder(inner, description)
+        check_weights(network, weights, folder)
+        network.load_state_dict(weights, assign=True)
+        return network
+    network = put_behind_encoder(
+        _import_model(description.architecture, folder, trust_code) if model is None else model, description
+    )
+    check_weights(network, weights, folder)
+    network.load_state_dict(weights)
+    return network
+
+
+def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
+    """Refuse weights that are not, by name, shape and type, those of the network."""
+    own = {name: (tuple(value.shape), value.dtype) for name, value in network.state_dict().items()}
+    found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
+    differs = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
+    if differs:
+        raise InvalidInputError(
+            f"the weights in '{folder}' are not those of the network that its description names: they differ in "
+            f"'{differs[0]}'" + (f" and {len(differs) - 1} more" if len(differs) > 1 else "")
+        )
+
+
+def put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
+    """The network as it was trained: behind the encoding of the table's columns, where it was."""
+    schema = description.schema
+    if not description.architecture.encoder or schema is None:
+        return inner
+    return nn.Sequential(Encoder(schema.features), inner)
+
+
+def _import_model(architecture: Architecture, folder: Path, trust_code: bool) -> nn.Module:
+    if architecture.source == "state only":
+        raise InvalidInputError(
+            f"'{folder}' holds weights of a module of somebody's own: give it with hush.load(…, model=…)"
+        )
+    if not trust_code:
+        raise InvalidInputError(
+            f"the model in '{folder}' is made by the code '{architecture.name}', which is not run unless you trust it: "
+            "give trust_code=True (--trust-code), or the module itself with model=…"
+        )
+    _compare_version(architecture)
+    built = call_with(import_factory(architecture.name), _as_called(architecture.arguments))
+    if not isinstance(built, nn.Module):
+        raise InvalidInputError(
+            f"'{architecture.name}' returned {type(built).__name__} where a torch.nn.Module was expected"
+        )
+    return built
+
+
+def _as_called(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+
+
+def _compare_version(architecture: Architecture) -> None:
+    installed = find_version(architecture.name)
+    if architecture.version is not None and installed is not None and architecture.version != installed:
+        warnings.warn(
+            f"the model was made with version {architecture.version} of '{architecture.name}', and {installed} is "
+            "installed",
+            stacklevel=2,
+        )

@@ -1,0 +1,148 @@
+"""When to stop: two flags as pure functions of a series, and what ε may be said at such a stop.
+
+The series has one number an epoch, the mean standard deviation of the layer's noisy outputs. With a fixed C a flag is
+raised where the line through the two end points of a window of ``length`` epochs is flat, |slope| ≤ threshold. With an
+adaptive C the series keeps moving, and a flag is raised where it moves steadily: the least-squares slopes of two
+consecutive windows, which overlap but for one epoch at either end, lie within ``tolerance`` of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from hush._internal import validate
+from hush.accounting.guarantee import Guarantee
+from hush.errors import InvalidInputError
+
+STOPPED = "the run was stopped by what it had released, and how long it ran says something about the data too"
+COUNTED = {True: "what is proven is the ε of all planned steps", False: "the ε of all planned steps is what is stated"}
+
+
+def measure_spread(outputs: Tensor) -> float:
+    """The standard deviation of each example's noisy outputs, over its n coordinates, averaged over the examples."""
+    return float(sum_spreads(outputs)) / len(outputs)
+
+
+def sum_spreads(outputs: Tensor) -> Tensor:
+    """Σ over the examples of the standard deviation of each one's noisy outputs."""
+    return outputs.detach().flatten(1).double().std(dim=1, correction=0).sum()
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run of method `sanitize` stops: at the first epoch whose window of ``length`` epochs is flat to ``limit``,
+    or with an ``adaptive`` C moves as steadily as that."""
+
+    length: int
+    limit: float
+    adaptive: bool = False
+
+    def flag(self, series: Sequence[float]) -> list[bool]:
+        """The flag of every epoch."""
+        return (flag_steady if self.adaptive else flag_flat)(series, self.length, self.limit)
+
+    def find(self, series: Sequence[float]) -> int | None:
+        """After how many epochs the run stops, if it does."""
+        return find_stop(self.flag(series))
+
+
+@dataclass
+class EpochSpreads:
+    """The series, one mean spread an epoch, as the figures of a run's steps come in."""
+
+    per_epoch: int
+    series: list[float] = field(default_factory=list)
+    _steps: int = 0
+    _total: float = 0.0
+    _examples: float = 0.0
+
+    def add(self, figures: Mapping[str, float]) -> bool:
+        """Take in a step; whether an epoch ended with it."""
+        self._steps += 1
+        self._total, self._examples = self._total + figures["spread"], self._examples + figures["examples"]
+        if self._steps % self.per_epoch:
+            return False
+        self.series.append(self._total / max(self._examples, 1.0))
+        self._total = self._examples = 0.0
+        return True
+
+
+def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
+    """The mean spread of every epoch once it is over, from the figures of a run's steps."""
+    spreads = EpochSpreads(per_epoch)
+    return (spreads.series[-1] for figures in steps if spreads.add(figures))
+
+
+def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:
+    """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.train(run))``, until
+    ``stop`` says so: after how many epochs, None at the end. What may then be said of the run is
+    ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
+    series: list[float] = []
+    for spread in watch_epochs(steps, per_epoch):
+        series.append(spread)
+        if (after := stop.find(series)) is not None:
+            return after
+    return None
+
+
+def find_chord_slope(window: Sequence[float]) -> float:
+    """The slope of the line through a window's first and last value."""
+    return (window[-1] - window[0]) / (len(window) - 1)
+
+
+def fit_slope(window: Sequence[float]) -> float:
+    """The slope of the least-squares line: Σ(x − x̄)y/Σ(x − x̄)², x = 0, 1, …."""
+    middle = (len(window) - 1) / 2
+    around = [x - middle for x in range(len(window))]
+    return math.fsum(a * y for a, y in zip(around, window, strict=True)) / math.fsum(a * a for a in around)
+
+
+def flag_flat(series: Sequence[float], length: int, threshold: float) -> list[bool]:
+    """For each epoch whether the window that ends there is flat; before there is a whole window, no."""
+    _check(series, length)
+    validate.non_negative(threshold=threshold)
+    slopes = _slide(series, length, find_chord_slope)
+    return [slope is not None and abs(slope) <= threshold for slope in slopes]
+
+
+def flag_steady(series: Sequence[float], length: int, tolerance: float) -> list[bool]:
+    """For each epoch whether the windows that end there and one epoch before have slopes within ``tolerance``."""
+    _check(series, length)
+    validate.non_negative(tolerance=tolerance)
+    slopes = _slide(series, length, fit_slope)
+    return [
+        now is not None and before is not None and abs(now - before) <= tolerance
+        for before, now in zip([None, *slopes], slopes, strict=False)
+    ]
+
+
+def find_stop(flags: Sequence[bool]) -> int | None:
+    """After how many epochs to stop: at the first flag; None where there is none."""
+    return flags.index(True) + 1 if True in flags else None
+
+
+def state_stop(planned: Guarantee, at_stop: Guarantee) -> tuple[Guarantee, ...]:
+    """What is said of a run that stopped by what it had released: the ε of the plan as it was, and the smaller one of
+    the steps taken as claimed, for the moment of the stop is itself made from the data."""
+    if at_stop.epsilon > planned.epsilon:
+        raise InvalidInputError("a stop cannot cost more than the plan: give the plan's guarantee first")
+    reason = "; ".join(filter(None, (STOPPED, COUNTED[planned.status == "proven"], at_stop.reason)))
+    status = "claimed" if at_stop.status == "proven" else at_stop.status
+    return planned, replace(at_stop, status=status, reason=reason)
+
+
+def _slide(series: Sequence[float], length: int, find: Callable[[Sequence[float]], float]) -> list[float | None]:
+    """The slope of the window that ends at each epoch; None before there is a whole one."""
+    ends = range(1, len(series) + 1)
+    return [find(series[end - length : end]) if end >= length else None for end in ends]
+
+
+def _check(series: Sequence[float], length: int) -> None:
+    validate.positive_int(length=length)
+    if length < 2:
+        raise InvalidInputError("a window needs at least 2 epochs to have a slope, got length 1")
+    validate.finite(**{f"value {epoch} of the series": value for epoch, value in enumerate(series)})

@@ -1,0 +1,1 @@
+"""Noisy values of the data (ranges, class counts, metrics) and the metrics they estimate."""

@@ -1,0 +1,165 @@
+"""Figures on held-out private rows, with noise: a confusion matrix and score histograms, from which all others follow.
+
+**Sensitivity.** Let a row with label y and prediction ŷ add the vector
+
+    v = a·e[y, ŷ] + b·Σ_s e[y, s, bin of score s],   a = 1/√2,  b = 1/√(2S),
+
+to the matrix and the S histograms of its class together (S = 1 for two classes, else one score a class). Its cells
+are different ones, so ‖v‖² = a² + S·b² = 1; a row whose probabilities are not finite adds 0. The sum over rows then
+moves, in the L2 norm,
+
+- by ‖v‖ ≤ 1 when a row comes, goes, or is zeroed (add-remove, zero-out);
+- by ‖v − v'‖ = √(‖v‖² + ‖v'‖² − 2⟨v, v'⟩) ≤ √2 when it is replaced, as all entries are zero or above and so is ⟨v, v'⟩;
+  rows of two labels share no cell and attain it.
+
+What is released are the counts, that is the sum with each cell divided by its weight: noise of σ·Δ on the sum is noise
+of σ·Δ/a on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 the release is Gaussian(σ) under the adjacency it
+is asked for. Where a unit has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at
+most 1 and its entries zero or above, so all of this holds for units.
+
+Weights are rounded down and sums of them are exact, as in `hush.statistics.histogram`: no rounding depends on other rows. Noisy
+counts are rounded to the public grid of their noise (`hush.noise.base`).
+The number of rows is not released but as the sum of noisy cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from dp_accounting import dp_event
+from numpy.typing import ArrayLike
+
+from hush._internal.validate import positive_int
+from hush.accounting.accountant import Adjacency
+from hush.accounting.accountant import epsilon as epsilon_of
+from hush.accounting.events import DpEvent
+from hush.accounting.guarantee import Guarantee
+from hush.accounting.noise_tails import check_std, grid
+from hush.errors import InvalidInputError
+from hush.noise.base import add_noise
+from hush.randomness import Secret, normal
+from hush.statistics.histogram import calibrate_cells, weigh_units
+from hush.statistics.metrics import BINS, Counts, count_rows
+
+SENSITIVITY: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": math.sqrt(2.0)}
+ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
+ASSUMPTIONS = (
+    "the held-out rows were set apart without looking at them, and the classes and bins are public",
+    "the noise is unpredictable",
+)
+
+
+@dataclass(frozen=True)
+class PrivateCounts:
+    """Noisy counts, the noise in a cell of each part, and what an account needs to know of them.
+
+    ``lost`` is the part of δ that the event does not know, at any ε: the end of the noise's tails. The guarantee has it
+    within; where the event is composed with others it is added to δ.
+    """
+
+    counts: Counts
+    matrix_std: float
+    bin_std: float
+    event: DpEvent
+    lost: float
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
+class CountNoise:
+    """How much noise counts get: σ of the event, and the part of δ that the event does not know, at any ε."""
+
+    sigma: float
+    lost: float
+    adjacency: Adjacency
+
+    @property
+    def event(self) -> DpEvent:
+        """One Gaussian."""
+        return dp_event.GaussianDpEvent(self.sigma)
+
+
+def release_counts(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    epsilon: float,
+    delta: float,
+    *,
+    adjacency: Adjacency = "add-remove",
+    bins: int = BINS,
+    units: ArrayLike | None = None,
+    unit: str = "example",
+) -> PrivateCounts:
+    """The counts of these rows with noise for (ε, δ), whose secret comes from the operating system and is thrown away.
+
+    The columns of ``probabilities`` are the public classes. ``units`` says whose each row is, where one unit can have
+    several; ``unit`` is what one is called. `hush.statistics.metrics.from_counts` makes figures of the result.
+    """
+    if units is None and unit != "example":
+        raise InvalidInputError(f"a guarantee per {unit} needs to know whose each row is: give units, one for each row")
+    noise = calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
+    spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
+    guarantee = Guarantee(spent, delta, adjacency, unit, "proven", noise.event, "gdp", ASSUMPTIONS)
+    noisy = add_count_noise(probabilities, labels, noise, bins=bins, units=units)
+    stds = noise_stds(noise.sigma, adjacency, noisy.histograms.shape[1])
+    return PrivateCounts(noisy, *stds, noise.event, noise.lost, guarantee)
+
+
+def calibrate_counts(
+    epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove", bins: int = BINS
+) -> CountNoise:
+    """The noise with which counts of so many classes are (ε, δ)-private; nothing of it depends on rows."""
+    positive_int(classes=classes, bins=bins)
+    scores = 1 if classes == 2 else classes
+    cells = classes * classes + classes * scores * bins
+    sigma, lost = calibrate_cells(epsilon, delta, cells=cells, adjacency=adjacency)
+    return CountNoise(sigma, lost, adjacency)
+
+
+def add_count_noise(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    noise: CountNoise,
+    *,
+    bins: int = BINS,
+    units: ArrayLike | None = None,
+) -> Counts:
+    """The counts of these rows with noise from a secret that is thrown away: one release, to be made once."""
+    weights = None if units is None else weigh_units(units)
+    counts = count_rows(probabilities, labels, bins=bins, weights=weights)
+    return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), Secret.fresh())
+
+
+def _count_classes(probabilities: ArrayLike) -> int:
+    shape = np.shape(probabilities)
+    if len(shape) != 2 or shape[1] < 2:
+        raise InvalidInputError(
+            f"probabilities must have the shape (rows, classes) with two classes or more, not {shape}"
+        )
+    return int(shape[1])
+
+
+def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, float]:
+    """Standard deviations in a cell of the matrix and in a bin, for ``scores`` histograms a class."""
+    total = sigma * SENSITIVITY[adjacency] * ROUNDED
+    stds = total * math.sqrt(2.0), total * math.sqrt(2.0 * scores)
+    for std in stds:
+        check_std(std)
+    return stds
+
+
+def _with_noise(counts: Counts, matrix_std: float, bin_std: float, secret: Secret) -> Counts:
+    """Counts plus noise on the grid; a secret is for one release and no more."""
+    noisy = []
+    for stream, exact, std in (
+        ("matrix", counts.confusion, matrix_std),
+        ("histograms", counts.histograms, bin_std),
+    ):
+        total = torch.tensor(exact, dtype=torch.float64)
+        add_noise([total], [normal(secret, f"figures {stream}", 0, total)], std, grid(std), 1.0)
+        noisy.append(total.numpy())
+    return Counts(noisy[0], noisy[1], noisy=True)

@@ -1,0 +1,253 @@
+"""Ranges of numeric columns with noise, for encoding them: two rounds of histograms (`hush.statistics.histogram`).
+
+Round 1 counts every column on one public grid: a cell for each octave [2^k, 2^(k+1)) of either sign, k from −30 to 41,
+and one for what is smaller; what is larger goes into the last. The span of a column is from the first to the last cell
+whose noisy count is beyond what noise alone reaches in any cell of any column (with probability 0.99), and from there
+outwards as long as the next cell is probably not empty. Round 2 cuts every span into equal cells, what lies beyond it
+in the outermost, and trims from both ends what holds at most a small share of the units. All of this after the counts
+is post-processing: what it costs is the Gaussian of the counts, and a bad range costs accuracy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy.special import ndtri
+from torch import Tensor
+
+from hush.accounting.accountant import Adjacency
+from hush.data_release import ComposedRelease, DataRelease, Values
+from hush.data_source import as_source
+from hush.errors import InvalidInputError
+from hush.randomness import Secret
+from hush.statistics.histogram import (
+    PIECE,
+    Cells,
+    HistogramNoise,
+    Numbers,
+    add_cell_noise,
+    calibrate_histograms,
+    count_cells,
+    weigh_units,
+)
+
+NAME = "the noisy ranges of the columns"
+KEY = "ranges"
+LOWEST, HIGHEST = -30, 41  # octaves
+OCTAVES = HIGHEST - LOWEST + 1
+COARSE, FINE = 2 * OCTAVES + 1, 32  # cells
+SHARES = (0.6, 0.4)  # of 1/σ² for the two rounds
+FALSE_ALARM = 0.01  # that a cell that is empty counts as the end of some column's span
+NEXT = 1.5  # standard deviations that a cell beside the span must have to belong to it
+SURE = 2.5  # standard deviations of noise that a sum from an end of a span must have, or nothing is in it
+ALONE = 3.5  # standard deviations of noise that a few cells must have to stand out
+LENGTHS = (1, 2, 4)  # of such cells
+TAIL = 0.01  # of the units, at either end of a range
+LEAST_COVERED = 0.2  # by a range before it is widened
+GAP = -0.9e38  # tables mark a missing value by a number below this one
+WINDOW = 5  # cells, where none stands out
+
+
+def calibrate_ranges(
+    epsilon: float, delta: float, *, columns: int, adjacency: Adjacency = "add-remove"
+) -> HistogramNoise:
+    """The noise with which the ranges of so many columns are (ε, δ)-private."""
+    return calibrate_histograms(epsilon, delta, columns=columns, cells=COARSE, rounds=len(SHARES), adjacency=adjacency)
+
+
+def plan_ranges(
+    rows: Any,
+    columns: Sequence[int],
+    noise: HistogramNoise,
+    *,
+    population: int,
+    units: ArrayLike | None = None,
+) -> DataRelease:
+    """The release before training of the ranges of these columns of ``rows``, as ``limits`` (columns, 2). Rows are a
+    tensor, or data as a plan takes them, the features first.
+
+    ``population`` is the public number of units (rows, without ``units``, which says whose each row is)."""
+    if not columns:
+        raise InvalidInputError("there is no numeric column without a range: leave --private-ranges out")
+
+    def release(secret: Secret) -> Values:
+        found = find_ranges(rows, columns, noise, secret, population=population, units=units)
+        return {"limits": torch.tensor(found, dtype=torch.float64)}
+
+    def content() -> Iterator[bytes]:
+        yield repr((tuple(columns), population)).encode()
+        for piece in _read_pieces(rows, columns):
+            yield piece.tobytes()
+        if units is not None:
+            yield weigh_units(units).tobytes()
+
+    return DataRelease(
+        KEY, ComposedRelease(NAME, noise.event, noise.adjacency, noise.lost), release, content, units is not None
+    )
+
+
+def find_ranges(
+    rows: Any,
+    columns: Sequence[int],
+    noise: HistogramNoise,
+    secret: Secret,
+    *,
+    population: int,
+    units: ArrayLike | None = None,
+) -> list[tuple[float, float]]:
+    """(low, high) of each column, with noise of this secret: one release, to be made once."""
+    weights = None if units is None else weigh_units(units)
+    first, second = (noise.std(share) for share in SHARES)
+    coarse = add_cell_noise(count_octaves(rows, columns, weights), noise, secret, 0, SHARES[0])
+    spans = [find_span(noisy, first, len(columns)) for noisy in coarse]
+    fine = add_cell_noise(count_spans(rows, columns, spans, weights), noise, secret, 1, SHARES[1])
+    return [trim_span(noisy, second, population, span) for noisy, span in zip(fine, spans, strict=True)]
+
+
+def count_octaves(rows: Any, columns: Sequence[int], weights: Numbers | None = None) -> Numbers:
+    """Round 1: (columns, cells) on the grid of octaves."""
+    return _count(rows, columns, [find_octaves] * len(columns), COARSE, weights)
+
+
+def count_spans(
+    rows: Any, columns: Sequence[int], spans: Sequence[tuple[float, float]], weights: Numbers | None = None
+) -> Numbers:
+    """Round 2: (columns, cells) on each column's own span."""
+    return _count(rows, columns, [partial(cut_span, span=span) for span in spans], FINE, weights)
+
+
+def _count(
+    rows: Any,
+    columns: Sequence[int],
+    find_cells: Sequence[Callable[[Numbers], Cells]],
+    size: int,
+    weights: Numbers | None,
+) -> Numbers:
+    found, start = np.zeros((len(columns), size)), 0
+    for piece in _read_pieces(rows, columns):
+        own = None if weights is None else weights[start : start + len(piece)]
+        for total, values, cells_of in zip(found, piece.T, find_cells, strict=True):
+            total += count_cells(cells_of(values), size, own)
+        start += len(piece)
+    if weights is not None and len(weights) != start:
+        raise InvalidInputError("the units are not as many as the rows: say of each row whose it is, in their order")
+    return found
+
+
+def find_octaves(values: Numbers) -> Cells:
+    """The cell of each value on the grid of octaves, and −1 for what is missing."""
+    with np.errstate(invalid="ignore"):
+        near = np.clip(values, -(2.0 ** (HIGHEST + 0.5)), 2.0 ** (HIGHEST + 0.5))
+    octave = np.frexp(near)[1].astype(np.int64) - 1 - LOWEST  # |x| in [2^k, 2^(k+1)) has the exponent k + 1
+    apart = np.where((near == 0) | (octave < 0), 0, octave + 1)
+    cells = OCTAVES + np.where(near < 0, -apart, apart)
+    return np.where(np.isnan(values), -1, cells).astype(np.int64)
+
+
+def cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> Cells:
+    """The cell of each value where a span is cut into ``size`` equal ones, the outermost reaching to infinity."""
+    low, high = span
+    place = np.clip(np.nan_to_num(values, nan=low), low, high)
+    cells = np.minimum(((place - low) / (high - low) * size).astype(np.int64), size - 1)
+    return np.where(np.isnan(values), -1, cells)
+
+
+def find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
+    """From the first to the last octave that noise alone would not make, and on to neighbours that are hardly empty."""
+    beyond = float(ndtri(1 - FALSE_ALARM / (len(noisy) * columns))) * std
+    sure = np.flatnonzero(noisy >= beyond)
+    if len(sure):
+        first, last = int(sure[0]), int(sure[-1])
+    else:
+        first = int(np.argmax(np.convolve(noisy, np.ones(WINDOW), "valid")))
+        last = first + WINDOW - 1
+    first, last = _widen(noisy, std, first, last)
+    return _edges(first)[0], _edges(last)[1]
+
+
+def trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, float]) -> tuple[float, float]:
+    """The span without the cells at either end that hold at most the share ``TAIL`` together, as far as can be told.
+
+    Where the noise lets shares below q not be told from none, the range is widened by 2q of what it covers on that
+    side: cells that are not empty were trimmed."""
+    skipped, share = _skip(noisy, std, population)
+    skipped_above, share_above = _skip(noisy[::-1], std, population)
+    if skipped + skipped_above >= len(noisy):
+        return _without_zero(span)
+    first, last = _widen(noisy, std, skipped, len(noisy) - 1 - skipped_above)
+    cell = (span[1] - span[0]) / len(noisy)
+    more = 2 * (last + 1 - first) / max(1 - share - share_above, LEAST_COVERED)
+    low = max(span[0], span[0] + (first - more * share) * cell)
+    high = span[1] if last == len(noisy) - 1 else min(span[1], span[0] + (last + 1 + more * share_above) * cell)
+    return _without_zero((low, high))
+
+
+def _skip(noisy: Numbers, std: float, population: int) -> tuple[int, float]:
+    """How many cells from the start hold at most the tail, as far as noise lets it be told; and the share of the units
+    that it takes to be told, beyond the tail's.
+
+    They end where the sum of all cells from the start is more than the tail and than noise makes; or where that of a
+    few neighbours is, among which none counts for more than would stand out alone."""
+    noise = SURE * std * np.sqrt(np.arange(1, len(noisy) + 1))
+    found = [_find_above(np.cumsum(noisy), np.maximum(TAIL * population, noise))]
+    alone = max(TAIL * population, ALONE * std)
+    for length in LENGTHS:
+        sums = np.convolve(np.minimum(noisy, alone), np.ones(length), "valid")
+        start, least = _find_above(sums, np.full(len(sums), 0.999 * alone * math.sqrt(length)))
+        while start < len(sums) and noisy[start] < NEXT * std:  # a neighbour of what stands out
+            start += 1
+        found.append((start, least))
+    skipped, least = min(found, key=lambda each: each[0] if math.isfinite(each[1]) else len(noisy))
+    return skipped, min(max(0.0, least / population - TAIL), 0.5)
+
+
+def _find_above(sums: Numbers, least: Numbers) -> tuple[int, float]:
+    """The first sum that is more than it must be, and how much that is; infinity where none is."""
+    more = np.flatnonzero(sums > least)
+    return (int(more[0]), float(least[more[0]])) if len(more) else (0, math.inf)
+
+
+def _widen(noisy: Numbers, std: float, first: int, last: int) -> tuple[int, int]:
+    """On to neighbours that are hardly empty."""
+    while first > 0 and noisy[first - 1] >= NEXT * std:
+        first -= 1
+    while last < len(noisy) - 1 and noisy[last + 1] >= NEXT * std:
+        last += 1
+    return first, last
+
+
+def _without_zero(limits: tuple[float, float]) -> tuple[float, float]:
+    """An end that is the edge of the cell around zero becomes 0, where the other is far from it."""
+    low, high = limits
+    least = math.ldexp(1, LOWEST)
+    if low == -least and high > 2 * least:
+        return 0.0, high
+    return (low, 0.0) if high == least and low < -2 * least else limits
+
+
+def _edges(cell: int) -> tuple[float, float]:
+    """Where a cell of the grid of octaves begins and ends."""
+    apart = abs(cell - OCTAVES)
+    if apart == 0:
+        return -math.ldexp(1, LOWEST), math.ldexp(1, LOWEST)
+    near, far = math.ldexp(1, LOWEST + apart - 1), math.ldexp(1, LOWEST + apart)
+    return (near, far) if cell > OCTAVES else (-far, -near)
+
+
+def _read_pieces(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
+    """The columns of some rows at a time: of a tensor, or of the first part of what a source gives."""
+    if isinstance(rows, Tensor):  # as they are: a source has no place for what is missing
+        parts: Iterator[Any] = (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
+    else:
+        source = as_source(rows)
+        parts = (source.take(torch.arange(s, min(s + PIECE, len(source)))) for s in range(0, len(source), PIECE))
+    for part in parts:
+        features = part if isinstance(part, Tensor) else part[0]
+        values = features[:, list(columns)].double().cpu().numpy()
+        yield np.where(values <= GAP, np.nan, values)

@@ -1,0 +1,105 @@
+"""A problem's releases before training (`hush.data_release`): the ranges of its columns and the weights of its classes.
+
+    problem = from_files("my.csv", target="y", private_ranges=True).awaiting_weights()
+    setting = {"examples": problem.examples, "counted": True, "batch_size": 64, "epochs": 20, "epsilon": 3}
+    parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
+    plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
+    run = plan.start(problem.model(), problem.training_losses, problem.train)
+    problem, told = take_releases(problem, run, make_releases(run, parts))
+
+A share s of ε means: the release alone costs s·ε at a tenth of δ. Together with training it costs what the composed
+event costs, which is less than the sum: σ is calibrated for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import ArrayLike
+from torch import nn
+
+from hush.data_release import DataRelease, Values
+from hush.datasets.models import Encoder
+from hush.datasets.problem import Problem
+from hush.errors import InvalidInputError, Refused
+from hush.plan import Plan
+from hush.run import Run
+from hush.statistics import class_counts, ranges
+from hush.tabular.schema import Schema, pending_columns, with_limits
+
+OF_DELTA = 0.1  # at which the ε of a release is meant
+
+
+def plan_releases(
+    task: Problem,
+    plan: Plan,
+    epsilon: float,
+    *,
+    range_share: float | None = None,
+    weight_share: float | None = None,
+    units: ArrayLike | None = None,
+) -> tuple[DataRelease, ...]:
+    """The releases before training under a plan, each of which alone costs its share of ``epsilon``; ``units`` says
+    whose each row is, where the plan's unit is not a row."""
+    check_shares(range_share, weight_share)
+    if not plan.private:
+        raise Refused(
+            f"method '{plan.method}' adds no noise, so releases with noise before it would protect nobody: use "
+            "dp-sgd or another private method"
+        )
+    if (units is None) != (plan.unit == "example"):
+        raise Refused(
+            f"the plan protects one {plan.unit}, and each must weigh 1 in a release before training: give the units of "
+            "the rows exactly where the plan has a unit"
+        )
+    delta, near, population = OF_DELTA * plan.delta, plan.neighbours, plan.sampler.examples
+    shared: dict[str, Any] = {"population": population, "units": units}
+    parts: list[DataRelease] = []
+    if range_share is not None:
+        places = [] if task.schema is None else pending_columns(task.schema)
+        noise = ranges.calibrate_ranges(range_share * epsilon, delta, columns=max(1, len(places)), adjacency=near)
+        parts.append(ranges.plan_ranges(task.train, places, noise, **shared))
+    if weight_share is not None:
+        if task.classes is None:
+            raise InvalidInputError(f"class weights need classes, and '{task.name}' has none")
+        noise = class_counts.calibrate_class_counts(weight_share * epsilon, delta, classes=task.classes, adjacency=near)
+        parts.append(class_counts.plan_class_weights(task.train, task.classes, noise, **shared))
+    return tuple(parts)
+
+
+def check_shares(*shares: float | None) -> None:
+    """Refuse shares of ε that are none, or that leave nothing."""
+    given = [share for share in shares if share is not None]
+    if not all(0 < share < 1 for share in given):
+        raise InvalidInputError("a release before training takes a share of ε above 0 and below 1, such as 0.1")
+    if sum(given) >= 1:
+        raise InvalidInputError(
+            f"the releases before training take {sum(given):g} of ε and leave nothing for it: give less"
+        )
+
+
+def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tuple[Problem, dict[str, dict[str, Any]]]:
+    """The problem with what was released, which is also put into the run's model, and into the weights that its
+    losses read; and the same as public plain data."""
+    told: dict[str, dict[str, Any]] = {}
+    if (found := values.get(ranges.KEY)) is not None and task.schema is not None:
+        limits = [(float(low), float(high)) for low, high in found["limits"].tolist()]
+        names = [task.schema.features[place].name for place in pending_columns(task.schema)]
+        schema = with_limits(task.schema, limits)
+        run.prepare(lambda model: set_ranges(model, schema))
+        task = replace(task, schema=schema)
+        told["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
+    if (found := values.get(class_counts.KEY)) is not None and task.awaited_weights is not None:
+        task.awaited_weights.copy_(found["weights"])
+        told["private_class_weights"] = dict(zip(task.classes_by_name, found["weights"].tolist(), strict=True))
+    return task, told
+
+
+def set_ranges(model: nn.Module, schema: Schema) -> None:
+    """Have the model encode its columns by the ranges of this schema."""
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            for name, value in Encoder(schema.features).named_buffers():
+                module.get_buffer(name).copy_(value)

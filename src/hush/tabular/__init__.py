@@ -1,0 +1,1 @@
+"""Tables as training data: schema, type inference, reading, encoding."""
