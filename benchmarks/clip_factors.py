@@ -3,8 +3,8 @@
     python benchmarks/clip_factors.py [--problems mnist-mlp,fashion-p2] [--rows 64] [--steps 5]
 
 An example that is clipped is multiplied by c/‖g‖. The norm in it is a bound that no rounding can pass
-(`src/hush/per_example/ARITHMETIC.md`), and so a little larger than the best estimate from the same tape. One minus their
-ratio is printed, over the rows of one batch at the initial weights and after a few private steps.
+(`src/hush/per_example/ARITHMETIC.md`), and so a little larger than the best estimate from the same tape. One minus
+their ratio is printed, over the rows of one batch at the initial weights and after a few private steps.
 """
 
 from __future__ import annotations

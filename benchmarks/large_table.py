@@ -34,7 +34,10 @@ import pyarrow.parquet
 ROWS, CHUNK, SEED = 10_000_000, 500_000, 16
 MISSING = 0.03
 WORDS = {"ward": 12, "region": 40, "device": 300}
-READ = "from hush.tabular.problem import from_files; p = from_files({path!r}, target='label', tell=print); print(p.summary)"
+READ = (
+    "from hush.tabular.problem import from_files; "
+    "p = from_files({path!r}, target='label', tell=print); print(p.summary)"
+)
 PANDAS = "import pandas as pd; print(pd.read_{kind}({path!r}).shape)"
 RUN = "from hush.cli.main import run; run()"
 TRAIN = ("--target", "label", "--model", "logistic", "--batch-size", "65536", "--delta", "1e-8", "--json")

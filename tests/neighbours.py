@@ -1,6 +1,7 @@
 """The shipped models at sizes that a test can afford, and neighbours made to move a sum by more than one clip.
 
-A `CanarySetup` holds one run that stands before its first step, on data that can be changed under it. It stops every step
+A `CanarySetup` holds one run that stands before its first step, on data that can be changed under it. It stops every
+step
 where its sums would meet the noise, so that the sums of two neighbouring datasets are compared at equal parameters and
 an equal secret.
 """

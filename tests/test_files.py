@@ -123,7 +123,10 @@ class TestLocks:
         unlock(again)
 
     def test_it_ends_with_its_holder(self, tmp_path):
-        script = "import os, sys, pathlib; from hush._internal.storage import try_lock; try_lock(pathlib.Path(sys.argv[1])); os._exit(9)"
+        script = (
+            "import os, sys, pathlib; from hush._internal.storage import try_lock; "
+            "try_lock(pathlib.Path(sys.argv[1])); os._exit(9)"
+        )
         assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], check=False).returncode == 9
         held = try_lock(tmp_path / "lock")
         assert held is not None

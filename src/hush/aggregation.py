@@ -193,7 +193,8 @@ class Aggregator:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
             raise Refused(
-                f"{type(query).__name__} does not take its gradients from hush.per_example.gradients.per_example_gradients, so it would "
+                f"{type(query).__name__} does not take its gradients from "
+                f"hush.per_example.gradients.per_example_gradients, so it would "
                 "count empty places as examples: use the default arithmetic"
             )
         return sums

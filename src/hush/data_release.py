@@ -3,7 +3,8 @@
 A `DataRelease` is a `Beside` (its name, its event, its adjacency) together with what computes the release. To use one:
 
 1. make the plan with ``beside=(part.beside, …)``, so that the plan's event holds it and σ is calibrated for both;
-2. start the run, attach its checkpoints and enter it in its ledger (`hush.ledger.run_account.charge`), in the usual order;
+2. start the run, attach its checkpoints and enter it in its ledger (`hush.ledger.run_account.charge`), in the usual
+order;
 3. ``values = make_releases(run, parts, folder)``, with the run's private directory as ``folder`` where it has one;
 4. put the values where training takes them from (they are public), and train.
 

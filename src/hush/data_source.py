@@ -326,7 +326,8 @@ def check_rows(source: Source) -> None:
     if not all(_same(together, other) for other in again):
         raise Refused(
             "the dataset gives an example differently every time, as random transforms do, and whoever is in a batch "
-            "would shift the randomness of the others: leave them out, and augment with hush.per_example.augmentation.Augmented, "
+            "would shift the randomness of the others: leave them out, and augment with "
+            "hush.per_example.augmentation.Augmented, "
             "which draws for each example by itself"
         )
     for place in some.tolist():

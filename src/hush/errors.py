@@ -1,4 +1,20 @@
-"""The two ways hush says no: the input is wrong, or the guarantee asked for has no proof."""
+"""Every error that hush raises on purpose.
+
+    HushError
+    ├── InvalidInputError (ValueError)       a value, option or file that cannot be used
+    │   ├── DataError                        a table, column or cell
+    │   └── FormatError                      a file written by hush that is damaged or of another version
+    ├── NotProvenError                       no proof for this combination: the reason and the remedy
+    ├── UnsupportedModelError                the model or loss mixes examples, keeps state, has hooks or unsupported layers
+    ├── BudgetExceededError                  the ledger has no room: what fits
+    ├── ResumeError                          checkpoint, data or code differ from the run's, or its log is missing
+    ├── RunStateError                        a run used in the wrong order, process or thread
+    ├── ReleaseError                         a release that does not verify or cannot be written
+    ├── DistributedError                     processes disagree, or one was lost
+    └── MissingDependencyError (ImportError) names the extra to install
+
+A message is one sentence: what is wrong, with the value; then what to do.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +25,55 @@ from hush._internal.text import translate
 
 
 class HushError(Exception):
-    """Base of every error that hush raises on purpose; its text is one sentence for the person at the keyboard."""
+    """Base of every error that hush raises on purpose."""
 
 
 class InvalidInputError(HushError, ValueError):
-    """A value, file or name that hush cannot work with; the text names it and says what was expected."""
+    """A value, option or file that cannot be used; the message names it and says what was expected."""
+
+
+class DataError(InvalidInputError):
+    """A table, column or cell that cannot be used."""
+
+
+class FormatError(InvalidInputError):
+    """A file written by hush that is damaged or of another version."""
 
 
 class Refused(HushError):
-    """A combination without a proof (or without an accountant); the text names the reason and the remedy."""
+    """Base of the refusals below; raise one of them."""
+
+
+class NotProvenError(Refused):
+    """A combination without a proof; the message says the reason and the remedy."""
+
+
+class UnsupportedModelError(Refused):
+    """The model or loss mixes examples, keeps state, has hooks or layers that are not supported."""
+
+
+class BudgetExceededError(Refused):
+    """The ledger has no room for the run; the message says what fits."""
+
+
+class ResumeError(Refused):
+    """A run that cannot be resumed: its checkpoint, data or code differ, or its log is missing."""
+
+
+class RunStateError(Refused):
+    """A run used in the wrong order, process or thread."""
+
+
+class ReleaseError(Refused):
+    """A release that does not verify or cannot be written."""
+
+
+class DistributedError(Refused):
+    """Processes disagree, or one was lost."""
+
+
+class MissingDependencyError(Refused, ImportError):
+    """A package that is not installed; the message names the extra to install."""
 
 
 def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:

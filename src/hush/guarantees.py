@@ -1,7 +1,7 @@
 """What is claimed about a mechanism: its privacy events, what steps taken again add to them, and every ε.
 
-A query whose channels are plain sums is charged by the table of `hush.guarantees`; any other makes its claims itself. After
-s steps were taken, going on from step t with a fresh secret (`hush.guarantees`) costs, in the steps up to T,
+A query whose channels are plain sums is charged by the table of `hush.guarantees`; any other makes its claims itself.
+After s steps were taken, going on from step t with a fresh secret (`hush.guarantees`) costs, in the steps up to T,
 
 | the mechanism                                          | costs                 |
 |--------------------------------------------------------|-----------------------|
@@ -11,8 +11,8 @@ s steps were taken, going on from step t with a fresh secret (`hush.guarantees`)
 where E(1…T) bounds the second stretch because it is a run of its own in which nobody takes part before step t: its
 coins and its noise are fresh, the noise starts anew, and the fixed batches or groups stay those of the first secret, so
 that nobody takes part more often than planned. A hidden state (DiceSGD's error) carries the first data on; its proof
-charges every step for whatever the state holds, so the steps add up. Releases beside training (`hush.data_release`) are made
-once, however often steps are taken: each claim is composed with them once.
+charges every step for whatever the state holds, so the steps add up. Releases beside training (`hush.data_release`)
+are made once, however often steps are taken: each claim is composed with them once.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def check_claims(mechanism: Mechanism) -> None:
     query = mechanism.query
     if not isinstance(query, Query):
         raise Refused(
-            f"{type(query).__name__} is no query: it needs every method of hush.clipping.Query; `claims` of a plain sum "
-            "returns BY_TABLE"
+            f"{type(query).__name__} is no query: it needs every method of hush.clipping.Query; `claims` of a plain "
+            "sum returns BY_TABLE"
         )
     own = _own_claims(mechanism, mechanism.steps)
     if own is None:

@@ -95,7 +95,8 @@ class Mechanism(ABC):
             self.check_proof()
         elif self.beside:
             raise Refused(
-                f"method '{self.method}' adds no noise, so {join_names(self.beside)} beside it would protect nobody: use "
+                f"method '{self.method}' adds no noise, so {join_names(self.beside)} beside it would protect nobody: "
+                f"use "
                 "dp-sgd or another private method"
             )
 
@@ -199,8 +200,8 @@ class Mechanism(ABC):
 
     def find_tails(self, coordinates: int) -> Tails:
         """The end of the noise of a run with so many numbers in each channel, drawn as often as Z has rows. An example
-        moves all steps together by no more than one where the whole run is one Gaussian (`hush.guarantees`); what a hidden
-        state remembers of it moves steps in which it has no part too."""
+        moves all steps together by no more than one where the whole run is one Gaussian (`hush.guarantees`); what a
+        hidden state remembers of it moves steps in which it has no part too."""
         part, structure = self.sampler.participation, self.noise.structure
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * structure.least_scale)
         rate = part.rate if isinstance(part, PoissonSampled) else 1.0
@@ -247,8 +248,8 @@ class Mechanism(ABC):
         return {**fields, "accounted": accounted}
 
     def identity(self, params: Named | None = None) -> dict[str, Any]:
-        """What tells this plan from any other (`hush._internal.identity`); an optimizer given as a function needs the parameters
-        that it is built for. `NoIdentity` where there is no telling."""
+        """What tells this plan from any other (`hush._internal.identity`); an optimizer given as a function needs the
+        parameters that it is built for. `NoIdentity` where there is no telling."""
         found: dict[str, Any] = declared(self, Scope(self.steps, params))
         return found
 
@@ -356,8 +357,8 @@ class Plan(Mechanism):
         hashable for each. All rows of one value are one example, and at most ``rows_per_unit`` of them (8 by default)
         are averaged before clipping (:mod:`hush.privacy_unit`). ``microbatch`` counts rows.
 
-        ``ranks`` are the processes that share the run (`hush.init_distributed`). With ``noise_shards`` each of them makes its
-        own slice of the noise and keeps the state of that slice alone, and they send each other the results.
+        ``ranks`` are the processes that share the run (`hush.init_distributed`). With ``noise_shards`` each of them
+        makes its own slice of the noise and keeps the state of that slice alone, and they send each other the results.
         Checkpoints do without that state, and a run that goes on makes it anew (:mod:`hush.noise_addition`).
         """
         validate.positive_int(microbatch=microbatch)
@@ -395,8 +396,8 @@ class Plan(Mechanism):
         return run
 
     def with_tails(self, coordinates: int) -> Plan:
-        """The plan with what noise that ends takes of δ for so many coordinates (`hush.accounting.noise_tails`) in each of the
-        channels, of which none has more; refused where that is too much."""
+        """The plan with what noise that ends takes of δ for so many coordinates (`hush.accounting.noise_tails`) in
+        each of the channels, of which none has more; refused where that is too much."""
         if not self.has_tails:
             return self
         ends = self.find_tails(coordinates)

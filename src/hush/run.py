@@ -29,11 +29,10 @@ from hush.noise_addition import NoiseAdder
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
-from hush.release.description import Description
-from hush.release.folder import check_room, write_release
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
+    from hush.release.description import Description
 
 
 class Run:
@@ -227,8 +226,8 @@ class Run:
         self._noising.start_anew(history.now.start)
 
     def prepare(self, write: Callable[[nn.Module], None]) -> None:
-        """Have values that were released before training (`hush.data_release`) written into the model's buffers: before the
-        first step, or the same ones again when the run goes on."""
+        """Have values that were released before training (`hush.data_release`) written into the model's buffers:
+        before the first step, or the same ones again when the run goes on."""
         write(self.model)
         if self.next == 0:
             self._summing.restore(self.microbatch, self._summing.company, begun=False)
@@ -258,10 +257,14 @@ class Run:
     ) -> Path:
         """Write the released artefact, the folder that may be copied: weights, description and privacy card.
 
-        ``description`` says how the network is built and what its inputs are (`hush.datasets.problem.Problem.describe` does for
+        ``description`` says how the network is built and what its inputs are (`hush.datasets.problem.Problem.describe`
+        does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
         replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
         ``figures`` go into the card (`hush.guarantees.make_card`). Of several processes only process 0 writes."""
+        from hush.release.description import Description  # a service, in a layer above this one
+        from hush.release.folder import check_room, write_release
+
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
@@ -297,7 +300,8 @@ class Run:
     def restore(self, state: State, *, compared: bool = False) -> None:
         """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
 
-        Nothing is compared here. `hush.checkpointing.Checkpoints` does, and says so by ``compared``; it sees to it that no
+        Nothing is compared here. `hush.checkpointing.Checkpoints` does, and says so by ``compared``; it sees to it
+        that no
         noise meets two sums (with another number of processes they differ in their last bits). Without anybody who
         does, a private run is not set back: the same noise on other sums gives away their difference.
         """

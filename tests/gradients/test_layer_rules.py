@@ -1,4 +1,5 @@
-"""The guarantees of a book-keeping rule (hush.per_example.tracking), line by line, for every rule that takes a layer."""
+"""The guarantees of a book-keeping rule (hush.per_example.tracking), line by line, for every rule that takes a
+layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The officer's page: every section, the numbers of `hush.accounting.tradeoff`, warnings where nothing is proven, and no name
-that breaks out of its place."""
+"""The officer's page: every section, the numbers of `hush.accounting.tradeoff`, warnings where nothing is proven, and
+no name that breaks out of its place."""
 
 from __future__ import annotations
 

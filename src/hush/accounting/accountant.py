@@ -4,7 +4,8 @@
 - ``rdp``: Rényi divergences (Mironov 2017), by dp-accounting; an upper bound, looser, for the events PLD cannot do.
 - ``gdp``: exact, for compositions of Gaussians and nothing else (Dong, Roth and Su 2022); no central-limit step.
 
-Events are written for the sensitivity of the adjacency they are accounted under (see `hush.accounting.events`); nothing is
+Events are written for the sensitivity of the adjacency they are accounted under (see `hush.accounting.events`);
+nothing is
 doubled here. So DP-SGD with noise σ·clip is two events: PoissonSampled(q, Gaussian(σ)) against adding or removing an
 example, and PoissonSampled(q, Gaussian(σ/2)) against replacing one, as that moves a sum by twice the clip. At q = 0.01,
 T = 1000, σ = 1, δ = 1e-5 the first costs ε = 1.828 and the second 2.843 (less than plain doubling would: the example is

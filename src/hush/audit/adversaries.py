@@ -82,7 +82,8 @@ class RecordingOptimizer:
 class AuditGame:
     """A plan on a stage, run as often as one likes, each time whole and with a secret of its own.
 
-    Starting a run measures things that no secret changes (`hush.per_example.chunks`). So one run is started with the canary and
+    Starting a run measures things that no secret changes (`hush.per_example.chunks`). So one run is started with the
+    canary and
     one without it, and every further game goes back to its beginning with another secret; where the rule keeps an
     object that cannot be copied, every game starts a run."""
 

@@ -1,6 +1,7 @@
 """The private directory of a run: its last two checkpoints, its log of steps, its record of sums, and a lock.
 
-A checkpoint is written beside, flushed to the disk and renamed (`hush._internal.storage.write_atomic`), under a name that holds its
+A checkpoint is written beside, flushed to the disk and renamed (`hush._internal.storage.write_atomic`), under a name
+that holds its
 step; then those before the last two are removed. After a crash at any instant the newest file that is whole is the
 newest checkpoint. Everything here is readable by its owner only: it holds the secret, and whoever has that can subtract
 the noise.

@@ -56,8 +56,8 @@ class SumLog:
 
     @staticmethod
     def read(path: Path, step: int = 0) -> SumLog:
-        """The record at ``path`` for a run at ``step``; `SumLogMissing` where it is not whole. Half a row at its end is what a
-        kill left."""
+        """The record at ``path`` for a run at ``step``; `SumLogMissing` where it is not whole. Half a row at its end
+        is what a kill left."""
         try:
             first, _, rest = path.read_bytes().partition(b"\n")
             head = json.loads(first)

@@ -32,8 +32,8 @@ class Channel:
     """One vector that a query gives to be noised.
 
     ``bound`` is the L2 norm that one example can add to it in exact arithmetic; a plan adds what rounding can add
-    (:func:`hush.per_example.chunks.charge`). ``std`` fixes the noise on this channel's sum; a channel without one gets what is
-    left of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
+    (:func:`hush.per_example.chunks.charge`). ``std`` fixes the noise on this channel's sum; a channel without one gets
+    what is left of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
     """
 
     bound: float

@@ -1,4 +1,5 @@
-"""How good a model is on rows it has not been trained on: loss, time, and what `hush.statistics.metrics` makes of its outputs.
+"""How good a model is on rows it has not been trained on: loss, time, and what `hush.statistics.metrics` makes of its
+outputs.
 
 These numbers are of public or held-out rows; on training rows they are not covered by the guarantee.
 """

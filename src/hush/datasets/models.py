@@ -82,8 +82,8 @@ class Single(nn.Module):
 class Encoder(nn.Module):
     """The first layer of a model on a table: (n, columns) of numbers and category codes to (n, width).
 
-    It encodes by public facts only and row by row, as ``hush.tabular.schema`` describes, and has no parameters. It is part
-    of the model, so that the released model takes the columns as they are and memory holds them once."""
+    It encodes by public facts only and row by row, as ``hush.tabular.schema`` describes, and has no parameters. It is
+    part of the model, so that the released model takes the columns as they are and memory holds them once."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         super().__init__()

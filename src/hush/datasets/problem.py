@@ -45,8 +45,8 @@ class Problem:
     ``target`` is the column or array of the labels, where they have a name. ``target_range`` is the public range of a
     target that is a number (regression); the data holds it mapped to [−1, 1]. ``class_weights`` are for training alone;
     ``awaited_weights`` hold those that are released with noise before it (`hush.statistics.releases`). ``owners`` says
-    whose each row is, where all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the owner of
-    the rows."""
+    whose each row is, where all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the
+    owner of the rows."""
 
     name: str
     summary: str

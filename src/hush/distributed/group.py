@@ -6,13 +6,15 @@ or in a loop of one's own, in two more lines: ``ranks = hush.init_distributed()`
 
 Why the guarantee is that of one process, as the same object:
 
-1. *The sums.* A step's examples take places (`hush.per_example.chunks`) by the secret that all processes share, places are cut
+1. *The sums.* A step's examples take places (`hush.per_example.chunks`) by the secret that all processes share, places
+are cut
    into pieces, and piece j is the work of process j mod W. So every example of the batch is summed on one process, by
    the rows, the parameters and the public state that all of them have: digests of plan, data and weights are compared
    before the first step, and checksums of secret, step, microbatch, parameters, buffers and public state ride along
-   with every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with the bounds that
-   the query declares.
-2. *Its rounding.* What processes add to each other is float64. `hush.per_example.chunks.charge` lets every addend of the
+   with every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with
+   the bounds that the query declares.
+2. *Its rounding.* What processes add to each other is float64. `hush.per_example.chunks.charge` lets every addend of
+the
    float64 sum be rounded as often as there are places. With W processes the addends are the blocks that hold a place,
    of which there are at most as many as places; a process without any adds zeros, which rounds nothing; and in any
    order of additions an addend is rounded at most once for each other addend. So the charge holds for every W.

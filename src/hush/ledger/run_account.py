@@ -96,7 +96,8 @@ class Account:
         For releases that the plan does not know of. Steps t+1 … s that were released once and are taken again with a
         fresh secret: with independent noise the event of those s − t steps, with correlated noise or fixed batches the
         event of the first s steps (and the plan's own entry goes on to its T in either case). A second release that
-        nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as `hush.ledger.run_account.cost_of` makes
+        nobody can bound: ``dp_event.NonPrivateDpEvent()``. ``event`` may be a `Cost`, as
+        `hush.ledger.run_account.cost_of` makes
         it, else it has the plan's adjacency, status, assumptions and δ, and loses as much of it as the plan does.
 
         It is an entry of its own, named after the run, and no later entry replaces it: what was charged is never

@@ -58,8 +58,8 @@ from hush.errors import HushError, InvalidInputError
 # **Replace.** One replacement is one removal and one addition (or one example zeroed and another filled in): a spend of
 # another relation counts twice in a total for `replace`.
 #
-# **A spend per row in a total per person.** Without a bound on a person's rows there is no k. If every person is known to
-# have at most m rows, removing or adding a person is at most m such changes of a row, and zeroing one is too: k = m.
+# **A spend per row in a total per person.** Without a bound on a person's rows there is no k. If every person is known
+# to have at most m rows, removing or adding a person is at most m such changes of a row, and zeroing one is too: k = m.
 # Replacing a person's rows by as many others is m replacements, or 2m removals and additions. For replacements by fewer
 # or more rows a spend that compares under `replace` or `zero-out` says nothing, for it takes the number of rows to be
 # public; then that is written down as an assumption. The m is a public fact that somebody declares (`Ledger.cap`), not

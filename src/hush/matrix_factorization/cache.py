@@ -1,6 +1,7 @@
 """Results of expensive solvers, kept on disk under the hash of what was asked.
 
-A file is a plain .npz (never unpickled) in the folder `matrices` of the cache (`hush._internal.storage.find_cache`). It carries the
+A file is a plain .npz (never unpickled) in the folder `matrices` of the cache (`hush._internal.storage.find_cache`).
+It carries the
 question and a digest of its arrays; one that is damaged or answers another question is recomputed. Privacy never rests
 on it: sensitivities are computed from the loaded matrix every time.
 """

@@ -55,7 +55,8 @@ class Augmented:
 
 
 def average_rows(losses: Losses, most: int) -> Losses:
-    """The losses of rows as those of units of at most so many (:mod:`hush.privacy_unit`); views are made of each row."""
+    """The losses of rows as those of units of at most so many (:mod:`hush.privacy_unit`); views are made of each
+    row."""
     if not isinstance(losses, Augmented):
         return UnitLosses(losses, most)
     return Augmented(UnitLosses(losses.losses, most), _OfRows(losses.augment, most), losses.views)
@@ -73,8 +74,8 @@ class _OfRows:
 
 
 def make_rewinder(device: torch.device) -> Callable[[], None]:
-    """Remember torch's generators, and so the number of the next draw (hush.per_example.model_rng); the function returned brings them
-    back to this moment."""
+    """Remember torch's generators, and so the number of the next draw (hush.per_example.model_rng); the function
+    returned brings them back to this moment."""
     state = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 

@@ -294,10 +294,11 @@ def _warn(text: str) -> None:
 
 # Spot checks: at steps that only the secret knows, a few examples of the batch are compared with themselves alone.
 #
-# The comparison of the first batch cannot see a model that begins to mix its examples later (a flag, a warm-up, a memory
+# The comparison of the first batch cannot see a model that begins to mix its examples later (a flag, a warm-up, a
+# memory
 # of features). A check takes the tape that the step made anyway and computes `PICKED` of its examples once more, alone:
-# 0.1 to 1.7 steps of time for the models of ``benchmarks/spot_checks.py``, so with one in `PERIOD` at most 1 % of a run.
-# Which steps and which examples are a pure function of (secret, step): a resumed run repeats them.
+# 0.1 to 1.7 steps of time for the models of ``benchmarks/spot_checks.py``, so with one in `PERIOD` at most 1 % of a
+# run. Which steps and which examples are a pure function of (secret, step): a resumed run repeats them.
 
 PICKED = 2  # examples of one check
 PERIOD = 192  # one step of every so many is checked: the share of time is a check's cost in steps over this

@@ -66,7 +66,8 @@ def per_example_gradients(
     """The per-example gradients of one batch as a tape.
 
     ``losses(model, content)`` gives one loss per example. With ``points``, gᵢ = Σ_p coefficient_p ∇lossᵢ(params_p), and
-    every point sees the same model randomness (dropout): inside ``hush.per_example.model_rng.model_randomness`` that of each example's
+    every point sees the same model randomness (dropout): inside ``hush.per_example.model_rng.model_randomness`` that
+    of each example's
     place, else torch's generator as the caller seeded it. ``engine`` changes the speed and nothing else.
     """
     choice(_ENGINES, engine=engine)

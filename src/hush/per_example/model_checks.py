@@ -1,7 +1,8 @@
 """What is checked of a model before training and during it; a model that fails is refused, with the remedy.
 
 Before: no layer mixes examples, no buffer learns from a batch (:func:`check_model`). During: whatever a forward writes
-into a buffer or a parameter carries the batch past the noise (:class:`ModelStateGuard`). Running statistics, an embedding
+into a buffer or a parameter carries the batch past the noise (:class:`ModelStateGuard`). Running statistics, an
+embedding
 with ``max_norm``, a memory of past features: each of them would be released with the model, or meet other examples in a
 later step, without clipping and without noise. The same holds for weights that somebody changes between two steps: only
 what the plan's rule wrote is covered.

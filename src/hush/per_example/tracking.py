@@ -12,7 +12,8 @@ A rule is a function with the arguments of the torch function that it stands for
 3. Every parameter among its arguments gets one term a use (or a view for every example, of which autograd computes the
    gradient), and row i of the term is the gradient of example i alone, with what :class:`hush.per_example.terms.Term`
    promises about its rounding.
-4. Where the examples are not in the first dimension of its input, or a setting is not covered, it raises ``NoLayerRule``
+4. Where the examples are not in the first dimension of its input, or a setting is not covered, it raises
+``NoLayerRule``
    and leaves nothing.
 
 It may rely on this: the session's ``n`` is the number of examples (of rows, where an example is several:

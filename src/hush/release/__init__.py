@@ -1,1 +1,2 @@
-"""The folder that may be published: weights, description, privacy card and statement; loading, verifying and exporting it."""
+"""The folder that may be published: weights, description, privacy card and statement; loading, verifying and exporting
+it."""

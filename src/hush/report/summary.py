@@ -1,6 +1,7 @@
 """Rows in groups (problem × method × ε): the best run, mean and spread over seeds, status, and what was found.
 
-The best setting is the one whose mean over seeds is best on the validation part, as in `hush.bench.dataframes`; where there
+The best setting is the one whose mean over seeds is best on the validation part, as in `hush.bench.dataframes`; where
+there
 is no validation part the test part decides, and the report says that this flatters. A run that did not finish counts as
 worst.
 """

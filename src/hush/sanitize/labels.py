@@ -63,8 +63,8 @@ from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_up
 # M = 2⁶² values (62 bits as they come: nothing is rounded). With g a fraction below e^ε (`bound_growth`), each other
 # label gets b = ⌈M/(g + k − 1)⌉ of the values and the own label a = M − (k − 1)b. Then
 # a ≤ M − (k − 1)M/(g + k − 1) = gM/(g + k − 1) ≤ g·b. A label outside gives way to each of the k with ⌊M/k⌋ of the
-# values, to the last one with what is left. Every probability is a multiple of 1/M, so `find_largest_ratio` is exact, and
-# a `Table` is refused where it is above g.
+# values, to the last one with what is left. Every probability is a multiple of 1/M, so `find_largest_ratio` is exact,
+# and a `Table` is refused where it is above g.
 
 BITS = 62
 VALUES = 1 << BITS

@@ -37,7 +37,8 @@ class Sanitize(nn.Module):
     with its smaller noise, or ``before`` it, as in the paper's experiments.
 
     The noise is ``draw(x)``: torch's own normal numbers by default, so that in a run of hush they come, like dropout,
-    from the run's secret and the place of each example (`hush.per_example.model_rng`). In evaluation there is none, unless
+    from the run's secret and the place of each example (`hush.per_example.model_rng`). In evaluation there is none,
+    unless
     ``noisy_evaluation``. A number that is not finite is a leak where it stays one: NaN counts as 0.
 
     ``clip`` may be changed between epochs (`hush.sanitize.adaptive`). It is no parameter and no buffer: whoever
@@ -120,8 +121,8 @@ class Sanitize(nn.Module):
         return torch.where(x.isnan(), torch.zeros_like(x), x).clamp(self.low, self.clip)
 
     def noised(self, x: Tensor) -> Tensor:
-        """With its noise. It is added in double precision and rounded to the public grid of the noise (`hush.noise.base`):
-        last bits would show what it was added to. The gradient is that of adding a constant."""
+        """With its noise. It is added in double precision and rounded to the public grid of the noise
+        (`hush.noise.base`): last bits would show what it was added to. The gradient is that of adding a constant."""
         precise = x.double()
         draw = torch.randn_like if self.draw is None else self.draw
         spacing = grid(self.noise_std)

@@ -13,9 +13,10 @@ coordinate of a − a′ is at most 2C (or C) in absolute value: ‖a − a′�
 √k·2C√n/(Cσ√n) = 2√k/σ standard deviations apart, whatever C and n are. Batches, gradients, updates and stops are
 functions of the y, the labels and coins that know nothing of the features: post-processing. ∎
 
-φ maps each record alone by construction: the rows are computed in batches of one (`hush.sanitize.privatised`). That nothing
-which is trained moves φ is checked before a run starts (`hush.sanitize.split_model`); where it did so for inputs that were
-not tried, rows that are computed again after a resume come from a φ that depends on earlier releases, which the
+φ maps each record alone by construction: the rows are computed in batches of one (`hush.sanitize.privatised`). That
+nothing
+which is trained moves φ is checked before a run starts (`hush.sanitize.split_model`); where it did so for inputs that
+were not tried, rows that are computed again after a resume come from a φ that depends on earlier releases, which the
 composition of Gaussians allows. That the same noise meets the same rows again is checked by a digest of what was
 released, kept with the run's state.
 
@@ -405,9 +406,9 @@ class Published:
 #
 #     aᵢ = clamp(φ_θ(xᵢ))          n numbers in [−C, C]
 #     yᵢ = aᵢ + C·s_a·√n·zᵢ        for every i in B_t: the rows of the step
-#     ℓᵢ = loss(head_ω(yᵢ), labelᵢ)
+#     ℓᵢ = loss of head_ω(yᵢ) for labelᵢ
 #     g̃  = Σ clip(∂ℓᵢ/∂θ, c) + c·s_g·z
-#     h  = Σ ∂ℓᵢ/∂ω
+#     h is the sum of ∂ℓᵢ/∂ω
 #
 # θ moves by g̃ and ω by h. Which records are in B_t is drawn by coins that do not look at features.
 #
@@ -421,21 +422,24 @@ class Published:
 # 1. Y, given everything released before (so given θ, ω). For j ≠ i the distribution of yⱼ is the same for both
 #    neighbours, as φ_θ is one function applied to each record in a batch of its own: mapped by torch.func, which has no
 #    way from one to another, or else one after the other (`find_engine`). All records have one public shape, which no
-#    record's length decides, and leave nothing in the model or the losses (`hush.sanitize.side_effects`). What losses keep
-#    of their second run is a function of rows that are released. C, s_a and n are those that the
+#    record's length decides, and leave nothing in the model or the losses (`hush.sanitize.side_effects`). What losses
+#    keep of their second run is a function of rows that are released. C, s_a and n are those that the
 #    run started with (`hush.sanitize.layer`), and zᵢ is of a stream that nothing else draws from. yᵢ is a Gaussian
-#    with standard deviation C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard deviations
-#    if i is in B_t, and 0 otherwise.
-# 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and coins (dropout): the losses run on inputs of zeros with the layer
-#    handing on yⱼ, and in the run that made yⱼ the weights ω were constants (`hush.sanitize.split_model`). However often that
-#    run passes the layer, yⱼ is all that it hands on. So h is post-processing of Y, by construction.
-# 3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and ∂aⱼ/∂θ is
-#    a function of xⱼ and θ. It is clipped to norm c for each record alone. Fixing Y and what was before, the sums of the
+#    with standard deviation C·s_a·√n around aᵢ or aᵢ′, with ‖aᵢ − aᵢ′‖ ≤ 2C√n (C√n for [0, C]): 2/s_a standard
+#    deviations if i is in B_t, and 0 otherwise.
+# 2. h, given Y. ∂ℓⱼ/∂ω depends on yⱼ, the label, ω and coins (dropout): the losses run on inputs of zeros with the
+#    layer handing on yⱼ, and in the run that made yⱼ the weights ω were constants (`hush.sanitize.split_model`).
+#    However often that run passes the layer, yⱼ is all that it hands on. So h is post-processing of Y, by construction.
+# 3. g̃, given everything released before *and* Y. ∂ℓⱼ/∂θ = (∂aⱼ/∂θ)ᵀ·∂ℓⱼ/∂yⱼ, where ∂ℓⱼ/∂yⱼ is known from Y, and
+#    ∂aⱼ/∂θ is a function of xⱼ and θ. It is clipped to norm c for each record alone. Fixing Y and what was before, the
+#    sums of the
 #    neighbours differ in the one addend of i, by at most 2c; the noise is independent of Y's: 2/s_g standard deviations
-#    if i is in B_t, and 0 otherwise. A parameter that the layer's input depends on belongs to θ with all of its gradient,
+#    if i is in B_t, and 0 otherwise. A parameter that the layer's input depends on belongs to θ with all of its
+#    gradient,
 #    wherever else it is used, and so does every other one that the rows alone do not reach (`find_behind`); which they
 #    are is decided on made-up inputs, and the theorem holds for every choice.
-# 4. Releases that are each a Gaussian mechanism of μ_m given all earlier ones, with all μ_m fixed beforehand, compose to
+# 4. Releases that are each a Gaussian mechanism of μ_m given all earlier ones, with all μ_m fixed beforehand, compose
+# to
 #    μ² = Σ μ_m² (Dong, Roth, Su 2022, corollary 3.3, adaptively). Fixing the batches fixes who takes part when; k
 #    participations give k·(4/s_a² + 4/s_g²). ∎
 #

@@ -4,7 +4,8 @@ The cut is made by running the model on made-up inputs, so that the layer may st
 it is every parameter that its input depends on. *After* it is a function of the rows that it hands on, and of nothing
 else of the data, by construction: it is run on inputs of zeros. Made-up inputs show only what they happen to meet, so
 that the proofs take nothing from them: each record reaches the layer in a batch of its own (`hush.sanitize.privatised`,
-`hush.sanitize.split_model`). What is tried beforehand (`hush.sanitize.split_model`) says early what would not train as meant.
+`hush.sanitize.split_model`). What is tried beforehand (`hush.sanitize.split_model`) says early what would not train as
+meant.
 """
 
 from __future__ import annotations

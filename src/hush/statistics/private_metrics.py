@@ -17,8 +17,8 @@ of σ·Δ/a on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 t
 is asked for. Where a unit has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at
 most 1 and its entries zero or above, so all of this holds for units.
 
-Weights are rounded down and sums of them are exact, as in `hush.statistics.histogram`: no rounding depends on other rows. Noisy
-counts are rounded to the public grid of their noise (`hush.noise.base`).
+Weights are rounded down and sums of them are exact, as in `hush.statistics.histogram`: no rounding depends on other
+rows. Noisy counts are rounded to the public grid of their noise (`hush.noise.base`).
 The number of rows is not released but as the sum of noisy cells.
 """
 

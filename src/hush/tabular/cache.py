@@ -56,8 +56,8 @@ def load_rows(place: Path, schema: Schema, watch: ReadProgress) -> Rows:
 
 
 def cached_profile(place: Path, begin: Begin, facts: Any, count: Count) -> dict[str, ColumnProfile]:
-    """What every column of a table shows (`hush.tabular.profiling.profile_columns`); a long table that was looked at before with the
-    same ``facts``, all that ``begin`` depends on as plain data, is not looked at again."""
+    """What every column of a table shows (`hush.tabular.profiling.profile_columns`); a long table that was looked at
+    before with the same ``facts``, all that ``begin`` depends on as plain data, is not looked at again."""
     kept = _find_kept(place, facts)
     seen = None if kept is None else _recall(kept, begin)
     if seen is None:

@@ -67,7 +67,7 @@ from hush.tabular.schema import Schema
 # table.
 
 ENCODING_VERSION = 1
-"""Raise it with every change of what a column's profile holds or how a row is encoded: stored tables are then unused."""
+"""Raise it when a column's profile or the encoding of a row changes: tables stored by another version are not used."""
 FOLDER = "tables"
 FILES = ("rows.npy", "labels.npy")
 WEEK = 7 * 24 * 3600.0  # seconds
@@ -79,8 +79,8 @@ Encoded = tuple[NDArray[np.float32], NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class RowSubset:
-    """Some rows of tensors that stay where they are, in this order: a `hush.data_source.Source` whose parts may be larger
-    than memory, as only the rows that are asked for are copied."""
+    """Some rows of tensors that stay where they are, in this order: a `hush.data_source.Source` whose parts may be
+    larger than memory, as only the rows that are asked for are copied."""
 
     tensors: tuple[Tensor, ...]
     rows: Tensor

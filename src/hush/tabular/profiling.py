@@ -376,8 +376,12 @@ def _guess_number(seen: ColumnProfile, public: Collection[str]) -> InferredType:
     points, commas = counts["only " + POINT], counts["only " + COMMA]
     why = "nearly all cells are numbers"
     if counts["either"] and not points and not commas:
-        return InferredType(column, why, "has a comma before three digits, for thousands or for decimals: write decimal = '.' "
-                     "or decimal = ',' for it into the schema")  # fmt: skip
+        doubt = (
+            "has a comma before three digits, for thousands or for decimals: write decimal = '.' or decimal = ',' for "
+            "it "
+            "into the schema"
+        )
+        return InferredType(column, why, doubt)
     sign = COMMA if commas > points else POINT
     if not seen.is_most(counts[sign]):
         return InferredType(column, why, "mixes decimal points and decimal commas: write its numbers in one way")
