@@ -5,7 +5,7 @@
     │   ├── DataError                        a table, column or cell
     │   └── FormatError                      a file written by hush that is damaged or of another version
     ├── NotProvenError                       no proof for this combination: the reason and the remedy
-    ├── UnsupportedModelError                the model or loss mixes examples, keeps state, has hooks or unsupported layers
+    ├── UnsupportedModelError                model or loss mixes examples, keeps state, has hooks or unsupported layers
     ├── BudgetExceededError                  the ledger has no room: what fits
     ├── ResumeError                          checkpoint, data or code differ from the run's, or its log is missing
     ├── RunStateError                        a run used in the wrong order, process or thread
