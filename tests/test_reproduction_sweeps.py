@@ -160,13 +160,13 @@ def test_a_lead_is_what_welchs_interval_calls_one(published: SimpleNamespace) ->
     assert (lead.verdict, lead.lead) == ("ahead", 3.0)
     assert lead.reach == pytest.approx(2.776445 * (2 / 3) ** 0.5, rel=1e-6)  # t of 4 degrees of freedom
     uneven = make([91.96, 89.32, 93.14], [95.73, 95.79, 96.05])  # two standard errors are 2.3, the interval is wider
-    assert uneven.verdict == "not told apart"
-    assert uneven.tell() == "not told apart: −4.38, −9.19 to +0.42"
-    assert make([1.0, 1.0], [1.0, 1.0]).tell() == "not told apart: 0.00, 0.00 to 0.00"
+    assert uneven.verdict == "not distinguishable"
+    assert uneven.tell() == "not distinguishable: −4.38, −9.19 to +0.42"
+    assert make([1.0, 1.0], [1.0, 1.0]).tell() == "not distinguishable: 0.00, 0.00 to 0.00"
     assert make([50.0], [52.0, 52.0]).verdict == "single runs"
     assert make([30.0, 30.1], [31.0, 31.1], published.sweeps.LOSS).verdict == "ahead"  # less is better
     moving = make([30.0, 30.1], [31.0, 31.1], published.sweeps.LOSS, least=2.0)
-    assert moving.tell() == "not told apart: +1.00, +0.70 to +1.30, less than the 2.0 by which it still moves"
+    assert moving.tell() == "not distinguishable: +1.00, +0.70 to +1.30, less than the 2.0 by which it still moves"
 
 
 def add_winners(published: SimpleNamespace, name: str, score: Callable[[Trial], float]) -> None:
@@ -185,8 +185,8 @@ def add_winners(published: SimpleNamespace, name: str, score: Callable[[Trial], 
     [
         (0.9, "yes (ahead of DP-SGD on CIFAR-10, ME on CIFAR-10, DP-SGD on the VAE and ME on the VAE)"),
         (0.3, "no (behind DP-SGD on CIFAR-10, ME on CIFAR-10, DP-SGD on the VAE and ME on the VAE)"),
-        (0.6, "in part (ahead of ME on CIFAR-10 and ME on the VAE, not told apart from DP-SGD on CIFAR-10 and DP-SGD "),
-        (0.5, "no (behind DP-SGD on CIFAR-10 and DP-SGD on the VAE, not told apart from ME on CIFAR-10 and ME on the "),
+        (0.6, "in part (ahead of ME on CIFAR-10 and ME on the VAE, not distinguishable from DP-SGD on CIFAR-10 and DP-SGD "),
+        (0.5, "no (behind DP-SGD on CIFAR-10 and DP-SGD on the VAE, not distinguishable from ME on CIFAR-10 and ME on the "),
     ],
 )
 def test_the_question_of_lambda(published: SimpleNamespace, aware: float, short: str) -> None:
@@ -237,7 +237,7 @@ def test_the_question_of_one_pass(published: SimpleNamespace) -> None:
     write(published.results, "setup-2-finer", [make_record(t, 0.1, 0.1) for t in finer])
     add_winners(published, "setup-2", score)
     assert published.answers.answer_one_pass().short == (
-        "At ε = 1 not shown (not told apart from it at batch 32 and 64); "
+        "At ε = 1 not shown (not distinguishable from it at batch 32 and 64); "
         "at ε = 10 yes (ahead of it at batch 32 and 64)."
     )
 
@@ -265,7 +265,7 @@ def test_the_question_of_rules(published: SimpleNamespace) -> None:
     add_winners(published, "setup-1", score)
     answer = published.answers.answer_rules()
     assert answer.short.startswith(
-        "On Fashion-MNIST at ε = 1 DP-AdamBC comes first, ahead of DiSK, DP-Adam and DiceSGD, not told apart from DP"
+        "On Fashion-MNIST at ε = 1 DP-AdamBC comes first, ahead of DiSK, DP-Adam and DiceSGD, not distinguishable from DP"
     )
     assert answer.figures[0].startswith("Fashion-MNIST at ε = 1: DP-AdamBC 70.05 ± 0.10 (3) ▾, DP-SGD 70.00 ± 0.10 (3)")
     assert "DiSK 60.00 ± 0.10 (3) ▾ (behind: −10.05, −10.28 to −9.82)" in answer.figures[0]
@@ -312,14 +312,14 @@ def test_other_pages_quote_what_the_records_say(monkeypatch: pytest.MonkeyPatch)
 
     places = [{"epsilon": e, "batch": b} for e in (10, 1) for b in (32, 64)]
     said = show(once, "dp-matrix-se", "dp-sgd", places)
-    assert said == [(6.7, "ahead"), (6.4, "ahead"), (-2.3, "behind"), (-3.6, "not told apart")]
+    assert said == [(6.7, "ahead"), (6.4, "ahead"), (-2.3, "behind"), (-3.6, "not distinguishable")]
     said = show(rules, "dp-disk", "dp-sgd", [{"epsilon": e} for e in (10, 1)])
-    assert said == [(0.5, "not told apart"), (-0.1, "not told apart")]
+    assert said == [(0.5, "not distinguishable"), (-0.1, "not distinguishable")]
     assert show(rules, "dp-adam", "dp-sgd", [{"epsilon": e} for e in (10, 1)]) == [(-1.1, "behind"), (-3.1, "behind")]
     said = show(harder, "dp-disk", "dp-sgd", [{"epsilon": e} for e in (10, 1)])
-    assert said == [(2.3, "not told apart"), (2.3, "ahead")]
+    assert said == [(2.3, "not distinguishable"), (2.3, "ahead")]
     said = show(harder, "dp-adam", "dp-sgd", [{"epsilon": e} for e in (10, 1)])
-    assert said == [(4.7, "not told apart"), (-2.4, "behind")]
+    assert said == [(4.7, "not distinguishable"), (-2.4, "behind")]
     gains = [
         (best.difference or 0.0) - (plain.difference or 0.0)
         for best, plain in zip(mnist.list_trees(", `honaker`"), mnist.list_trees(), strict=True)
