@@ -206,10 +206,10 @@ def test_folders_are_cleared_and_named_in_turn(cache: Path, monkeypatch: pytest.
 
         monkeypatch.setattr(encode, name, watched)
 
-    watch("clear_beside")
+    watch("remove_temporaries")
     watch("move_atomic")
     map_rows("some", give)
-    assert free == {"clear_beside": False, "move_atomic": False}
+    assert free == {"remove_temporaries": False, "move_atomic": False}
 
 
 def test_a_disk_without_locks_holds_rows(monkeypatch: pytest.MonkeyPatch) -> None:
