@@ -237,7 +237,7 @@ class ReplayHistory:
 
 def pick_secret(secret: Secret, participation: Participation) -> Secret:
     """The secret that batches are drawn by: fixed batches by the first one for ever, coins by the present one. Groups
-    that are fixed, with coins in them, take the stream `hush.randomness.ORDER`, which stays the first one's."""
+    that are fixed, with coins in them, take the stream `streams.ORDER`, which stays the first one's."""
     return secret.first if isinstance(participation, (OnePass, SameOrder, Separated, Reshuffled)) else secret
 
 

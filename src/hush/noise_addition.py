@@ -19,7 +19,7 @@ from hush.accounting.noise_tails import grid
 from hush.distributed.group import ProcessGroup
 from hush.errors import Refused
 from hush.noise.base import Release, add_noise
-from hush.randomness import BLOCK, Secret, normal
+from hush.randomness import BLOCK, Secret, normal, streams
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
@@ -106,7 +106,7 @@ class NoiseAdder:
         """The noise of a step for the coordinates from ``start`` on, and the state after it."""
         noise = self._mechanism.noise
         drawn, state = noise.draw(
-            step, lambda index: normal(secret, f"noise/{channel}", index, like, start), self._states[channel]
+            step, lambda index: normal(secret, streams.noise(channel), index, like, start), self._states[channel]
         )
         if noise.pieces and state:
             raise Refused(

@@ -40,7 +40,7 @@ from hush.accounting.pld import (
     randomized_response,
     reference_width,
 )
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 Adjacency = Literal["add-remove", "replace", "zero-out"]
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -156,29 +156,33 @@ def _check_names(adjacency: str, accountant: str, orders: tuple[float, ...] | No
 
 def _check_profile(event: Any, accountant: str) -> None:
     if accountant != "pld":
-        raise Refused(f"{event} brings its own privacy profile: the {accountant} accountant cannot use it, pld can")
+        raise NotProvenError(
+            f"{event} brings its own privacy profile: the {accountant} accountant cannot use it, pld can"
+        )
 
 
 def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> CountedEvents:
     """The leaves of the event, all of which the accountant can handle; else a refusal that names the leaf."""
     parts = find_leaves(event)
     if sum(count for _, count in parts.others) > MOST_STEPS:
-        raise Refused(f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {name_event(event)}")
+        raise NotProvenError(
+            f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {name_event(event)}"
+        )
     if len(parts.others) > MOST_LEAVES:
-        raise Refused(
+        raise NotProvenError(
             f"{len(parts.others)} different releases in one composition are more than the {MOST_LEAVES} that are "
             "accounted for: let the noise or the rate take fewer values"
         )
     for leaf, _ in parts.others:
         if accountant == "gdp":
-            raise Refused(
+            raise NotProvenError(
                 f"the gdp accountant is exact for Gaussian releases only, and {name_event(leaf)} is not one: use "
                 f"accountant '{'rdp' if _no_pld(leaf, adjacency) else 'pld'}'"
             )
         if accountant == "rdp":
             renyi.check_leaf(leaf, adjacency)
         elif reason := _no_pld(leaf, adjacency):
-            raise Refused(reason)
+            raise NotProvenError(reason)
     return parts
 
 

@@ -29,7 +29,7 @@ from scipy import fft, optimize
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 # Privacy-loss distributions on a grid, always rounded so that the privacy loss is over-stated.
 #
@@ -252,7 +252,7 @@ def _reference(event: Any, step: float) -> Any:
                 noise_multiplier=event.noise_multiplier,
                 value_discretization_interval=step,
             )
-    raise Refused(f"the PLD accountant has no privacy-loss distribution for {type(event).__name__}")
+    raise NotProvenError(f"the PLD accountant has no privacy-loss distribution for {type(event).__name__}")
 
 
 Build = Callable[[float], Grid]  # a leaf's grid at a given step
@@ -408,7 +408,7 @@ def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float
             step = max(min(wanted, step / 2) / 1.1, floor)
         else:
             return _around(product, tilt, low, high, delta)
-    raise Refused("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
+    raise NotProvenError("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
 
 
 def _around(product: Product, tilt: float, low: float, high: float, delta: float | None) -> Composed:

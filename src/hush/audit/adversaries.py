@@ -20,12 +20,12 @@ from hush._internal.tensors import Named, State
 from hush.audit.canary import CanarySetup
 from hush.audit.likelihood import Reading, log_ratio
 from hush.clipping.adaptive import CHANNEL
-from hush.errors import Refused
+from hush.errors import NotProvenError
 from hush.guarantees import claim_steps
 from hush.noise.base import Release
 from hush.optimizers import Rule
 from hush.plan import Plan
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.run import Run
 from hush.sampling import PoissonSampled, SameOrder
 
@@ -214,7 +214,7 @@ class FixedPlaces:
         """The sum of the releases at the place; or the log-likelihood ratio, averaged over the b places."""
         part = game.plan.sampler.participation
         if not isinstance(part, PoissonSampled):
-            raise Refused("only Poisson batches can be read as if they came in the same order")
+            raise NotProvenError("only Poisson batches can be read as if they came in the same order")
         seen, places = game.watch(secret, present=present, read=self.read), max(1, round(1 / part.rate))
         if self.place is not None:
             return float(seen.along(game.stage)[self.place :: places].sum())
@@ -272,7 +272,7 @@ class Difference:
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The difference along the canary's direction between the two, summed over all releases."""
         first = game.watch(secret, present=present)
-        second = game.watch(secret.child("second"), present=False)
+        second = game.watch(secret.child(streams.AUDIT_SECOND), present=False)
         return float((first.along(game.stage) - second.along(game.stage)).sum())
 
 

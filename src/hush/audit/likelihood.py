@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from hush import sampling
-from hush.errors import Refused
+from hush.errors import NotProvenError
 from hush.plan import Plan
 from hush.sampling import Participation
 
@@ -77,7 +77,7 @@ def _mixed(part: Participation, gains: Vector, costs: Vector) -> float:
             return _mean([_pattern(np.arange(first, steps, b), gains, costs) for first in range(b)])
         case sampling.Reshuffled(per_epoch=b):
             return sum(_mean(list(alone[first : first + b])) for first in range(0, steps, b))
-    raise Refused(f"there is no likelihood for {type(part).__name__} batches: audit a plan with other batches")
+    raise NotProvenError(f"there is no likelihood for {type(part).__name__} batches: audit a plan with other batches")
 
 
 def _coins(alone: Vector, rate: float) -> float:

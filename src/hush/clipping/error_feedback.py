@@ -26,7 +26,7 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.accounting.gaussian import Participating
 from hush.clipping.base import Channel, Claim
 from hush.clipping.clipped import ROUNDED_UP, ClipMode, Clipping, diagnostics
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.noise.base import Release
 from hush.per_example.gradients import per_example_gradients
 from hush.sampling import Participation, PoissonSampled
@@ -117,7 +117,7 @@ class ErrorFeedback:
     def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
         """What is proven, and what the paper says."""
         if not isinstance(participation, PoissonSampled):
-            raise Refused(
+            raise NotProvenError(
                 f"error feedback is analysed for Poisson batches only, not for {type(participation).__name__}: "
                 "use sampling 'poisson'"
             )

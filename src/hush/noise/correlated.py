@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hush._internal import validate
 from hush._internal.tensors import State
-from hush.errors import Refused
+from hush.errors import NotProvenError
 from hush.matrix_factorization import BLT, Banded, Dense, Diagonal, Strategy, Toeplitz, Tree
 from hush.matrix_factorization.sensitivity import Array
 from hush.noise.base import Noise, Rows, Stream
@@ -90,7 +90,7 @@ def make_noise(structure: Strategy) -> Noise:
             return TreeNoise(structure)
         case Dense():
             return DenseNoise(structure)
-    raise Refused(f"no stream is known for {type(structure).__name__}: write its noise as a class, see `Noise`")
+    raise NotProvenError(f"no stream is known for {type(structure).__name__}: write its noise as a class, see `Noise`")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import nn
 
 from hush._internal.identity import NoIdentity, Scope, declared
 from hush._internal.tensors import Named, State
-from hush.errors import HushError, InvalidInputError, Refused
+from hush.errors import HushError, InvalidInputError, NotProvenError
 from hush.noise.base import Release
 
 MOST_CHECKED = 100_000  # steps that a scheduler is tried for before the run, some 20 µs each
@@ -65,7 +65,7 @@ class TorchOptim:
         if self.scheduler is not None:
             scheduler = self.scheduler(optimizer)
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                raise Refused(
+                raise NotProvenError(
                     "ReduceLROnPlateau reads the training loss, which is private: use a schedule that depends on the "
                     "step alone, such as CosineAnnealingLR"
                 )
@@ -149,7 +149,7 @@ def _followed(state: State, scope: Scope) -> str:
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, params: Named) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise Refused(
+        raise NotProvenError(
             "LBFGS evaluates the loss again on the raw data through a closure, outside the privacy boundary: "
             "use an optimizer that takes one gradient a step"
         )

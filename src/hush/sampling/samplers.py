@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hush._internal import validate
 from hush.errors import InvalidInputError
-from hush.randomness import ORDER, Secret, generator
+from hush.randomness import Secret, generator, streams
 from hush.sampling.participation import (
     CyclicPoisson,
     OnePass,
@@ -140,7 +140,9 @@ class FixedSize(Sized):
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """A subset of ``batch_size`` examples."""
         _same_population(self.examples, population)
-        chosen = generator(secret, "sampling", step).choice(population, self.batch_size, replace=False, shuffle=False)
+        chosen = generator(secret, streams.SAMPLING, step).choice(
+            population, self.batch_size, replace=False, shuffle=False
+        )
         return torch.from_numpy(chosen)
 
 
@@ -224,13 +226,13 @@ def one_pass(examples: int, batch_size: int) -> Partitioned:
 
 
 def _coins(secret: Secret, step: int, members: np.ndarray, population: int, rate: float) -> Tensor:
-    coins = generator(secret, "sampling", step).random(population)
+    coins = generator(secret, streams.SAMPLING, step).random(population)
     return torch.from_numpy(members[coins[members] < rate])
 
 
 @lru_cache(maxsize=4)
 def _order(secret: Secret, epoch: int, population: int) -> np.ndarray:
-    return generator(secret, ORDER, epoch).permutation(population)
+    return generator(secret, streams.ORDER, epoch).permutation(population)
 
 
 def _slice(sampler: Sized, order: np.ndarray, place: int, population: int) -> Tensor:

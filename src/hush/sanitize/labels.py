@@ -41,10 +41,10 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.clipping.base import Channel, Claim, Query, Start
 from hush.clipping.unclipped import PlainSum
 from hush.data_source import Source
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, RunStateError
 from hush.noise.base import Release
 from hush.per_example.model_rng import drawing_only
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.randomness.cipher import encrypt_counters
 from hush.sampling import Participation
 from hush.sanitize.privatised import UNBOUNDED
@@ -250,7 +250,7 @@ class RandomisedLabels:
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the answered examples' summed loss; in the first stage of so many times their share."""
         if self.answers is None:
-            raise Refused("labels are answered for by a run: start the plan")
+            raise RunStateError("labels are answered for by a run: start the plan")
         *inputs, numbers = content
         labels = self.answers.find(public)[numbers.cpu()]
         rows = torch.nonzero(labels >= 0).squeeze(1)
@@ -324,14 +324,14 @@ class RandomizedLabels:
         secret = self.secret().first
         if self._first is None or self._first[0] != secret.key:
             priors = np.broadcast_to(self.prior, (len(self.source), len(self.prior)))
-            answers = self._answer(secret, "labels/first", priors)
+            answers = self._answer(secret, streams.LABELS_FIRST, priors)
             self._first = secret.key, torch.from_numpy(np.where(self._is_first(secret), answers, -1))
         return self._first[1]
 
     def draw_second(self) -> Tensor:
         """The answers of the second part, by the model as it is now."""
         secret = self.secret().first
-        answers = self._answer(secret, "labels/second", self._predict())
+        answers = self._answer(secret, streams.LABELS_SECOND, self._predict())
         return torch.from_numpy(np.where(self._is_first(secret), -1, answers))
 
     def _answer(self, secret: Secret, stream: str, priors: Priors) -> Integers:
@@ -341,7 +341,7 @@ class RandomizedLabels:
         """Which examples are in the first part: by coins that know no label."""
         if self.share == 1.0:
             return np.ones(len(self.source), dtype=bool)
-        return draw_integers(secret, "labels/split", len(self.source)) < int(self.share * VALUES)
+        return draw_integers(secret, streams.LABELS_SPLIT, len(self.source)) < int(self.share * VALUES)
 
     def read_labels(self) -> Integers:
         """The true labels, read once and checked: private."""
