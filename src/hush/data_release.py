@@ -35,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from hush._internal.identity import Scope
+from hush._internal.identity import IdentityScope
 from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.validate import choice
 from hush.accounting import events
@@ -76,7 +76,7 @@ class ComposedRelease:
                 f"GaussianDpEvent(σ), not {name_event(self.event)}"
             )
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, the event as plain data."""
         return {
             "name": self.name,

@@ -30,8 +30,8 @@ from hush.accounting import renyi
 from hush.accounting.events import CountedEvents, Profile, find_leaves, name_event
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hush.accounting.pld import (
+    CountedLeaf,
     Direction,
-    Part,
     by_reference,
     chernoff_delta,
     compose,
@@ -245,18 +245,18 @@ def _directions(adjacency: Adjacency) -> tuple[Direction, ...]:
     return ("replace",) if adjacency == "replace" else ("remove", "add")
 
 
-def _plan(parts: CountedEvents, direction: Direction, delta: float) -> list[Part]:
+def _plan(parts: CountedEvents, direction: Direction, delta: float) -> list[CountedLeaf]:
     """Every leaf with its grid; losses so rare that all steps' together weigh 1e-7 δ count as unbounded."""
     steps = sum(count for _, count in parts.others) + 1
     cut = delta * 1e-7 / steps
     plan = [_part(leaf, count, direction, cut) for leaf, count in parts.others]
     if parts.mu > 0:
         pair = poisson_gaussian(1.0, 1 / parts.mu, "remove", cut)
-        plan.append(Part(pair.grid, pair.width, 1))
+        plan.append(CountedLeaf(pair.grid, pair.width, 1))
     return plan
 
 
-def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
+def _part(leaf: Any, count: int, direction: Direction, cut: float) -> CountedLeaf:
     match leaf:
         case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()):
             pair = poisson_gaussian(leaf.sampling_probability, leaf.event.noise_multiplier, direction, cut)
@@ -267,8 +267,8 @@ def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
         case _:
             slow = isinstance(leaf, dp_event.MixtureOfGaussiansDpEvent)
             cells = 2**11 if slow else 2**14
-            return Part(lambda step: by_reference(leaf, direction, step), reference_width(leaf), count, cells)
-    return Part(pair.grid, pair.width, count)
+            return CountedLeaf(lambda step: by_reference(leaf, direction, step), reference_width(leaf), count, cells)
+    return CountedLeaf(pair.grid, pair.width, count)
 
 
 def _own_epsilon(event: Profile, delta: float) -> float:

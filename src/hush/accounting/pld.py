@@ -265,7 +265,7 @@ UNIT = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Part:
+class CountedLeaf:
     """One leaf, how to put it on a grid, how wide its losses spread, and how often it occurs."""
 
     build: Build
@@ -392,7 +392,7 @@ class Composed:
         return max(found * (1 + RELATIVE) + ROUNDING * self.product.steps, 0.0)
 
 
-def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
+def compose(parts: Sequence[CountedLeaf], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
     """The composition of ``parts``, sharp around the given δ (to ask for ε) or the given ε (to ask for δ)."""
     widest = max(part.width for part in parts)
     cells = MOST_CELLS / max(1.0, len(parts) / 8)
@@ -429,7 +429,7 @@ def _around(product: Product, tilt: float, low: float, high: float, delta: float
     return composed
 
 
-def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
+def chernoff_delta(parts: Sequence[CountedLeaf], epsilon: float, step: float) -> float:
     """An upper bound on δ(ε) without any convolution, on a grid of about this step: infinite part + M(λ)e^(−λε)."""
     product = _product(parts, max(step, max(part.width / part.cells for part in parts)))
     tilt = _tilt(product, None, epsilon, None)
@@ -437,7 +437,7 @@ def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
     return product.infinite + math.exp(min(shown + ROUNDING * product.steps, 0.0))
 
 
-def _product(parts: Sequence[Part], step: float) -> Product:
+def _product(parts: Sequence[CountedLeaf], step: float) -> Product:
     return Product(tuple(part.build(step) for part in parts), tuple(part.count for part in parts))
 
 

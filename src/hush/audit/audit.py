@@ -24,7 +24,7 @@ from hush._internal.imports import read_own_version
 from hush._internal.storage import write_atomic
 from hush._internal.tensors import Losses
 from hush.accounting.gaussian import gaussian_epsilon
-from hush.accounting.guarantee import Finding, Guarantee
+from hush.accounting.guarantee import AuditFinding, Guarantee
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.adversaries import Adversary, AuditGame, strongest
 from hush.audit.bounds import (
@@ -302,12 +302,12 @@ def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
     write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())
 
 
-def _excess(found: Finding) -> float:
+def _excess(found: AuditFinding) -> float:
     return found.epsilon_lower - found.claimed_epsilon
 
 
-def _find(verdict: Verdict) -> Finding:
-    return Finding(
+def _find(verdict: Verdict) -> AuditFinding:
+    return AuditFinding(
         method=verdict.method,
         claimed_epsilon=verdict.claimed_epsilon,
         epsilon_lower=verdict.epsilon_lower,
@@ -319,12 +319,12 @@ def _find(verdict: Verdict) -> Finding:
     )
 
 
-def read_findings(path: Path) -> tuple[Finding, ...]:
+def read_findings(path: Path) -> tuple[AuditFinding, ...]:
     """The findings of a file; none where there is no file."""
     if not path.exists():
         return ()
     try:
-        return tuple(Finding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+        return tuple(AuditFinding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise InvalidInputError(f"'{path}' is no file of findings: name another, or remove it") from error
 

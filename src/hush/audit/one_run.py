@@ -50,7 +50,7 @@ from hush.accounting.tradeoff import Curve, GaussianCurve, curve_of_guarantee
 from hush.audit.adversaries import AuditGame, WhiteBox
 from hush.audit.bounds import PRINTED, SMALLEST_P, GaussianFit, Verdict, decide
 from hush.audit.canary import ABSENT, LONG, CanarySetup
-from hush.audit.likelihood import Reading, log_ratio
+from hush.audit.likelihood import Observation, log_ratio
 from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.randomness import Secret, generator, streams
@@ -247,7 +247,7 @@ def audit_once(
     game = AuditGame(plan, gather_crowd(model, losses, data, coins))
     seen = game.watch(secret, present=True)
     bound = plan.query.channels["gradient"].bound
-    readings = [Reading(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
+    readings = [Observation(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
     scores = np.array([log_ratio(plan, [reading]) for reading in readings])
     claims = [claim for claim in plan.claims() if claim.status != "none"]
     guesses = guess_coins(scores, coins, max(1, canaries // GUESSED))

@@ -220,7 +220,7 @@ def view_noise(plan: Plan) -> NoiseView:
     shown = structure if isinstance(structure, Dense) or plan.steps <= CORNER else structure.first(CORNER)
     C, M = shown.strategy(), shown.noise_map()
     at = _thinned(plan.steps)
-    path_steps, path, other = _paths(plan, alone := alone.calibrated(epsilon))
+    path_steps, path, other = _paths(plan, alone := alone.with_epsilon(epsilon))
     return NoiseView(
         plan=plan,
         independent=alone,

@@ -47,7 +47,7 @@ from hush.clipping.clipped import Clipping, clip_factors, diagnostics, total_nor
 from hush.clipping.unclipped import PlainSum, sum_gradients
 from hush.data_source import Source
 from hush.errors import InvalidInputError, NotProvenError, ResumeError, RunStateError, UnsupportedModelError
-from hush.noise.base import Release, add_noise
+from hush.noise.base import NoisyGradient, add_noise
 from hush.per_example.augmentation import make_rewinder
 from hush.per_example.engine import CheckedLosses
 from hush.per_example.functional import recording
@@ -282,7 +282,7 @@ class Released:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """The digests, with that of the release that was used."""
         return public if self.rows is None else {"releases": self.rows.note(public["releases"])}
 
@@ -389,7 +389,7 @@ class Published:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from it."""
         return public
 
@@ -501,10 +501,8 @@ class Hybrid:
 
     def count_releases(self, participation: Participation, steps: int) -> int:
         """Once an epoch, or in every step where coins decide."""
-        match participation:
-            case Reshuffled(per_epoch=b) | SameOrder(per_epoch=b):
-                return -(-steps // b)
-        return steps
+        per_epoch = participation.epoch_steps
+        return steps if per_epoch is None else -(-steps // per_epoch)
 
     def init(self, params: Named) -> tuple[State, State]:
         """No state."""
@@ -553,7 +551,7 @@ class Hybrid:
         """The sums as they are."""
         return {"gradient": sums["gradient"], "head": sums["head"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from it."""
         return public
 
