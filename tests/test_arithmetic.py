@@ -26,7 +26,7 @@ from hush.ledger.run_account import charge as charge_run
 from hush.methods import make_plan
 from hush.per_example.chunks import BLOCK, HALF, UNIT, Seats, charge
 from hush.randomness import Secret
-from hush.sampling import Cyclic, FixedSize, Partitioned, Poisson, Room, Shuffled
+from hush.sampling import CyclicPoisson, FixedSize, Partitioned, Poisson, Room, Shuffled
 from replay import recorded, sensitivities
 
 SECRET = Secret.from_seed(3, "arithmetic")
@@ -46,7 +46,7 @@ class TestPlaces:
         for kind in (FixedSize, Shuffled, Partitioned):
             assert kind(100, 30, 8).room(1e-12) == Room(30, 0.0)
         assert Poisson(50, 1.0, 3).room(1e-12) == Room(51, 0.0)
-        assert Cyclic(100, 4, 1.0, 8).room(1e-12) == Room(26, 0.0)
+        assert CyclicPoisson(100, 4, 1.0, 8).room(1e-12) == Room(26, 0.0)
 
     def test_the_overflow_is_a_small_share_of_delta_and_is_paid(self) -> None:
         plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, noise_multiplier=1.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hush.clipping import BY_TABLE, Channel, PlainSumProof
+from hush.clipping import PLAIN_SUM, Channel, PlainSumProof
 from hush.distributed.consistency import STANDING
 from hush.distributed.group import Batch, SingleProcess
 from hush.errors import Refused
@@ -186,7 +186,7 @@ class Counting:
         return public
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 def test_a_query_that_records_nothing_is_refused_in_rigorous_arithmetic() -> None:

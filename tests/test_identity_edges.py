@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from hush._internal.identity import NoIdentity, Scope, declared, digest
+from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
 from hush._internal.tensors import Named, State
 from hush.clipping import Channel, ClippedSum
 from hush.errors import Refused
 from hush.matrix_factorization import Diagonal
 from hush.methods import make_plan
 from hush.noise import Independent
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers import SGD, TorchOptim
 from hush.plan import Plan
 
-SCOPE = Scope(4)
+SCOPE = IdentityScope(4)
 
 
 def plan(**changes) -> Plan:
@@ -37,7 +37,7 @@ class Up(NamedTuple):
     def init(self, params: Named) -> State:
         return {}
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         return {}
 
 

@@ -22,13 +22,13 @@ from torch.nn import functional
 
 from hush._internal.tensors import Named, State, Sums, trainable
 from hush.accounting.events import find_leaves
-from hush.clipping import BY_TABLE, Channel, Claim, ClippedSum, PlainSumProof, clip_factors, total_norms
+from hush.clipping import PLAIN_SUM, Channel, Claim, ClippedSum, PlainSumProof, clip_factors, total_norms
 from hush.distributed.group import init_distributed
 from hush.errors import Refused
 from hush.matrix_factorization import Strategy
 from hush.methods import make_plan
 from hush.noise import Independent, Rows
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers import SGD
 from hush.per_example.augmentation import Point
 from hush.per_example.gradients import per_example_gradients
@@ -82,11 +82,11 @@ class TwoPoint:
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         return sums, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return {"direction": update}
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 def combined_by_hand(at: nn.Module, direction: Named, query: TwoPoint, rows: torch.Tensor) -> Named:
@@ -157,7 +157,7 @@ class ErrorFeedback:
         after = {n: error[n] + sums["raw"][n] - released[n] for n in error}
         return {"gradient": released}, {"error": after}
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return public
 
     def claims(self, participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
@@ -297,11 +297,11 @@ class Rowwise:
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         return sums, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return public
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 class Table(nn.Module):

@@ -13,13 +13,21 @@ import torch
 from dp_accounting import dp_event
 
 from hush.accounting.guarantee import ROUNDING
-from hush.clipping import BY_TABLE, Channel, Claim
+from hush.clipping import PLAIN_SUM, Channel, Claim
 from hush.errors import InvalidInputError, Refused
 from hush.guarantees import event_of
 from hush.matrix_factorization import Diagonal, Strategy
 from hush.methods import catalogue, find, make_plan
 from hush.noise import Independent
-from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
+from hush.sampling import (
+    CyclicPoissonSampled,
+    OnePass,
+    PoissonSampled,
+    Reshuffled,
+    SameOrder,
+    Separated,
+    WithoutReplacement,
+)
 
 T = 12
 IDENTITY = Diagonal(T)
@@ -85,8 +93,8 @@ PROVEN = [
     (Reshuffled(4, T), IDENTITY, "zero-out", 2.0, composed(gaussian(2.0), 3)),
     (Reshuffled(4, T), Dense(restarts=4), "zero-out", 3.0, composed(gaussian(2.0), 3)),
     (Reshuffled(4, T), Dense(restarts=2), "zero-out", 3.0, composed(gaussian(2.0), 3)),
-    (CyclicPoisson(4, 0.2, T), IDENTITY, "zero-out", 2.0, composed(poisson(0.2, gaussian(2.0)), 3)),
-    (CyclicPoisson(4, 0.2, T), Dense(bands=4), "zero-out", 3.0, composed(poisson(0.2, gaussian(2.0)), 3)),
+    (CyclicPoissonSampled(4, 0.2, T), IDENTITY, "zero-out", 2.0, composed(poisson(0.2, gaussian(2.0)), 3)),
+    (CyclicPoissonSampled(4, 0.2, T), Dense(bands=4), "zero-out", 3.0, composed(poisson(0.2, gaussian(2.0)), 3)),
 ]
 
 
@@ -110,9 +118,9 @@ REFUSED = [
     (Reshuffled(4, T), Dense(restarts=3), "zero-out", "restart the noise every epoch"),
     (Reshuffled(4, T), IDENTITY, "add-remove", "use 'zero-out'"),
     (SameOrder(4, T), Dense(), "add-remove", "use 'zero-out'"),
-    (CyclicPoisson(4, 0.2, T), Dense(bands=5), "zero-out", "at most 4 bands"),
-    (CyclicPoisson(4, 0.2, T), Dense(), "zero-out", "at most 4 bands"),
-    (CyclicPoisson(4, 0.2, T), IDENTITY, "replace", "use 'zero-out'"),
+    (CyclicPoissonSampled(4, 0.2, T), Dense(bands=5), "zero-out", "at most 4 bands"),
+    (CyclicPoissonSampled(4, 0.2, T), Dense(), "zero-out", "at most 4 bands"),
+    (CyclicPoissonSampled(4, 0.2, T), IDENTITY, "replace", "use 'zero-out'"),
     (BallsInBins(T), IDENTITY, "add-remove", "declare one of PoissonSampled"),
     (PoissonSampled(0.1, T + 1), IDENTITY, "add-remove", "covers 12 steps"),
 ]
@@ -131,7 +139,7 @@ def test_what_is_not_in_the_table_is_refused_with_a_remedy(participation, struct
         (SameOrder(4, T), 5, gaussian(2.0 / math.sqrt(2))),
         (SameOrder(4, T), 4, gaussian(2.0)),
         (Reshuffled(4, T), 5, composed(gaussian(2.0), 2)),
-        (CyclicPoisson(4, 0.2, T), 5, composed(poisson(0.2, gaussian(2.0)), 2)),
+        (CyclicPoissonSampled(4, 0.2, T), 5, composed(poisson(0.2, gaussian(2.0)), 2)),
     ],
 )
 def test_the_first_steps_cost_less(participation, steps, event) -> None:
@@ -307,7 +315,7 @@ class Sums:
     """A query that is never run: these channels, and what it claims about them."""
 
     channels: Mapping[str, Channel]
-    said: Any = BY_TABLE
+    said: Any = PLAIN_SUM
     init = piece = finish = observe = print
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> Any:
@@ -365,7 +373,7 @@ class SumsWhenAskedAboutLess(Sums):
     """Claims of its own about the whole plan, and the table's about a part of it."""
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> Any:
-        return self.said if steps == plan().steps else BY_TABLE
+        return self.said if steps == plan().steps else PLAIN_SUM
 
 
 def test_the_table_speaks_for_no_part_of_a_hidden_state() -> None:

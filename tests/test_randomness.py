@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hush.errors import Refused
-from hush.randomness import ORDER, Counter, Secret, generator, public_seeds, seeded
+from hush.randomness import Counter, Secret, generator, public_seeds, seeded, streams
 
 KEY = bytes(range(32))
 OTHER = hashlib.blake2b(b"another key", digest_size=32).digest()
@@ -36,8 +36,8 @@ def test_keys_are_blake2b_of_stream_and_step() -> None:
 
 def test_only_the_fixed_order_stays_the_first_secrets() -> None:
     later = Secret(KEY, "system", OTHER)
-    assert later.derive(ORDER, 0).hex() == "b543f5841ff5d9b054f6b30952b4735b"
-    assert later.derive(ORDER, 0) == Secret(OTHER).derive(ORDER, 0)
+    assert later.derive(streams.ORDER, 0).hex() == "b543f5841ff5d9b054f6b30952b4735b"
+    assert later.derive(streams.ORDER, 0) == Secret(OTHER).derive(streams.ORDER, 0)
     assert later.derive("sample", 0).hex() == "7f8aab131e6132573b416cf57dea790b"
     assert later.derive("sample", 0) == Secret(KEY).derive("sample", 0)
     assert later.first == Secret(OTHER)

@@ -22,7 +22,7 @@ from hush.cli.main import main
 from hush.errors import InvalidInputError, Refused
 from hush.ledger.book import Ledger
 from hush.methods import make_plan
-from hush.optimizers.wrappers import Averaged
+from hush.optimizers.wrappers import TailAverage
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.release.folder import CARD
@@ -55,7 +55,7 @@ def test_no_guarantee_is_given_beyond_what_lost_delta_was_counted_for() -> None:
 
 
 def test_noise_is_calibrated_for_the_search() -> None:
-    found = replace(plan(), trials=Trials(10.0, 1.0, 2.0)).calibrated(2.0)
+    found = replace(plan(), trials=Trials(10.0, 1.0, 2.0)).with_epsilon(2.0)
     assert 1.99 < found.guarantee().epsilon <= 2.0
     assert replace(found, trials=None).guarantee().epsilon < 1.2
 
@@ -267,7 +267,7 @@ def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: A
         assert main(["tune", *data, "--steps", "4", "--mean-trials", "2", *more]) == 0
         assert "chosen for 640 examples" in capsys.readouterr().err
         for plan, microbatch in plans:
-            assert isinstance(plan.rule, Averaged)
+            assert isinstance(plan.rule, TailAverage)
             assert (plan.divisor, plan.rule.kind, plan.rule.amount, microbatch) == (batch, "tail", 0.5, 4096)
 
 

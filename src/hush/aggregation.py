@@ -25,7 +25,7 @@ from hush.per_example.model_checks import ModelStateGuard, check_model
 from hush.per_example.model_rng import model_randomness
 from hush.per_example.result import GradientWarning, microbatch_scope
 from hush.privacy_unit import as_units
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
@@ -101,7 +101,7 @@ class Aggregator:
 
         It comes before the first step, whoever is in its batch: the engine that is picked here is picked by public
         inputs, and nobody's presence decides how everybody else's gradient is computed."""
-        nobody = Secret.from_seed(0, "company")
+        nobody = Secret.from_seed(0, streams.BATCH_EFFECT)
 
         def summed(piece: Chunk, content: Any) -> Sums:
             sums = self._sum_piece(nobody, 0, piece, self.losses, content, public)

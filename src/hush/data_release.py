@@ -35,14 +35,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from hush._internal.identity import Scope
+from hush._internal.identity import IdentityScope
 from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.validate import choice
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.events import DpEvent, Profile, name_event
 from hush.errors import InvalidInputError, Refused
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 
 # Other releases on the same data, beside training: a noisy histogram before it, noisy figures after it.
 #
@@ -76,7 +76,7 @@ class ComposedRelease:
                 f"GaussianDpEvent(σ), not {name_event(self.event)}"
             )
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, the event as plain data."""
         return {
             "name": self.name,
@@ -202,7 +202,7 @@ def find_releases(folder: Path) -> list[Path]:
 
 
 def _make(run: Covered, part: DataRelease, path: Path | None) -> Values:
-    secret = run.secret.first.child(f"before {part.key}")
+    secret = run.secret.first.child(streams.data_release(part.key))
     content = _digest(secret, part)
     kept = None if path is None else _read(path)
     known = kept if kept is not None and kept.noise == secret.name else None
@@ -251,7 +251,7 @@ def _check_same(before: str, now: str, part: DataRelease) -> None:
 
 def _digest(secret: Secret, part: DataRelease) -> str:
     """Of what is released, and of how much noise it gets: the same draws at two scales would give it away."""
-    found = hashlib.blake2b(key=secret.derive("before content", 0, size=32), digest_size=32)
+    found = hashlib.blake2b(key=secret.derive(streams.RELEASE_CONTENT, 0, size=32), digest_size=32)
     noise = json.dumps([events.to_json(part.beside.event), part.beside.adjacency, part.beside.lost])
     for piece in chain((noise.encode(),), part.content()):
         found.update(len(piece).to_bytes(8, "little"))

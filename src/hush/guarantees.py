@@ -38,7 +38,7 @@ from hush.data_release import check_beside, compose_beside, join_names
 from hush.errors import InvalidInputError, Refused
 from hush.matrix_factorization import Strategy, drop_first
 from hush.randomness import Secret
-from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
+from hush.sampling import Participation
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
@@ -77,7 +77,7 @@ def own_adjacency(participation: Participation) -> Adjacency:
             | sampling.SameOrder()
             | sampling.Separated()
             | sampling.Reshuffled()
-            | sampling.CyclicPoisson()
+            | sampling.CyclicPoissonSampled()
         ):
             return "zero-out"
     raise Refused(_unknown(participation))
@@ -92,7 +92,7 @@ def find_sensitivity(participation: Participation, structure: Strategy) -> float
     match participation:
         case sampling.PoissonSampled() | sampling.WithoutReplacement():
             return 1.0
-        case sampling.OnePass() | sampling.CyclicPoisson():
+        case sampling.OnePass() | sampling.CyclicPoissonSampled():
             return structure.single()
         case sampling.Reshuffled():
             return structure.single()  # restarted every epoch (or independent), so an epoch is one participation
@@ -120,7 +120,7 @@ def event_of(
             )
         case sampling.Reshuffled(per_epoch=b):
             return _composed(first, b, scale, lambda gaussian: gaussian)
-        case sampling.CyclicPoisson(groups=w, rate=rate):
+        case sampling.CyclicPoissonSampled(groups=w, rate=rate):
             return _composed(first, w, scale, lambda gaussian: dp_event.PoissonSampledDpEvent(rate, gaussian))
     return dp_event.GaussianDpEvent(scale / find_sensitivity(part, first))
 
@@ -142,14 +142,15 @@ def check_proof(participation: Participation, structure: Strategy, adjacency: Ad
                 "batches reshuffled every epoch are proven only with noise that is independent or restarted within "
                 "every epoch: use sampling 'same-order', or restart the noise every epoch"
             )
-        case sampling.CyclicPoisson(groups=w) if structure.bands is None or structure.bands > w:
+        case sampling.CyclicPoissonSampled(groups=w) if structure.bands is None or structure.bands > w:
             raise Refused(
                 f"cyclic Poisson sampling with {w} groups is proven only for noise of at most {w} bands: "
                 "use that many bands, or fixed batches in the same order"
             )
-    if isinstance(participation, sampling.PoissonSampled) and adjacency == "zero-out":
+    if participation.poisson_rate is not None and adjacency == "zero-out":
         return
-    if adjacency != own and not (adjacency == "replace" and not isinstance(participation, sampling.CyclicPoisson)):
+    cyclic = isinstance(participation, sampling.CyclicPoissonSampled)
+    if adjacency != own and (cyclic or adjacency != "replace"):
         public = ", or 'zero-out' where the number of examples is public" if own == "add-remove" else ""
         raise Refused(
             f"{type(participation).__name__} batches are analysed under '{own}' adjacency; "
@@ -171,7 +172,7 @@ def _composed(
 def _unknown(participation: object) -> str:
     return (
         f"{type(participation).__name__} is no participation with a proof: declare one of PoissonSampled, "
-        "WithoutReplacement, OnePass, SameOrder, Separated, Reshuffled or CyclicPoisson"
+        "WithoutReplacement, OnePass, SameOrder, Separated, Reshuffled or CyclicPoissonSampled"
     )
 
 
@@ -237,8 +238,8 @@ class ReplayHistory:
 
 def pick_secret(secret: Secret, participation: Participation) -> Secret:
     """The secret that batches are drawn by: fixed batches by the first one for ever, coins by the present one. Groups
-    that are fixed, with coins in them, take the stream `hush.randomness.ORDER`, which stays the first one's."""
-    return secret.first if isinstance(participation, (OnePass, SameOrder, Separated, Reshuffled)) else secret
+    that are fixed, with coins in them, take the stream `streams.ORDER`, which stays the first one's."""
+    return secret.first if participation.fixed_batches else secret
 
 
 def check_claims(mechanism: Mechanism) -> None:
@@ -377,7 +378,7 @@ def _pick_accountant(mechanism: Mechanism, event: Any) -> Accountant:
 
 def is_drawn_anew(mechanism: Mechanism) -> bool:
     """Whether batches and noise of a step have nothing to do with those of any other."""
-    sampled = isinstance(mechanism.sampler.participation, (PoissonSampled, WithoutReplacement))
+    sampled = mechanism.sampler.participation.resampled
     plain = all(channel.proof == "sum" for channel in mechanism.query.channels.values())
     return sampled and plain and mechanism.noise.structure.bands == 1
 
@@ -395,7 +396,7 @@ def _own_claims(mechanism: Mechanism, steps: int, sigma: float | None = None) ->
         found = _ask_query(mechanism, steps, sigma)
     if isinstance(found, PlainSumProof) or not found:
         name = type(mechanism.query).__name__
-        raise Refused(f"{name} claims nothing: return its claims, or BY_TABLE where every channel is a plain sum")
+        raise Refused(f"{name} claims nothing: return its claims, or PLAIN_SUM where every channel is a plain sum")
     return tuple(sorted((_restate(claim, mechanism) for claim in found), key=lambda claim: claim.status != "proven"))
 
 

@@ -18,8 +18,8 @@ from hush._internal.tensors import Layout, Named, State, Sums
 from hush.accounting.noise_tails import grid
 from hush.distributed.group import ProcessGroup
 from hush.errors import Refused
-from hush.noise.base import Release, add_noise
-from hush.randomness import BLOCK, Secret, normal
+from hush.noise.base import NoisyGradient, add_noise
+from hush.randomness import BLOCK, Secret, normal, streams
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
@@ -62,14 +62,14 @@ class NoiseAdder:
         """Forget the noise so far: a fresh secret begins its own at this step."""
         self._states, self._sizes, self._first = {}, {}, first
 
-    def release(self, channels: Sums, secret: Secret, step: int) -> Release:
+    def release(self, channels: Sums, secret: Secret, step: int) -> NoisyGradient:
         """The channels with the noise of a step, divided by the public divisor; the sums are changed in place."""
         shape, divisor = self._mechanism.noise.std(step), self._mechanism.divisor
         values = {name: self._add(name, named, shape, secret, step) for name, named in channels.items()}
         for name, channel in self._mechanism.query.channels.items():
             if channel.proof == "released" and name != "gradient":  # a part of the gradient that needs no noise
                 values["gradient"] |= values.pop(name)
-        return Release(step, values, {n: std * shape / divisor for n, std in self._stds.items()})
+        return NoisyGradient(step, values, {n: std * shape / divisor for n, std in self._stds.items()})
 
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:
         """A step's noise, in pieces where every coordinate is made alone; other noise keeps one state for all."""
@@ -106,7 +106,7 @@ class NoiseAdder:
         """The noise of a step for the coordinates from ``start`` on, and the state after it."""
         noise = self._mechanism.noise
         drawn, state = noise.draw(
-            step, lambda index: normal(secret, f"noise/{channel}", index, like, start), self._states[channel]
+            step, lambda index: normal(secret, streams.noise(channel), index, like, start), self._states[channel]
         )
         if noise.pieces and state:
             raise Refused(

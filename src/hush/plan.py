@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hush._internal import validate
-from hush._internal.identity import NoIdentity, Scope, declared, digest
+from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant
 from hush.accounting.accountant import Accountant, Adjacency
@@ -41,15 +41,16 @@ from hush.data_source import (
 from hush.distributed.group import MICROBATCH, ProcessGroup
 from hush.errors import InvalidInputError, Refused
 from hush.guarantees import account_steps, check_claims, find_event, find_sensitivity, find_sigma, own_adjacency
-from hush.noise import Noise
-from hush.optimizers import Rule
+from hush.noise import Noise, NoiseFactory
+from hush.optimizers import Optimizer
 from hush.optimizers.torch_optim import check_schedule
+from hush.optimizers.wrappers import bind_steps
 from hush.per_example import chunks
 from hush.per_example.augmentation import average_rows
 from hush.privacy_unit import Units
 from hush.randomness import Secret
 from hush.run import Run, count_coordinates
-from hush.sampling import OnePass, PoissonSampled, Room, SameOrder, Sampler, Separated
+from hush.sampling import Room, Sampler
 
 # A mechanism: sampler, query, noise and rule as one frozen object with σ, a public divisor and a number of steps.
 #
@@ -65,7 +66,7 @@ class Mechanism(ABC):
     sampler: Sampler
     query: Query
     noise: Noise
-    rule: Rule
+    rule: Optimizer
     sigma: float
     divisor: float
     steps: int
@@ -204,14 +205,14 @@ class Mechanism(ABC):
         hidden state remembers of it moves steps in which it has no part too."""
         part, structure = self.sampler.participation, self.noise.structure
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * structure.least_scale)
-        rate = part.rate if isinstance(part, PoissonSampled) else 1.0
+        rate = 1.0 if part.poisson_rate is None else part.poisson_rate
         if isinstance(self.query, HasHiddenState):
             mu, rate = mu * self.query.reach, 1.0
         numbers = coordinates * len(self.query.channels)
         if isinstance(self.query, NeedsPreparation):
             return Tails(numbers, self.query.count_releases(part, self.steps), mu, rate)
         plain = all(channel.proof == "sum" for channel in self.query.channels.values())
-        shared = plain and isinstance(part, (OnePass, SameOrder, Separated))
+        shared = plain and part.one_gaussian
         return Tails(numbers, max(self.steps, structure.draws), mu, rate, shared)
 
     def with_secret(self, secret: Secret) -> Self:
@@ -229,7 +230,7 @@ class Mechanism(ABC):
             return self
         return dataclasses.replace(self, assumptions=(*self.assumptions, text))
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` all that its event is made of. Tails are the model's; a plan without
         releases beside it does not speak of them, nor of trials or of its unit where there is nothing to say. How many
         rows of a unit are averaged decides what is summed: two runs that differ in it never share their noise."""
@@ -250,7 +251,7 @@ class Mechanism(ABC):
     def identity(self, params: Named | None = None) -> dict[str, Any]:
         """What tells this plan from any other (`hush._internal.identity`); an optimizer given as a function needs the
         parameters that it is built for. `NoIdentity` where there is no telling."""
-        found: dict[str, Any] = declared(self, Scope(self.steps, params))
+        found: dict[str, Any] = declared(self, IdentityScope(self.steps, params))
         return found
 
     def fingerprint(self, params: Named | None = None) -> str:
@@ -304,7 +305,38 @@ class Plan(Mechanism):
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""
         return self.claims(steps)[0]
 
-    def calibrated(self, epsilon: float, delta: float | None = None) -> Plan:
+    @staticmethod
+    def calibrated(
+        *,
+        sampler: Sampler,
+        query: Query,
+        noise: Noise | NoiseFactory,
+        optimizer: Optimizer,
+        epsilon: float,
+        delta: float = 1e-5,
+        divisor: float | None = None,
+        **settings: Any,
+    ) -> Plan:
+        """A plan of these parts with the smallest σ whose ε does not exceed ``epsilon``.
+
+        ``divisor`` is the public number that sums are divided by: the sampler's expected batch size unless given.
+        ``settings`` are further fields of `Plan`.
+        """
+        steps = settings.pop("steps", sampler.participation.steps)
+        plan = Plan(
+            sampler=sampler,
+            query=query,
+            noise=noise.build(steps) if isinstance(noise, NoiseFactory) else noise,
+            rule=bind_steps(optimizer, steps),
+            sigma=1.0,
+            divisor=sampler.expected_batch if divisor is None else divisor,  # type: ignore[attr-defined]
+            steps=steps,
+            delta=delta,
+            **settings,
+        )
+        return plan.with_epsilon(epsilon)
+
+    def with_epsilon(self, epsilon: float, delta: float | None = None) -> Plan:
         """The same plan with the smallest σ whose ε, by the first of its claims and with all that is released beside
         training, does not exceed ``epsilon``."""
         validate.positive(epsilon=epsilon)

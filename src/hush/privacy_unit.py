@@ -42,7 +42,7 @@ from hush._internal.tensors import Losses, check_losses
 from hush.data_source import Source, to_each
 from hush.errors import InvalidInputError
 from hush.per_example.model_rng.numbers import Places, draw_rows
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 
 ROWS_PER_UNIT = 8
 """How many rows of a unit are averaged at most, by default."""
@@ -173,7 +173,7 @@ class ChosenRows:
 
     def _choose_among(self, units: Tensor, counts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
         """Units with at most ``width`` rows; a key for each width, for what a place owns of a stream depends on it."""
-        key = self.secret.derive(f"rows of a unit/{width}", self.step, size=32)
+        key = self.secret.derive(streams.unit_rows(width), self.step, size=32)
         numbers = draw_rows(key, Places.of(units), width, torch.int64).numpy().copy()
         numbers >>= 1  # leaves the largest number to the rows that are not there
         numbers[np.arange(width) >= counts[:, None]] = np.iinfo(np.int64).max

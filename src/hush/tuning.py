@@ -33,7 +33,7 @@ from hush.accounting import events
 from hush.accounting.selection import Trials
 from hush.errors import InvalidInputError, Refused
 from hush.plan import Plan
-from hush.randomness import Secret, generator
+from hush.randomness import Secret, generator, streams
 
 Model = TypeVar("Model")
 Candidate = dict[str, Any]
@@ -121,7 +121,7 @@ def select_best(
 ) -> Winner[Model] | None:
     """The best of a secret number of trials, or None where there is none; ``run_trial`` gives a score, the larger the
     better, and what it made. Nothing of the others is kept."""
-    source = generator(secret or Secret.fresh(), "trials", 0)
+    source = generator(secret or Secret.fresh(), streams.TRIALS, 0)
     best: Winner[Model] | None = None
     for _ in range(trials.count(float(source.random()))):
         found = _try(run_trial, draw_candidate(space, source))

@@ -38,7 +38,7 @@ def _plan(lr: float, epsilon: float, trials: Trials | None = None) -> hush.Plan:
     given = {"examples": 4, "batch_size": 4, "steps": 1, "sampling": "same-order", "lr": lr, "delta": DELTA}
     if trials is None:
         return hush.make_plan("dp-sgd", epsilon=epsilon, **given)
-    return replace(hush.make_plan("dp-sgd", noise_multiplier=1.0, **given), trials=trials).calibrated(epsilon)
+    return replace(hush.make_plan("dp-sgd", noise_multiplier=1.0, **given), trials=trials).with_epsilon(epsilon)
 
 
 def _games(epsilon: float, trials: Trials | None = None, noise: float = 1.0) -> dict[float, AuditGame]:

@@ -113,7 +113,7 @@ def test_ranges_released_before_training_are_charged(capsys, tmp_path) -> None:
     problem = from_files(path, target="y", private_ranges=True)
     alone = make_plan("dp-sgd", examples=400, batch_size=100, epochs=2, epsilon=2)
     (part,) = plan_releases(problem, alone, 2.0, range_share=0.3)
-    both = replace(alone, beside=(part.beside,)).calibrated(2.0)
+    both = replace(alone, beside=(part.beside,)).with_epsilon(2.0)
     assert plain["noise_multiplier"] == pytest.approx(alone.sigma, rel=1e-9)
     assert charged["noise_multiplier"] == pytest.approx(both.sigma, rel=1e-9)
     assert both.sigma > alone.sigma

@@ -14,7 +14,7 @@ from hush.accounting.accountant import epsilon
 from hush.errors import InvalidInputError
 from hush.guarantees import find_sensitivity
 from hush.matrix_factorization import (
-    Banded,
+    BandedMatrix,
     Dense,
     Toeplitz,
     optimal_banded,
@@ -26,7 +26,7 @@ from hush.matrix_factorization.banded import _toeplitz_loss
 from hush.matrix_factorization.multi_epoch import TraceProblem, minimise
 from hush.matrix_factorization.recursion import Recursion
 from hush.matrix_factorization.workloads import Workload, prefix_sums
-from hush.sampling import CyclicPoisson
+from hush.sampling import CyclicPoissonSampled
 
 
 def random_rows(seed: int, steps: int, bands: int) -> np.ndarray:
@@ -52,7 +52,7 @@ WORKLOADS = {
     kind=st.sampled_from(sorted(WORKLOADS)),
 )
 def test_everything_agrees_with_the_matrix(seed, steps, bands, kind):
-    banded = Banded(random_rows(seed, steps, min(bands, steps)))
+    banded = BandedMatrix(random_rows(seed, steps, min(bands, steps)))
     dense, work = Dense(banded.strategy()), WORKLOADS[kind](steps)
     assert banded.rmse(work) == pytest.approx(dense.rmse(work), rel=1e-9)
     assert np.allclose(banded.inverse_norms(), dense.inverse_norms(), rtol=1e-9)
@@ -131,7 +131,7 @@ def test_toeplitz_optimum_for_several_participations():
 def test_amplified_golden():
     # MECHANISMS §6: N = 50 000, L = 500, T = 2000, 10 groups, PLD, δ = 1e-5; a step of a group has q = L·w/N
     root = square_root(prefix_sums(2000), 10)
-    assert find_sensitivity(CyclicPoisson(10, 0.1, 2000), root) == root.single()
+    assert find_sensitivity(CyclicPoissonSampled(10, 0.1, 2000), root) == root.single()
     for sigma, expected in ((1.0, 9.971), (2.0, 3.360)):
         visit = dp_accounting.PoissonSampledDpEvent(500 * 10 / 50_000, dp_accounting.GaussianDpEvent(sigma))
         event = dp_accounting.SelfComposedDpEvent(visit, -(-2000 // 10))
@@ -140,9 +140,9 @@ def test_amplified_golden():
 
 def test_refusals():
     with pytest.raises(InvalidInputError, match="positive diagonal"):
-        Banded(np.zeros((3, 2)))
+        BandedMatrix(np.zeros((3, 2)))
     with pytest.raises(InvalidInputError, match="before the first"):
-        Banded(np.ones((3, 2)))
+        BandedMatrix(np.ones((3, 2)))
     with pytest.raises(InvalidInputError, match="constant learning rate"):
         optimal_toeplitz(Workload(3, learning_rates=(1, 2, 3)), 2)
     with pytest.raises(InvalidInputError, match="bands must be a whole number of at least 1, got 0"):

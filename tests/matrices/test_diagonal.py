@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hush._internal.identity import Scope, declared
+from hush._internal.identity import IdentityScope, declared
 from hush.errors import InvalidInputError, Refused
-from hush.matrix_factorization import Banded, Dense, Diagonal, Toeplitz, Workload, drop_first, prefix_sums, square_root
+from hush.matrix_factorization import (
+    BandedMatrix,
+    Dense,
+    Diagonal,
+    Toeplitz,
+    Workload,
+    drop_first,
+    prefix_sums,
+    square_root,
+)
 
 SCALES = (1.0, 0.5, 0.25, 2.0, 0.5, 1.0, 3.0)
 STEPS = len(SCALES)
@@ -29,9 +38,9 @@ def test_independent_noise_golden():
     ("ours", "other"),
     [
         (Diagonal(STEPS), Toeplitz(STEPS, np.ones(1))),
-        (Diagonal(STEPS), Banded(np.ones((STEPS, 1)))),
+        (Diagonal(STEPS), BandedMatrix(np.ones((STEPS, 1)))),
         (Diagonal(STEPS, (0.5,) * STEPS), Toeplitz(STEPS, np.array([2.0]))),
-        (Diagonal(STEPS, SCALES), Banded(1 / np.array(SCALES)[:, None])),
+        (Diagonal(STEPS, SCALES), BandedMatrix(1 / np.array(SCALES)[:, None])),
         (Diagonal(STEPS, SCALES), Dense(np.diag(1 / np.array(SCALES)))),
     ],
     ids=["toeplitz", "banded", "toeplitz scaled", "banded scaled", "dense"],
@@ -74,7 +83,7 @@ def test_only_the_identity_is_alike():
 
 
 def test_what_seeds_and_checkpoints_know_it_by():
-    scope = Scope(3)
+    scope = IdentityScope(3)
     assert declared(Diagonal(3), scope) == {"kind": "hush.noise.structure.Identity", "steps": 3}
     scaled = {"kind": "hush.noise.structure.Diagonal", "scales": [1.0, 0.5, 2]}
     assert declared(Diagonal(3, (1.0, 0.5, 2)), scope) == scaled

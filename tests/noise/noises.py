@@ -9,7 +9,7 @@ import torch
 
 from hush.matrix_factorization import (
     BLT,
-    Banded,
+    BandedMatrix,
     Diagonal,
     Strategy,
     Toeplitz,
@@ -32,7 +32,7 @@ STRUCTURES: dict[str, Strategy] = {
     "schedule": Diagonal(T, SCALES),
     "loud": Diagonal(T, tuple(4 + scale for scale in SCALES)),
     "one-coefficient": Toeplitz(T, np.ones(1)),
-    "one-band": Banded(1 / np.array(SCALES)[:, None]),
+    "one-band": BandedMatrix(1 / np.array(SCALES)[:, None]),
     "bsr-3": square_root(WORK, 3),
     "square-root": square_root(WORK),
     "bisr-4": inverse_square_root(WORK, 4),

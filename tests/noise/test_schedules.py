@@ -18,7 +18,15 @@ from hush.guarantees import event_of, find_sensitivity
 from hush.matrix_factorization import Diagonal
 from hush.methods import make_plan
 from hush.noise import Independent, Stages
-from hush.sampling import CyclicPoisson, OnePass, PoissonSampled, Reshuffled, SameOrder, Separated, WithoutReplacement
+from hush.sampling import (
+    CyclicPoissonSampled,
+    OnePass,
+    PoissonSampled,
+    Reshuffled,
+    SameOrder,
+    Separated,
+    WithoutReplacement,
+)
 from replay import recorded
 
 HOW = {"examples": 1000, "batch_size": 50, "steps": 40, "noise_multiplier": 2.0}
@@ -54,7 +62,7 @@ def without(sigma: float) -> dp_event.DpEvent:
         (WithoutReplacement(50, 5, 6), "replace", composed(*(times(without(s), 2) for s in (1.0, 0.5, 0.25)))),
         # epochs of three steps: the least noise of each is what its example may meet
         (Reshuffled(3, 6), "zero-out", composed(times(gaussian(1.0), 1), times(gaussian(0.5), 1))),
-        (CyclicPoisson(2, 0.1, 6), "zero-out", composed(*(times(poisson(s), 1) for s in (2.0, 1.0, 0.5)))),
+        (CyclicPoissonSampled(2, 0.1, 6), "zero-out", composed(*(times(poisson(s), 1) for s in (2.0, 1.0, 0.5)))),
         (OnePass(6), "zero-out", gaussian(0.5)),
         (SameOrder(3, 6), "zero-out", gaussian(2.0 / math.sqrt(4 + 16))),  # steps 3 and 6
         (Separated(2, 3, 6), "zero-out", gaussian(2.0 / math.sqrt(4 + 16))),

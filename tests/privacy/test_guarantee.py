@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hush.accounting import guarantee as module
-from hush.accounting.guarantee import STATUSES, Finding, Guarantee, findings, rounded_down, rounded_up
+from hush.accounting.guarantee import STATUSES, AuditFinding, Guarantee, findings, rounded_down, rounded_up
 from hush.errors import InvalidInputError
 
 EVENT = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0)), 1000)
@@ -149,7 +149,7 @@ def test_the_card_lists_mechanism_and_assumptions() -> None:
 
 
 def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Finding("dp-x", claimed_epsilon=1.0, epsilon_lower=4.218, delta=1e-5, confidence=0.95)
+    found = AuditFinding("dp-x", claimed_epsilon=1.0, epsilon_lower=4.218, delta=1e-5, confidence=0.95)
     monkeypatch.setattr(module, "findings", lambda: (found,))
     stated = Guarantee(1.0, 1e-5, status="claimed", method="dp-x", reason="a formula")
     assert stated.status == "refuted"
@@ -160,7 +160,7 @@ def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_curve_that_is_refuted_before_its_epsilon_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Finding("dp-x", claimed_epsilon=4.0, epsilon_lower=3.69, delta=1e-5, confidence=0.95)
+    found = AuditFinding("dp-x", claimed_epsilon=4.0, epsilon_lower=3.69, delta=1e-5, confidence=0.95)
     monkeypatch.setattr(module, "findings", lambda: (found,))
     stated = str(Guarantee(2.0, 1e-5, status="claimed", method="dp-x"))
     assert "an audit refuted the trade-off curve that was stated (99.99% confidence), and measured at least" in stated

@@ -12,12 +12,20 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from hush.accounting.gaussian import gaussian_epsilon
-from hush.accounting.pld import Direction, Part, chernoff_delta, compose, laplace, poisson_gaussian, randomized_response
+from hush.accounting.pld import (
+    CountedLeaf,
+    Direction,
+    chernoff_delta,
+    compose,
+    laplace,
+    poisson_gaussian,
+    randomized_response,
+)
 
 
 def numerical_epsilon(rate: float, sigma: float, steps: int, delta: float, direction: Direction = "remove") -> float:
     pair = poisson_gaussian(rate, sigma, direction, delta * 1e-7 / steps)
-    return compose([Part(pair.grid, pair.width, steps)], delta=delta).epsilon(delta)
+    return compose([CountedLeaf(pair.grid, pair.width, steps)], delta=delta).epsilon(delta)
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8, 1e-12, 1e-30])
@@ -59,7 +67,7 @@ def test_one_step_agrees_with_quadrature(rate: float, sigma: float, direction: D
     pair = poisson_gaussian(rate, sigma, direction, 1e-25)
     top = {"remove": 1.0, "add": -math.log1p(-rate), "replace": 1.0}[direction]
     for epsilon in (0.05 * top, 0.3 * top, 0.8 * top):
-        found = compose([Part(pair.grid, pair.width, 1)], epsilon=epsilon).delta(epsilon)
+        found = compose([CountedLeaf(pair.grid, pair.width, 1)], epsilon=epsilon).delta(epsilon)
         exact = exact_delta(rate, sigma, epsilon, direction)
         assert exact * (1 - 1e-6) - 1e-13 <= found <= exact * (1 + 5e-3) + 1e-12
 
@@ -136,7 +144,7 @@ def test_a_finer_grid_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_chernoff_shortcut_is_sound() -> None:
     pair = poisson_gaussian(0.05, 1.0, "add", 1e-15)
-    parts = [Part(pair.grid, pair.width, 500)]
+    parts = [CountedLeaf(pair.grid, pair.width, 500)]
     exact = compose(parts, delta=1e-5).epsilon(1e-5)
     assert chernoff_delta(parts, exact, 1e-4) > 1e-5
     assert chernoff_delta(parts, exact * 1.3, 1e-4) < 1e-5
@@ -144,7 +152,7 @@ def test_chernoff_shortcut_is_sound() -> None:
 
 def test_infinite_loss_is_counted() -> None:
     pair = poisson_gaussian(0.5, 1.0, "remove", 1e-4)  # cuts off far too much
-    composed = compose([Part(pair.grid, pair.width, 100)], delta=0.1)
+    composed = compose([CountedLeaf(pair.grid, pair.width, 100)], delta=0.1)
     assert composed.product.infinite == pytest.approx(100 * pair.grid(1e-3).infinite, rel=0.02)
     assert composed.epsilon(1e-4) == math.inf
     assert composed.delta(1e3) >= composed.product.infinite

@@ -19,7 +19,7 @@ from hush.accounting.accountant import epsilon as epsilon_of
 from hush.accounting.accountant import profile_of
 from hush.accounting.gaussian import gaussian_delta
 from hush.accounting.guarantee import Guarantee
-from hush.accounting.tradeoff import GaussianCurve, Lines, curve_of_event, curve_of_guarantee, curve_of_points
+from hush.accounting.tradeoff import GaussianCurve, LineCurve, curve_of_event, curve_of_guarantee, curve_of_points
 from hush.errors import InvalidInputError
 
 ALPHAS = np.concatenate([np.logspace(-6, -1.2, 30), np.linspace(0.07, 0.93, 60), 1 - np.logspace(-1.2, -6, 30)])
@@ -27,7 +27,7 @@ STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
 RUN = dp_event.SelfComposedDpEvent(STEP, 1000)
 
 
-def above(curve: Lines | GaussianCurve, exact: np.ndarray, hidden: float = 1e-12) -> int:
+def above(curve: LineCurve | GaussianCurve, exact: np.ndarray, hidden: float = 1e-12) -> int:
     """At how many false-positive rates the curve promises more than is true."""
     return int((curve.beta(ALPHAS) > exact * (1 + hidden) + 1e-300).sum())
 

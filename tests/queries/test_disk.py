@@ -12,7 +12,7 @@ from torch.nn import functional
 from hush.clipping import ClippedSum, Clipping, TwoPoint
 from hush.clipping import two_point as module
 from hush.methods import make_plan
-from hush.optimizers import SGD, Kalman
+from hush.optimizers import SGD, KalmanFilter
 from hush.randomness import Secret
 from replay import distance, recorded
 
@@ -52,7 +52,7 @@ def test_without_filter_it_is_dp_sgd_bit_for_bit() -> None:
 
 def test_with_both_points_equal_it_is_dp_sgd_and_the_filter() -> None:
     base = make_plan("dp-sgd", **HOW)
-    rule = Kalman(SGD(0.3), 0.7)
+    rule = KalmanFilter(SGD(0.3), 0.7)
     both = trained(replace(base, query=TwoPoint(Clipping(0.7), a=6 / 7, gamma=0.0), rule=rule))
     one = trained(replace(base, query=ClippedSum(0.7), rule=rule))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(both, one, strict=True))

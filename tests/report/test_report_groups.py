@@ -10,7 +10,7 @@ from dp_accounting import dp_event
 
 from hush.accounting import events
 from hush.accounting.accountant import epsilon
-from hush.accounting.guarantee import Finding
+from hush.accounting.guarantee import AuditFinding
 from hush.bench.selection_cost import price_runs
 from hush.report import summary
 from hush.report.rows import Reading, make_row
@@ -131,7 +131,7 @@ def test_what_is_not_proven_has_no_price(status: str, word: str) -> None:
 
 
 def test_an_audit_that_measured_more_refutes_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Finding("dp-dice", 1.0, 4.2, 1e-5, 0.95, "claimed")
+    found = AuditFinding("dp-dice", 1.0, 4.2, 1e-5, 0.95, "claimed")
     monkeypatch.setattr(summary, "findings", lambda: (found,))
     (group,) = make_groups(read(make_record(0, method="dp-dice")))
     assert group.status == "refuted"

@@ -10,15 +10,15 @@ from torch import nn
 
 from hush.errors import InvalidInputError
 from hush.methods import make_plan
-from hush.noise.base import Release
-from hush.optimizers import SGD, AdamBC, Kalman
+from hush.noise.base import NoisyGradient
+from hush.optimizers import SGD, AdamBC, KalmanFilter
 from hush.plan import Plan
 
 COORDINATES, STEPS = 4000, 120
 
 
-def release(step: int, gradient: torch.Tensor, std: float) -> Release:
-    return Release(step, {"gradient": {"w": gradient}}, {"gradient": std})
+def release(step: int, gradient: torch.Tensor, std: float) -> NoisyGradient:
+    return NoisyGradient(step, {"gradient": {"w": gradient}}, {"gradient": std})
 
 
 def second_moment(said: float, true: float, mean: float = 0.3) -> float:
@@ -89,7 +89,7 @@ def test_psi_is_the_noise_that_was_added(monkeypatch, options, batch) -> None:
     p = make_plan("dp-adam-bc", **{**how, **options}, lr=1e-9)
     spread = math.sqrt(2 / (COORDINATES * 60)) * 2.5  # schedules weigh some steps more
     assert _v_over_psi(p) == pytest.approx(1.0, abs=5 * spread)
-    monkeypatch.setattr(Release, "noise_std", property(lambda release: 1.1 * release.std["gradient"]))
+    monkeypatch.setattr(NoisyGradient, "noise_std", property(lambda release: 1.1 * release.std["gradient"]))
     assert abs(_v_over_psi(p) - 1.0) > 10 * spread
 
 
@@ -112,7 +112,7 @@ class TestKalman:
     def test_three_steps_by_hand(self) -> None:
         """κ = ¼, gradients 8, 4, 0: filtered 8, then 7, then 5.25."""
         params = {"w": nn.Parameter(torch.zeros(1).double())}
-        rule = Kalman(SGD(1.0), 0.25)
+        rule = KalmanFilter(SGD(1.0), 0.25)
         state = rule.init(params)
         moved = [
             rule.step(params, release(t, torch.tensor([g]).double(), 1.0), state)["w"].item()
@@ -125,7 +125,7 @@ class TestKalman:
         kappa, std = 0.3, 2.0
         generator = torch.Generator().manual_seed(0)
         params = {"w": nn.Parameter(torch.zeros(20_000).double())}
-        rule = Kalman(SGD(1e-9), kappa)
+        rule = KalmanFilter(SGD(1e-9), kappa)
         state = rule.init(params)
         for step in range(60):
             rule.step(params, release(step, std * torch.randn(20_000, generator=generator).double(), std), state)
@@ -137,7 +137,7 @@ class TestKalman:
     def test_the_rule_inside_is_told(self) -> None:
         """AdamBC behind a filter takes out the filtered noise, not the raw one."""
         params = {"w": nn.Parameter(torch.zeros(1).double())}
-        rule = Kalman(AdamBC(1e-9, beta2=0.5), 0.5)
+        rule = KalmanFilter(AdamBC(1e-9, beta2=0.5), 0.5)
         state = rule.init(params)
         for step in range(40):
             rule.step(params, release(step, torch.zeros(1).double(), 3.0), state)
@@ -145,4 +145,4 @@ class TestKalman:
 
     def test_bad_gain(self) -> None:
         with pytest.raises(InvalidInputError, match="kappa must be above 0 and at most 1"):
-            Kalman(SGD(0.1), 1.5)
+            KalmanFilter(SGD(0.1), 1.5)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.optim import SGD, lr_scheduler
 
 from hush import InvalidInputError, make_plan
-from hush.optimizers import Averaged, TorchOptim
+from hush.optimizers import EMA, TorchOptim
 from hush.optimizers.torch_optim import MOST_CHECKED, check_schedule
 from hush.optimizers.wrappers import Grouped
 
@@ -42,7 +42,7 @@ def start(rule):
 
 @pytest.mark.parametrize(
     "rule",
-    [SHORT, Averaged(SHORT, STEPS), Grouped((("weight", LONG), ("*", SHORT)))],
+    [SHORT, EMA(0.999, SHORT, STEPS), Grouped((("weight", LONG), ("*", SHORT)))],
     ids=["bare", "average", "group"],
 )
 def test_a_scheduler_that_is_too_short_is_refused_before_the_first_step(rule) -> None:

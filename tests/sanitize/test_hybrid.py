@@ -15,8 +15,8 @@ from hush.errors import Refused
 from hush.per_example.chunks import Chunk
 from hush.per_example.model_rng import draw_noise, model_randomness
 from hush.per_example.result import microbatch_scope
-from hush.randomness import Secret
-from hush.sanitize.privatised import STREAM, Hybrid
+from hush.randomness import Secret, streams
+from hush.sanitize.privatised import Hybrid
 from hush.training import train
 
 NAMES = frozenset({"0.weight", "0.bias"})
@@ -102,7 +102,7 @@ def test_both_noises_are_those_that_were_accounted() -> None:
     noise = []
     for step in (0, 1):
         with model_randomness(Secret.from_seed(0, "t"), step, places, torch.device("cpu")):
-            drawn = draw_noise(STREAM, (WIDTH,), torch.device("cpu"))
+            drawn = draw_noise(streams.HYBRID_ROWS, (WIDTH,), torch.device("cpu"))
         released = run._query.apart.layer.release(torch.zeros(4000, WIDTH), drawn)
         noise.append((released.double() / layer.noise_std).flatten())
     assert stats.kstest(noise[0].numpy(), "norm").pvalue > 1e-3

@@ -56,7 +56,7 @@ STABLE_NAMES = {
     "hush.data_release.Covered": "hush.before.Covered",
     "hush.data_release.DataRelease": "hush.before.Before",
     "hush.data_release.HasBeside": "hush.before.HasBeside",
-    "hush.matrix_factorization.banded.Banded": "hush.matrices.banded.Banded",
+    "hush.matrix_factorization.banded.BandedMatrix": "hush.matrices.banded.Banded",
     "hush.matrix_factorization.dense.Dense": "hush.matrices.dense.Dense",
     "hush.matrix_factorization.identity.Diagonal": "hush.matrices.diagonal.Diagonal",
     "hush.matrix_factorization.strategy.Strategy": "hush.matrices.structure.Structure",
@@ -74,19 +74,22 @@ STABLE_NAMES = {
     "hush.optimizers.base.Cosine": "hush.rules.rule.Cosine",
     "hush.optimizers.base.Linear": "hush.rules.rule.Linear",
     "hush.optimizers.torch_optim.TorchOptim": "hush.rules.torch_optim.TorchOptim",
-    "hush.optimizers.wrappers.Averaged": "hush.rules.averaged.Averaged",
+    "hush.optimizers.wrappers.EMA": "hush.rules.averaged.Averaged",
+    "hush.optimizers.wrappers.TailAverage": "hush.rules.averaged.Averaged",
     "hush.optimizers.wrappers.ClipUnits": "hush.rules.clip_units.ClipUnits",
     "hush.optimizers.wrappers.Grouped": "hush.rules.grouped.Grouped",
-    "hush.optimizers.wrappers.Kalman": "hush.rules.kalman.Kalman",
+    "hush.optimizers.wrappers.KalmanFilter": "hush.rules.kalman.Kalman",
     "hush.per_example.augmentation.Augmented": "hush.gradients.points.Augmented",
     "hush.per_example.augmentation.Point": "hush.gradients.points.Point",
+    "hush.sampling.participation.CyclicPoissonSampled": "hush.sampling.participation.CyclicPoisson",
+    "hush.sampling.samplers.CyclicPoisson": "hush.sampling.samplers.Cyclic",
     "hush.sanitize.adaptive.AdaptiveClip": "hush.sanitize.adapting.Adapting",
     "hush.sanitize.adaptive.AdaptiveThreshold": "hush.sanitize.threshold.AdaptiveThreshold",
     "hush.sanitize.early_stopping.EpochSpreads": "hush.sanitize.stopping.EpochSpreads",
     "hush.sanitize.early_stopping.Stop": "hush.sanitize.stopping.Stop",
     "hush.sanitize.labels.IndexedLabels": "hush.sanitize.labels.Numbered",
     "hush.sanitize.labels.RandomizedLabels": "hush.sanitize.labels.Answers",
-    "hush.sanitize.labels.Table": "hush.sanitize.response.Table",
+    "hush.sanitize.labels.ResponseTable": "hush.sanitize.response.Table",
     "hush.sanitize.layer.FrozenLayer": "hush.sanitize.accounted.Accounted",
     "hush.sanitize.privatised.Hybrid": "hush.sanitize.hybrid.Hybrid",
     "hush.sanitize.privatised.Published": "hush.sanitize.published.Published",
@@ -108,7 +111,7 @@ class NoIdentity(Refused):
 
 
 @dataclass(frozen=True)
-class Scope:
+class IdentityScope:
     """What a declaration may depend on: the plan's number of steps, and the parameters of the model that is trained."""
 
     steps: int
@@ -119,12 +122,21 @@ class Scope:
 class Declares(Protocol):
     """An object that says itself what it is."""
 
-    def declared(self, scope: Scope) -> Any:
+    def declared(self, scope: IdentityScope) -> Any:
         """Everything that decides what it does, as plain data; `NoIdentity` where that cannot be said."""
         ...
 
 
-def declared(value: Any, scope: Scope, path: str = "") -> Any:
+@runtime_checkable
+class Described(Protocol):
+    """A configuration whose entry in the privacy card differs from its fields."""
+
+    def described(self) -> dict[str, Any]:
+        """The fields of the entry."""
+        ...
+
+
+def declared(value: Any, scope: IdentityScope, path: str = "") -> Any:
     """``value`` as JSON that holds all that decides what it does; `NoIdentity` names the part that cannot be told."""
     if value is None or type(value) in (str, bool, int):
         return value
@@ -169,8 +181,11 @@ def per_step(function: Callable[[int], float], steps: int) -> dict[str, Any]:
 def describe(value: Any) -> Any:
     """A frozen configuration as plain, readable data, for the privacy card; never taken for an identity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        kind = type(value)
+        name = STABLE_NAMES.get(f"{kind.__module__}.{kind.__qualname__}", kind.__name__).rpartition(".")[2]
+        if isinstance(value, Described):
+            return {"kind": name, **describe(value.described())}
+        return {"kind": name, **{f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -184,7 +199,7 @@ def describe(value: Any) -> Any:
     return _shown(value)
 
 
-def _self_declared(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+def _self_declared(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
     """What the object says of itself. Where a parent says it, the class and what it adds to the parent are its own."""
     kind = type(value)
     said = {"kind": _class_name(kind, path), **declared(value.declared(scope), scope, path)}
@@ -197,7 +212,7 @@ def _self_declared(value: Any, scope: Scope, path: str) -> dict[str, Any]:
     return {**said, "kind": _class_name(kind, path), **more, **_beside(value, scope, path)}
 
 
-def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+def _fields(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
@@ -208,7 +223,7 @@ def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
     return found
 
 
-def _beside(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+def _beside(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
     """What an object holds that is no field, as a subclass may add it; what a property computed once is left out."""
     kinds = type(value).__mro__
     computed = {name for kind in kinds for name, held in vars(kind).items() if isinstance(held, cached_property)}
@@ -224,7 +239,7 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(n for n in ((found,) if isinstance(found, str) else found) if n not in ("__dict__", "__weakref__"))
 
 
-def _inherited(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+def _inherited(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
     """What a subclass of a number, a text or a container has from its parent."""
     for parent in (str, int, float):
         if isinstance(value, parent):

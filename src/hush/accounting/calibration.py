@@ -13,7 +13,7 @@ from typing import Any
 from hush._internal.validate import positive, probability
 from hush.accounting.accountant import Accountant, Adjacency
 from hush.accounting.accountant import epsilon as epsilon_of
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 TOLERANCE = 1e-5  # relative: how closely the smallest σ is found
 MARGIN = 2.8e-4  # relative: added to it, as room for the grid of the accountant that checks; tables made on the common
@@ -51,7 +51,9 @@ def smallest_sigma(
         if cost(sigma) <= epsilon:
             return sigma
         sigma *= 1 + MARGIN / 2  # only if the accountant's ε is not monotone to the last digit
-    raise Refused(f"the ε of these events does not fall steadily with σ near {sigma:.4g}: σ cannot be calibrated")
+    raise NotProvenError(
+        f"the ε of these events does not fall steadily with σ near {sigma:.4g}: σ cannot be calibrated"
+    )
 
 
 def largest_steps(
@@ -74,12 +76,14 @@ def largest_steps(
 
     low, high, at_low, at_high = 1, 1, cost(1), math.nan
     if at_low > epsilon:
-        raise Refused(f"not even one step stays within ε = {epsilon:g} at δ = {delta:g}: more noise is needed")
+        raise NotProvenError(f"not even one step stays within ε = {epsilon:g} at δ = {delta:g}: more noise is needed")
     while not at_high > epsilon:
         low, at_low = high, (at_low if math.isnan(at_high) else at_high)
         high, at_high = 4 * high, cost(4 * high)
         if high > MOST_STEPS:
-            raise Refused(f"more than {MOST_STEPS} steps stay within ε = {epsilon:g} at δ = {delta:g}: take any number")
+            raise NotProvenError(
+                f"more than {MOST_STEPS} steps stay within ε = {epsilon:g} at δ = {delta:g}: take any number"
+            )
     return _narrow_steps(cost, epsilon, low, at_low, high, at_high)
 
 
@@ -113,11 +117,11 @@ def _bracket(cost: Callable[[float], float], target: float, delta: float) -> tup
         if factor < 1 and found > target:
             return sigma, found, before, last
     if factor > 1:
-        raise Refused(
+        raise NotProvenError(
             f"no noise reaches ε = {target:g} at δ = {delta:g}: at σ = {sigma:.3g} it is still {found:.4g}; "
             "a part of the event does not depend on σ"
         )
-    raise Refused(f"ε = {target:g} at δ = {delta:g} needs hardly any noise: it holds even at σ = {sigma:.3g}")
+    raise NotProvenError(f"ε = {target:g} at δ = {delta:g} needs hardly any noise: it holds even at σ = {sigma:.3g}")
 
 
 def _narrow(

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting import dp_event
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 DpEvent: TypeAlias = Any  # a dp_accounting.dp_event.DpEvent: that package has no types
 
@@ -130,7 +130,7 @@ def _walk(event: Any, count: int) -> Iterator[tuple[Any, int]]:
         case dp_event.DpEvent():
             yield event, count
         case Profile():
-            raise Refused(
+            raise NotProvenError(
                 f"{event} brings its own privacy profile and cannot be composed with other events: "
                 "account for it alone, or add its ε and δ to the others' by basic composition"
             )

@@ -43,7 +43,7 @@ ACCOUNTING = {"pld": "PLD accounting", "rdp": "RDP accounting", "gdp": "exact Ga
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One audit that measured more privacy loss than was stated."""
 
     method: str
@@ -237,13 +237,13 @@ def _cell(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def findings() -> tuple[Finding, ...]:
+def findings() -> tuple[AuditFinding, ...]:
     """The shipped findings of audits."""
     text = resources.files("hush.accounting").joinpath("refuted.json").read_text(encoding="utf-8")
-    return tuple(Finding(**entry) for entry in json.loads(text))
+    return tuple(AuditFinding(**entry) for entry in json.loads(text))
 
 
-def _finding(method: str, status: str) -> Finding | None:
+def _finding(method: str, status: str) -> AuditFinding | None:
     if not method:
         return None
     return next((found for found in findings() if found.method == method and found.status == status), None)

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from scipy.special import ndtr
 
 from hush._internal.validate import positive_int
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
 REACH = math.sqrt(64 * math.log(4.0))  # of a draw, in standard deviations
@@ -104,8 +104,8 @@ class Tails:
         what = f"{self.coordinates} coordinates and {self.steps} steps with σ = {1 / self.mu:.3g} per unit of change"
         if beta < SHARE:
             hint = f"the smallest is {beta / SHARE:.2g}; choose a larger δ, more noise or fewer steps"
-            raise Refused(f"{ends} δ = {delta:g} for {what}: {hint}")
-        raise Refused(f"{ends} any δ for {what}: more noise is needed")
+            raise NotProvenError(f"{ends} δ = {delta:g} for {what}: {hint}")
+        raise NotProvenError(f"{ends} any δ for {what}: more noise is needed")
 
 
 def _beyond(distance: float) -> float:

@@ -29,7 +29,7 @@ from scipy import fft, optimize
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 # Privacy-loss distributions on a grid, always rounded so that the privacy loss is over-stated.
 #
@@ -252,7 +252,7 @@ def _reference(event: Any, step: float) -> Any:
                 noise_multiplier=event.noise_multiplier,
                 value_discretization_interval=step,
             )
-    raise Refused(f"the PLD accountant has no privacy-loss distribution for {type(event).__name__}")
+    raise NotProvenError(f"the PLD accountant has no privacy-loss distribution for {type(event).__name__}")
 
 
 Build = Callable[[float], Grid]  # a leaf's grid at a given step
@@ -265,7 +265,7 @@ UNIT = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Part:
+class CountedLeaf:
     """One leaf, how to put it on a grid, how wide its losses spread, and how often it occurs."""
 
     build: Build
@@ -392,7 +392,7 @@ class Composed:
         return max(found * (1 + RELATIVE) + ROUNDING * self.product.steps, 0.0)
 
 
-def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
+def compose(parts: Sequence[CountedLeaf], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
     """The composition of ``parts``, sharp around the given δ (to ask for ε) or the given ε (to ask for δ)."""
     widest = max(part.width for part in parts)
     cells = MOST_CELLS / max(1.0, len(parts) / 8)
@@ -408,7 +408,7 @@ def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float
             step = max(min(wanted, step / 2) / 1.1, floor)
         else:
             return _around(product, tilt, low, high, delta)
-    raise Refused("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
+    raise NotProvenError("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
 
 
 def _around(product: Product, tilt: float, low: float, high: float, delta: float | None) -> Composed:
@@ -429,7 +429,7 @@ def _around(product: Product, tilt: float, low: float, high: float, delta: float
     return composed
 
 
-def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
+def chernoff_delta(parts: Sequence[CountedLeaf], epsilon: float, step: float) -> float:
     """An upper bound on δ(ε) without any convolution, on a grid of about this step: infinite part + M(λ)e^(−λε)."""
     product = _product(parts, max(step, max(part.width / part.cells for part in parts)))
     tilt = _tilt(product, None, epsilon, None)
@@ -437,7 +437,7 @@ def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
     return product.infinite + math.exp(min(shown + ROUNDING * product.steps, 0.0))
 
 
-def _product(parts: Sequence[Part], step: float) -> Product:
+def _product(parts: Sequence[CountedLeaf], step: float) -> Product:
     return Product(tuple(part.build(step) for part in parts), tuple(part.count for part in parts))
 
 

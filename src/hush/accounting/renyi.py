@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from hush.accounting.events import CountedEvents, find_leaves, name_event, rebuild
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 RELATIONS = {
     "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -59,14 +59,18 @@ def check_leaf(leaf: Any, adjacency: str) -> None:
     name = name_event(leaf)
     match leaf:
         case dp_event.PoissonSampledDpEvent() if adjacency == "replace":
-            raise Refused(
+            raise NotProvenError(
                 f"the rdp accountant has no bound for {name} under replace: use accountant 'pld', or add-remove"
             )
         case dp_event.SampledWithoutReplacementDpEvent() if adjacency != "replace":
-            raise Refused(f"{name} keeps the number of examples fixed: account for it under replace, not {adjacency}")
+            raise NotProvenError(
+                f"{name} keeps the number of examples fixed: account for it under replace, not {adjacency}"
+            )
     accountant = RdpAccountant(neighboring_relation=RELATIONS[adjacency])
     if not accountant.supports(leaf):
-        raise Refused(f"the rdp accountant cannot account for {name} under {adjacency} adjacency: use accountant 'pld'")
+        raise NotProvenError(
+            f"the rdp accountant cannot account for {name} under {adjacency} adjacency: use accountant 'pld'"
+        )
 
 
 def _divergences(parts: CountedEvents, adjacency: str, orders: tuple[float, ...] | None) -> tuple[Any, Any]:
@@ -101,7 +105,9 @@ def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> No
         inner.compose(leaf.event)
     steps = sum(count for _, count in find_leaves(leaf.event).others) + 1
     if float(np.min(inner.rdp)) <= 1e3 * SLACK * steps:
-        raise Refused(f"the privacy loss of {name_event(leaf.event)} is too small to compute the price of selection")
+        raise NotProvenError(
+            f"the privacy loss of {name_event(leaf.event)} is too small to compute the price of selection"
+        )
     if not (leaf.mean >= 1 and leaf.shape >= 0 and not math.isnan(leaf.shape)):
         raise InvalidInputError(
             f"a selection needs a mean of at least 1 and a shape of at least 0, got {name_event(leaf)}"

@@ -19,7 +19,7 @@ kinds of error and holds whichever of the neighbours is called P.
 
 A line of slope x with intercept c says that β + x·α ≥ c for every attacker. The largest such c as a function of x,
 C(x) = min over α of f(α) + x·α, is concave and does not fall, so the chord between two intercepts is one as well:
-that is `Lines.least_cost`, and C(e^ε) = 1 − δ(ε).
+that is `LineCurve.least_cost`, and C(e^ε) = 1 − δ(ε).
 
 For a Gaussian with μ = sensitivity/σ, f(α) = Φ(Φ⁻¹(1 − α) − μ) exactly.
 """
@@ -90,7 +90,7 @@ class GaussianCurve:
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class LineCurve:
     """The maximum of 0 and of lines intercept − slope·α; slopes rise from 0."""
 
     slopes: Vector
@@ -110,7 +110,7 @@ class Lines:
 
 def curve_of_event(
     event: Any, *, adjacency: Adjacency = "add-remove", accountant: Accountant | None = None
-) -> GaussianCurve | Lines:
+) -> GaussianCurve | LineCurve:
     """The curve of a privacy event: exact for Gaussians, else from its profile, which is composed only a few times.
 
     The accountant is the tightest that can prove the event, unless named.
@@ -124,7 +124,7 @@ def curve_of_event(
     return curve_of_points(_sampled(profile, _reach(profile), POINTS[chosen]))
 
 
-def curve_of_points(points: Iterable[tuple[float, float]]) -> Lines:
+def curve_of_points(points: Iterable[tuple[float, float]]) -> LineCurve:
     """The curve that follows from (ε, δ) pairs alone, each of which holds for the release in both directions.
 
     An infinite ε, or a δ of 1, says nothing and adds nothing. Without any pair that does, the curve is 0.
@@ -142,10 +142,10 @@ def curve_of_points(points: Iterable[tuple[float, float]]) -> Lines:
             lines[slope] = max(intercept, lines.get(slope, 0.0))
     slopes = np.array(sorted(lines), dtype=np.float64)
     intercepts = np.array([lines[slope] for slope in slopes], dtype=np.float64)
-    return Lines(slopes, np.maximum.accumulate(intercepts))
+    return LineCurve(slopes, np.maximum.accumulate(intercepts))
 
 
-def curve_of_guarantee(guarantee: Guarantee) -> Lines:
+def curve_of_guarantee(guarantee: Guarantee) -> LineCurve:
     """The curve that a guarantee states, with the event it rests on, or from its (ε, δ) where there is none.
 
     A guarantee keeps a part of its δ for what the event does not know: the end of the noise's tails, a batch with more

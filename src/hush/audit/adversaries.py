@@ -18,16 +18,16 @@ from torch import nn
 
 from hush._internal.tensors import Named, State
 from hush.audit.canary import CanarySetup
-from hush.audit.likelihood import Reading, log_ratio
+from hush.audit.likelihood import Observation, log_ratio
 from hush.clipping.adaptive import CHANNEL
-from hush.errors import Refused
+from hush.errors import NotProvenError
 from hush.guarantees import claim_steps
-from hush.noise.base import Release
-from hush.optimizers import Rule
+from hush.noise.base import NoisyGradient
+from hush.optimizers import Optimizer
 from hush.plan import Plan
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.run import Run
-from hush.sampling import PoissonSampled, SameOrder
+from hush.sampling import SameOrder
 
 # What the reader of a run sees: every release, taken where the rule takes it, after the noise; and the last model.
 
@@ -53,7 +53,7 @@ class Transcript:
 class RecordingOptimizer:
     """The plan's own rule, and what it was given: the releases, as every rule sees them."""
 
-    rule: Rule
+    rule: Optimizer
     stage: CanarySetup
     values: list[NDArray[np.float64]] = field(default_factory=list)
     stds: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class RecordingOptimizer:
         """The rule's own."""
         return self.rule.init(params)
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """Look, and let the rule go on."""
         self.values.append(self.stage.pick(release.gradient))
         self.stds.append(release.noise_std)
@@ -208,14 +208,14 @@ class FixedPlaces:
 
     def applies(self, plan: Plan) -> bool:
         """To plans of Poisson batches."""
-        return _releases_gradients(plan, "sum") and isinstance(plan.sampler.participation, PoissonSampled)
+        return _releases_gradients(plan, "sum") and plan.sampler.participation.poisson_rate is not None
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The sum of the releases at the place; or the log-likelihood ratio, averaged over the b places."""
         part = game.plan.sampler.participation
-        if not isinstance(part, PoissonSampled):
-            raise Refused("only Poisson batches can be read as if they came in the same order")
-        seen, places = game.watch(secret, present=present, read=self.read), max(1, round(1 / part.rate))
+        if part.poisson_rate is None:
+            raise NotProvenError(f"{type(part).__name__} batches cannot be read in the same order: use Poisson batches")
+        seen, places = game.watch(secret, present=present, read=self.read), max(1, round(1 / part.poisson_rate))
         if self.place is not None:
             return float(seen.along(game.stage)[self.place :: places].sum())
         return log_ratio(game.plan, _read(game, seen), SameOrder(places, part.steps))
@@ -272,7 +272,7 @@ class Difference:
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The difference along the canary's direction between the two, summed over all releases."""
         first = game.watch(secret, present=present)
-        second = game.watch(secret.child("second"), present=False)
+        second = game.watch(secret.child(streams.AUDIT_SECOND), present=False)
         return float((first.along(game.stage) - second.along(game.stage)).sum())
 
 
@@ -325,14 +325,14 @@ ALL: tuple[Adversary, ...] = (
 )
 
 
-def _read(game: AuditGame, seen: Transcript) -> list[Reading]:
+def _read(game: AuditGame, seen: Transcript) -> list[Observation]:
     """What the canary moves. It is always clipped, so it takes ½ from the count of the unclipped; what takes its place
     under `replace` does too, and under `zero-out` a gradient of zero would be counted, where the relation means one
     that is not."""
     channels = game.plan.query.channels
-    readings = [Reading(seen.along(game.stage), seen.stds, channels["gradient"].bound)]
+    readings = [Observation(seen.along(game.stage), seen.stds, channels["gradient"].bound)]
     if CHANNEL in channels and game.stage.alone and game.plan.neighbours == "add-remove":
-        readings.append(Reading(seen.counts, seen.count_stds, -channels[CHANNEL].bound))
+        readings.append(Observation(seen.counts, seen.count_stds, -channels[CHANNEL].bound))
     return readings
 
 

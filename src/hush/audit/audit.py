@@ -24,7 +24,7 @@ from hush._internal.imports import read_own_version
 from hush._internal.storage import write_atomic
 from hush._internal.tensors import Losses
 from hush.accounting.gaussian import gaussian_epsilon
-from hush.accounting.guarantee import Finding, Guarantee
+from hush.accounting.guarantee import AuditFinding, Guarantee
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.adversaries import Adversary, AuditGame, strongest
 from hush.audit.bounds import (
@@ -52,11 +52,11 @@ from hush.audit.one_run import audit_once
 from hush.clipping.adaptive import CHANNEL
 from hush.data_source import as_source
 from hush.datasets import catalogue as problems
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import claim_steps, find_sigma
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
-from hush.randomness import Secret, seeded
+from hush.randomness import Secret, seeded, streams
 
 RUNS = 400  # half of them with the canary
 CHOOSING = 4  # one in so many scores chooses the threshold
@@ -101,10 +101,14 @@ def collect_scores(
     """The scores of so many runs, with and without the canary by turns; secrets are the system's unless seeded, and
     those of another method or adversary are others."""
     validate.positive_int(runs=runs)
-    game, stream = AuditGame(plan, stage), f"audit/{plan.method}/{adversary.name}"
+    game = AuditGame(plan, stage)
     found: dict[bool, list[float]] = {True: [], False: []}
     for number in range(runs):
-        secret = Secret.fresh() if seed is None else Secret.from_seed(seed, f"{stream}/{number}")
+        secret = (
+            Secret.fresh()
+            if seed is None
+            else Secret.from_seed(seed, streams.audit_run(plan.method, adversary.name, number))
+        )
         found[number % 2 == 0].append(adversary.score(game, secret, present=number % 2 == 0))
         if progress is not None:
             progress(number + 1, runs)
@@ -155,10 +159,12 @@ def audit_stage(
 ) -> Audit:
     """Every finite claim of a plan, audited on a stage by one adversary (the strongest that applies)."""
     if not plan.private:
-        raise Refused(f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one")
+        raise NotProvenError(
+            f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one"
+        )
     chosen = adversary or strongest(plan)
     if not chosen.applies(plan):
-        raise Refused(f"the adversary '{chosen.name}' does not apply to method '{plan.method}': use another")
+        raise NotProvenError(f"the adversary '{chosen.name}' does not apply to method '{plan.method}': use another")
     stated = [claim.status for claim in claim_steps(plan)]
     claims = [pair for pair in zip(plan.claims(), stated, strict=True) if pair[0].status != "none"]
     scores = collect_scores(plan, stage, chosen, runs=runs, seed=seed, progress=progress)
@@ -211,7 +217,7 @@ def make_audit_stage(plan: Plan, problem: str | None = None) -> CanarySetup:
 def _extend_problem(plan: Plan, problem: str) -> CanarySetup:
     """As many rows as the plan is for, and the problem's own model with a canary beside it."""
     if _name_protected(plan) != WHOLE_ROW:
-        raise Refused(
+        raise InvalidInputError(
             f"method '{plan.method}' protects {_name_protected(plan)}, and is audited on digits that are made for "
             "that: leave --problem out"
         )
@@ -296,12 +302,12 @@ def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
     write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())
 
 
-def _excess(found: Finding) -> float:
+def _excess(found: AuditFinding) -> float:
     return found.epsilon_lower - found.claimed_epsilon
 
 
-def _find(verdict: Verdict) -> Finding:
-    return Finding(
+def _find(verdict: Verdict) -> AuditFinding:
+    return AuditFinding(
         method=verdict.method,
         claimed_epsilon=verdict.claimed_epsilon,
         epsilon_lower=verdict.epsilon_lower,
@@ -313,12 +319,12 @@ def _find(verdict: Verdict) -> Finding:
     )
 
 
-def read_findings(path: Path) -> tuple[Finding, ...]:
+def read_findings(path: Path) -> tuple[AuditFinding, ...]:
     """The findings of a file; none where there is no file."""
     if not path.exists():
         return ()
     try:
-        return tuple(Finding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+        return tuple(AuditFinding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise InvalidInputError(f"'{path}' is no file of findings: name another, or remove it") from error
 

@@ -50,10 +50,10 @@ from hush.accounting.tradeoff import Curve, GaussianCurve, curve_of_guarantee
 from hush.audit.adversaries import AuditGame, WhiteBox
 from hush.audit.bounds import PRINTED, SMALLEST_P, GaussianFit, Verdict, decide
 from hush.audit.canary import ABSENT, LONG, CanarySetup
-from hush.audit.likelihood import Reading, log_ratio
-from hush.errors import InvalidInputError, Refused
+from hush.audit.likelihood import Observation, log_ratio
+from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
-from hush.randomness import Secret, generator
+from hush.randomness import Secret, generator, streams
 
 GRID = 0.05  # in ε: how finely the first ε that is not refuted is looked for
 HIGHEST = 40.0  # ε: beyond any number of canaries
@@ -241,13 +241,13 @@ def audit_once(
     """Every finite claim of a plan, audited by one run with so many canaries among its examples."""
     validate.positive_int(canaries=canaries)
     if not WhiteBox().applies(plan):
-        raise Refused(f"method '{plan.method}' does not release sums of gradients alone: audit it by many runs")
-    secret = Secret.fresh() if seed is None else Secret.from_seed(seed, "audit/one run")
-    coins = generator(secret.child("coins"), "canaries", 0).integers(0, 2, size=canaries).astype(bool)
+        raise NotProvenError(f"method '{plan.method}' does not release sums of gradients alone: audit it by many runs")
+    secret = Secret.fresh() if seed is None else Secret.from_seed(seed, streams.AUDIT_ONE_RUN)
+    coins = generator(secret.child(streams.AUDIT_COINS), streams.CANARIES, 0).integers(0, 2, size=canaries).astype(bool)
     game = AuditGame(plan, gather_crowd(model, losses, data, coins))
     seen = game.watch(secret, present=True)
     bound = plan.query.channels["gradient"].bound
-    readings = [Reading(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
+    readings = [Observation(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
     scores = np.array([log_ratio(plan, [reading]) for reading in readings])
     claims = [claim for claim in plan.claims() if claim.status != "none"]
     guesses = guess_coins(scores, coins, max(1, canaries // GUESSED))

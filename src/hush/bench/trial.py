@@ -41,7 +41,7 @@ from hush.methods import PlanConfig, make_plan
 from hush.methods.config import PlanSettings, list_axes
 from hush.optimizers import SGD
 from hush.plan import Plan
-from hush.randomness import Secret, seeded
+from hush.randomness import Secret, seeded, streams
 from hush.run import Run
 from hush.sanitize.problem import drop_architecture
 from hush.training import train
@@ -287,7 +287,7 @@ class Accounts:
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
         """The plan with the smallest σ for ε, from the directory where it has been computed before."""
-        sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.calibrated(epsilon).sigma)
+        sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.with_epsilon(epsilon).sigma)
         return replace(plan, sigma=float(sigma))
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
@@ -459,7 +459,9 @@ class _Trial:
 
     def _start(self) -> Run:
         seed = self.trial.secret_seed
-        secret = None if seed is None else Secret.from_seed(seed, "bench", self.trial.key, self.plan.fingerprint())
+        secret = (
+            None if seed is None else Secret.from_seed(seed, streams.BENCH, self.trial.key, self.plan.fingerprint())
+        )
         return self.plan.start(self.model, self.losses, self.problem.train, secret=secret, unit=self.problem.whose)
 
     def _train(self) -> None:

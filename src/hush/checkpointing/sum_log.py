@@ -31,7 +31,7 @@ from hush._internal.storage import PRIVATE, sync_file, write_atomic
 from hush._internal.tensors import Sums
 from hush.errors import InvalidInputError
 from hush.guarantees import Replay
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.randomness.cipher import Octets, compute_tag
 
 FORMAT = "hush sums 1"
@@ -134,7 +134,7 @@ def start_tags(directory: Path, secret: Secret, data: str, earlier: Sequence[Rep
 
 def tag_of(secret: Secret, step: int, sums: Sums) -> bytes:
     """The tag of a step's sums: every channel's every byte, with names, types and shapes, under the secret."""
-    key = secret.derive("digest/sums", 0, size=32)
+    key = secret.derive(streams.SUMS, 0, size=32)
     return compute_tag(key, step.to_bytes(12, "big"), _pieces(sums))
 
 

@@ -357,7 +357,7 @@ def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None)
     noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=task.classes, adjacency=plan.neighbours)
     release = ComposedRelease(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
     both = replace(plan, beside=(*plan.beside, release))
-    return both if total is None else both.calibrated(total)
+    return both if total is None else both.with_epsilon(total)
 
 
 def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
@@ -557,7 +557,7 @@ def plan_before(
         units=task.whose,
     )
     both = replace(plan, beside=(*plan.beside, *(part.beside for part in parts)))
-    return both if total is None else both.calibrated(total), parts
+    return both if total is None else both.with_epsilon(total), parts
 
 
 def release_before(

@@ -200,7 +200,7 @@ def _calibrate(plan: Plan, epsilon: float | None) -> Plan:
             raise Refused(
                 f"at ε = {epsilon:g} what trials lose of δ cannot be counted: give a smaller ε, or fewer trials"
             )
-        return most.calibrated(epsilon)
+        return most.with_epsilon(epsilon)
     for ceiling in CEILINGS:
         found = replace(most, trials=replace(plan.trials, ceiling=ceiling))
         if found.guarantee().epsilon <= ceiling:

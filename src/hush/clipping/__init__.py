@@ -3,7 +3,7 @@
 from hush.clipping.adaptive import Adaptive, Quantile
 from hush.clipping.base import (
     ADDED,
-    BY_TABLE,
+    PLAIN_SUM,
     Channel,
     Claim,
     HasHiddenState,
@@ -20,7 +20,7 @@ from hush.clipping.unclipped import PlainSum
 
 __all__ = [
     "ADDED",
-    "BY_TABLE",
+    "PLAIN_SUM",
     "Adaptive",
     "Channel",
     "Claim",

@@ -20,10 +20,10 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses, Named, State, Sums
-from hush.clipping.base import BY_TABLE, Channel, Claim, PlainSumProof
+from hush.clipping.base import PLAIN_SUM, Channel, Claim, PlainSumProof
 from hush.clipping.clipped import LARGEST, SMALLEST, Clipped, Clipping, diagnostics
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.sampling import Participation
 
 CHANNEL = "unclipped"
@@ -42,7 +42,7 @@ class Quantile:
         Clipping(self.start)  # its checks
         validate.probability(clip_quantile=self.target)
 
-    def after(self, clip: float, release: Release) -> float:
+    def after(self, clip: float, release: NoisyGradient) -> float:
         """The next clip, from the noisy count."""
         fraction = 0.5 + float(release.values[CHANNEL]["count"])
         moved = clip * math.exp(-self.rate * (fraction - self.target))
@@ -94,7 +94,7 @@ class Adaptive:
         """The sums as they are."""
         return {"gradient": sums["gradient"], CHANNEL: sums[CHANNEL]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """The next clip."""
         clip = self.quantile.after(public["clip"], release)
         return {"clip": clip, "query": self.query.observe(release, update, public["query"])}
@@ -103,4 +103,4 @@ class Adaptive:
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
         """Two plain sums: the table's."""
-        return BY_TABLE
+        return PLAIN_SUM

@@ -12,7 +12,7 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.accounting.accountant import Adjacency
 from hush.accounting.guarantee import Protects, Status
 from hush.data_source import Source
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.randomness import Secret
 from hush.sampling import Participation
 
@@ -58,7 +58,7 @@ class PlainSumProof:
     """Said by a query whose channels are plain sums: the table of `hush.guarantees` makes the claims."""
 
 
-BY_TABLE = PlainSumProof()
+PLAIN_SUM = PlainSumProof()
 
 
 @runtime_checkable
@@ -76,7 +76,7 @@ class Query(Protocol):
     5. The public state is made of releases and updates alone.
     6. The private state reaches no channel whose ``proof`` is "sum".
     7. ``channels`` do not change once a plan is made (a run refuses them where they do).
-    8. ``claims`` is `BY_TABLE` where every channel is a plain sum, and otherwise holds for whatever the private state
+    8. ``claims`` is `PLAIN_SUM` where every channel is a plain sum, and otherwise holds for whatever the private state
        is; a query that says neither is refused.
     """
 
@@ -97,14 +97,14 @@ class Query(Protocol):
         """The channels to be noised, from the whole batch's sums, and the next private state."""
         ...
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """The next public state, from what was released."""
         ...
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
-        """`BY_TABLE` of a query whose channels are plain sums; else every claim about the first ``steps`` steps with
+        """`PLAIN_SUM` of a query whose channels are plain sums; else every claim about the first ``steps`` steps with
         this noise on each channel's sum (error feedback, released rows). Nothing where nothing is claimed."""
         ...
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses, Named, State, Sums
-from hush.clipping.base import BY_TABLE, Channel, Claim, PlainSumProof, Query
+from hush.clipping.base import PLAIN_SUM, Channel, Claim, PlainSumProof, Query
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.result import PerExampleGradients
 from hush.sampling import Participation
@@ -130,7 +130,7 @@ class ClippedSum:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from the release."""
         return public
 
@@ -138,7 +138,7 @@ class ClippedSum:
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
         """A plain sum: the table's."""
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 def clipped_sums(tape: PerExampleGradients, clipping: Clipping) -> Sums:

@@ -26,10 +26,10 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.accounting.gaussian import Participating
 from hush.clipping.base import Channel, Claim
 from hush.clipping.clipped import ROUNDED_UP, ClipMode, Clipping, diagnostics
-from hush.errors import InvalidInputError, Refused
-from hush.noise.base import Release
+from hush.errors import InvalidInputError, NotProvenError
+from hush.noise.base import NoisyGradient
 from hush.per_example.gradients import per_example_gradients
-from hush.sampling import Participation, PoissonSampled
+from hush.sampling import Participation
 
 LARGEST_ERROR = 1e18  # the norm at which the error stops growing: far beyond use, far from overflow
 SMALLEST_SHARE = 1e-6  # of the clip that a feedback can be: the rounding of a sum is far below its charge then
@@ -110,22 +110,22 @@ class ErrorFeedback:
         after = {name: (e + sums["raw"][name] - value[name]).to(e.dtype) for name, e in error.items()}
         return {"gradient": {n: v / self.scale for n, v in value.items()}}, {"error": bounded(after)}
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from the release."""
         return public
 
     def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
         """What is proven, and what the paper says."""
-        if not isinstance(participation, PoissonSampled):
-            raise Refused(
+        if (rate := participation.poisson_rate) is None:
+            raise NotProvenError(
                 f"error feedback is analysed for Poisson batches only, not for {type(participation).__name__}: "
                 "use sampling 'poisson'"
             )
         std = noise_std["gradient"] * self.scale
         c1, c2 = self.clip, self.feedback
-        proven = Participating(steps, participation.rate, c1 * (c1 + 4 * c2) / std**2, always=4 * (c2 / std) ** 2)
+        proven = Participating(steps, rate, c1 * (c1 + 4 * c2) / std**2, always=4 * (c2 / std) ** 2)
         sigma = std / (c1 * math.sqrt(1 + 2 * c2 / c1))
-        sampled = dp_event.PoissonSampledDpEvent(participation.rate, dp_event.GaussianDpEvent(sigma))
+        sampled = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
         claimed = dp_event.SelfComposedDpEvent(sampled, steps)
         return Claim(proven, "add-remove", "proven", PROVEN), Claim(claimed, "add-remove", "claimed", CLAIMED)
 

@@ -17,9 +17,9 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses, Named, State, Sums, trainable
-from hush.clipping.base import BY_TABLE, Channel, Claim, PlainSumProof
+from hush.clipping.base import PLAIN_SUM, Channel, Claim, PlainSumProof
 from hush.clipping.clipped import Clipping, clipped_sums
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.per_example.augmentation import Point
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.result import PerExampleGradients
@@ -78,7 +78,7 @@ class TwoPoint:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """The next direction is the update that was just made, public like the parameters."""
         return {} if self.a == 0 else {"direction": update}
 
@@ -86,4 +86,4 @@ class TwoPoint:
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
         """A plain sum: the table's."""
-        return BY_TABLE
+        return PLAIN_SUM

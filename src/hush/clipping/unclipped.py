@@ -13,7 +13,7 @@ from torch import nn
 from hush._internal.tensors import Losses, Named, State, Sums, check_losses, trainable
 from hush.clipping.base import Channel, Claim, PlainSumProof
 from hush.clipping.clipped import diagnostics
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.per_example.augmentation import read_batch_size
 from hush.per_example.model_rng import computing_again, drawing
 from hush.sampling import Participation
@@ -40,7 +40,7 @@ class PlainSum:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from the release."""
         return public
 

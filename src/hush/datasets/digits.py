@@ -15,6 +15,7 @@ from torch import Tensor
 from hush.datasets.registry import Dataset
 from hush.datasets.splits import Split, hold_out
 from hush.errors import InvalidInputError
+from hush.randomness import streams
 
 DIGITS = Dataset(
     "digits", "1 797 handwritten digits 8×8, embedded in scikit-learn", "CC BY 4.0 (UCI)", package="sklearn"
@@ -107,7 +108,7 @@ def look_up_limits(features: tuple[str, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _hold_out_test(features: Tensor, labels: Tensor) -> Split:
-    train, test = hold_out((features, labels), TEST_FRACTION, seed=0, stream="test")
+    train, test = hold_out((features, labels), TEST_FRACTION, seed=0, stream=streams.TEST)
     return Split(train, test)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.errors import InvalidInputError
-from hush.randomness import Secret, generator
+from hush.randomness import Secret, generator, streams
 from hush.randomness.cipher import encrypt_counters
 from hush.tabular.encode import RowSubset
 from hush.tabular.schema import Schema
@@ -61,9 +61,9 @@ class Split:
         return Split((change(train), train_labels), (change(test), test_labels), self.schema, self.owners)
 
 
-def permutation(rows: int, seed: int, stream: str = "validation") -> Tensor:
+def permutation(rows: int, seed: int, stream: str = streams.VALIDATION) -> Tensor:
     """A permutation of ``rows`` numbers: a pure function of (rows, seed, stream)."""
-    order = generator(Secret.from_seed(seed, "split", stream), stream, rows).permutation(rows)
+    order = generator(Secret.from_seed(seed, streams.SPLIT, stream), stream, rows).permutation(rows)
     return torch.from_numpy(order.astype(np.int64))
 
 
@@ -82,7 +82,7 @@ def find_shape(rows: Rows) -> tuple[int, ...]:
     return tuple((rows.tensors if isinstance(rows, RowSubset) else rows)[0].shape[1:])
 
 
-def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = "validation") -> tuple[Rows, Rows]:
+def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = streams.VALIDATION) -> tuple[Rows, Rows]:
     """(the rest, the held-out part): ⌊fraction·rows⌋ rows are held out. Both come in the permuted order, because
     files are often sorted by class and batches in file order would then hold one class each. Of mapped rows the
     numbers are permuted, and the rows stay where they are."""
@@ -95,7 +95,7 @@ def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = "validatio
 
 
 def hold_out_units(
-    rows: Rows, units: Identities, fraction: float, *, seed: int, stream: str = "validation"
+    rows: Rows, units: Identities, fraction: float, *, seed: int, stream: str = streams.VALIDATION
 ) -> tuple[tuple[Rows, Identities], tuple[Rows, Identities]]:
     """(the rest and whose it is, the held-out part and whose it is): each unit is held out with probability
     ``fraction`` over the public keys, by its identity alone. Both parts come in an order of the units that is decided
@@ -112,7 +112,7 @@ def hold_out_units(
 
 def _hash_units(units: Identities, seed: int, stream: str) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
     """For each row a number from 0 to 1 and one to order by, of its unit's identity: AES under a public key."""
-    key = Secret.from_seed(seed, "split", f"{stream} of units").derive("units", 0, size=32)
+    key = Secret.from_seed(seed, streams.SPLIT, streams.split_units(stream)).derive(streams.UNITS, 0, size=32)
     different, where = np.unique(units, return_inverse=True)
     words = encrypt_counters(key, different.view(np.uint64), 1).view("<u8").reshape(-1, 2)[where.reshape(-1)]
     return (words[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53, words[:, 1].astype(np.uint64)

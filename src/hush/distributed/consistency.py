@@ -24,7 +24,7 @@ from hush.data_source import Source, Tensors
 from hush.distributed.group import ProcessGroup
 from hush.errors import Refused
 from hush.privacy_unit import Units
-from hush.randomness import Secret, generator, seeded
+from hush.randomness import Secret, generator, seeded, streams
 from hush.randomness.cipher import Octets, compute_tag
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
 def is_varying(source: Source, secret: Secret) -> bool:
     """Whether some examples differ from one reading to the next."""
     size = min(LOOKED_AT, len(source))
-    chosen = generator(secret, "digest", 0).choice(len(source), size, replace=False, shuffle=False)
+    chosen = generator(secret, streams.SAMPLED_DIGEST, 0).choice(len(source), size, replace=False, shuffle=False)
     indices = torch.from_numpy(chosen)
     readings = []
     for _ in range(2):
@@ -95,7 +95,7 @@ def _whole(source: Source, secret: Secret, tell: Tell) -> str:
 
 
 def _tag(secret: Secret, purpose: str, parts: Iterator[Octets]) -> str:
-    return compute_tag(secret.derive(f"digest/{purpose}", 0, size=32), bytes(12), parts).hex()
+    return compute_tag(secret.derive(streams.digest(purpose), 0, size=32), bytes(12), parts).hex()
 
 
 def _bytes(content: Any) -> Iterator[Octets]:
@@ -124,7 +124,7 @@ def _text(text: str) -> Octets:
     return np.frombuffer(f"\0{text}\0".encode(), np.uint8)
 
 
-STANDING = "standing"
+STANDING = streams.CONSISTENCY
 
 
 def check_shareable(plan: Mechanism, ranks: ProcessGroup) -> None:

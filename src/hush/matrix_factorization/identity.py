@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hush._internal.validate import positive, positive_int
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.matrix_factorization import sensitivity
 from hush.matrix_factorization.recursion import Recursion
 from hush.matrix_factorization.sensitivity import Array, pad
@@ -125,6 +125,6 @@ class Diagonal(Strategy):
 def drop_first(structure: Strategy, start: int) -> Diagonal:
     """The noise of the steps from ``start`` on, as a noise of its own, where every step stands alone."""
     if structure.bands != 1:
-        raise Refused("correlated noise cannot be cut at a step: its steps count from the first one on")
+        raise NotProvenError("correlated noise cannot be cut at a step: its steps count from the first one on")
     left = structure.steps - start
     return Diagonal(left, None if structure.alike else tuple((1.0 / structure.column_norms()[start:]).tolist()))

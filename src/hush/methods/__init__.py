@@ -13,7 +13,7 @@ from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice,
 from hush.methods.catalogue import Method, call_method, catalogue, option_groups, options, purpose
 from hush.methods.config import SAMPLINGS, PlanConfig, list_settings, write_help
 from hush.methods.options import ClippingOptions, MakeOptimizer, MakeScheduler, SGDOptions, make_rule, put_in_place
-from hush.optimizers.wrappers import Averaged, parse_average
+from hush.optimizers.wrappers import bind_steps, chain, parse_average
 from hush.plan import Plan
 
 __all__ = [
@@ -106,7 +106,7 @@ def make_plan(
     if rule is not None:
         plan = put_in_place(plan, rule)
     if setting.average not in (None, "none"):
-        plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(setting.average)))
+        plan = replace(plan, rule=bind_steps(chain(plan.rule, parse_average(setting.average)), plan.steps))
     if plan.private:
         return _with_noise(plan, setting, calibrate)
     if setting.noise:
@@ -137,7 +137,7 @@ def _with_noise(plan: Plan, setting: PlanConfig, calibrate: bool) -> Plan:
             "node_noise=…)"
         )
     if setting.epsilon is not None:
-        return plan.calibrated(setting.epsilon) if calibrate else plan
+        return plan.with_epsilon(setting.epsilon) if calibrate else plan
     if setting.noise_multiplier is not None:
         return replace(plan, sigma=float(setting.noise_multiplier))
     return replace(plan, sigma=float(setting.noise["node_noise"]) / plan.sensitivity)

@@ -12,7 +12,7 @@ from hush.errors import InvalidInputError, Refused
 from hush.methods import bandmf
 from hush.methods.config import PlanConfig
 from hush.noise import Independent
-from hush.optimizers import SGD, Adam, Rule
+from hush.optimizers import SGD, Adam, Optimizer
 from hush.plan import Plan
 from hush.sanitize.adaptive import AdaptiveClip, AdaptiveThreshold
 from hush.sanitize.labels import ASSUMED, RandomisedLabels
@@ -128,7 +128,7 @@ def _plan(
     validate.choice(("adam", "sgd"), rule=chosen)
     if setting.sampling == "same-order":
         raise Refused("rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε")
-    rule: Rule = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
+    rule: Optimizer = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
     noise = Independent(setting.total_steps)
     return setting.plan(method, sampler=setting.sampler("shuffled"), query=query, noise=noise, rule=rule)
 

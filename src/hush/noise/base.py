@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -55,6 +55,15 @@ class Noise(Protocol):
         ...
 
 
+@runtime_checkable
+class NoiseFactory(Protocol):
+    """Settings of a noise that is built once the number of steps is known."""
+
+    def build(self, steps: int) -> Noise:
+        """The noise of this many steps."""
+        ...
+
+
 class Stream:
     """What every noise here shares: its spread is its structure's, and it is drawn whole."""
 
@@ -88,7 +97,7 @@ CACHED = 1 << 15  # coordinates at a time, so that five passes over them stay ne
 
 
 @dataclass(frozen=True)
-class Release:
+class NoisyGradient:
     """One step's noisy values, divided by the plan's public divisor; everything after it is post-processing."""
 
     step: int

@@ -3,7 +3,7 @@
 | structure                  | kept between steps              | cost of a step          |
 |----------------------------|---------------------------------|-------------------------|
 | Diagonal                   | nothing                         | one multiplication      |
-| Toeplitz, Banded (w bands) | the last w − 1 noise vectors    | w − 1 multiply-adds     |
+| Toeplitz, BandedMatrix (w bands) | the last w − 1 noise vectors    | w − 1 multiply-adds     |
 | Toeplitz, inverse banded   | the last w − 1 rows of Z        | w − 1 multiply-adds     |
 | BLT (p buffers)            | p vectors                       | 2p multiply-adds        |
 | Tree                       | one vector a level              | two or three additions  |
@@ -23,8 +23,19 @@ from torch import Tensor
 
 from hush._internal import validate
 from hush._internal.tensors import State
-from hush.errors import Refused
-from hush.matrix_factorization import BLT, Banded, Dense, Diagonal, Strategy, Toeplitz, Tree
+from hush.errors import NotProvenError
+from hush.matrix_factorization import (
+    BLT,
+    BandedMatrix,
+    Dense,
+    Diagonal,
+    Strategy,
+    Toeplitz,
+    Tree,
+    Workload,
+    best_banded,
+    prefix_sums,
+)
 from hush.matrix_factorization.sensitivity import Array
 from hush.noise.base import Noise, Rows, Stream
 from hush.noise.independent import Independent
@@ -82,7 +93,7 @@ def make_noise(structure: Strategy) -> Noise:
             return Independent(steps, None if scales is None else scales.__getitem__)
         case Toeplitz(inverse_banded=True):
             return WindowNoise(structure)
-        case Toeplitz() | Banded():
+        case Toeplitz() | BandedMatrix():
             return BandedNoise(structure)
         case BLT():
             return BLTNoise(structure)
@@ -90,14 +101,32 @@ def make_noise(structure: Strategy) -> Noise:
             return TreeNoise(structure)
         case Dense():
             return DenseNoise(structure)
-    raise Refused(f"no stream is known for {type(structure).__name__}: write its noise as a class, see `Noise`")
+    raise NotProvenError(f"no stream is known for {type(structure).__name__}: write its noise as a class, see `Noise`")
+
+
+@dataclass(frozen=True)
+class Banded:
+    """Banded noise whose strategy is optimised for a plan: for `hush.Plan.calibrated` with cyclic Poisson batches.
+
+    ``workload`` says which sums of the noise reach the model; prefix sums of the plan's steps by default.
+    """
+
+    bands: int
+    workload: Workload | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive_int(bands=self.bands)
+
+    def build(self, steps: int) -> Noise:
+        workload = prefix_sums(steps) if self.workload is None else self.workload
+        return make_noise(best_banded(workload, self.bands))
 
 
 @dataclass(frozen=True)
 class BandedNoise(Stream):
     """C has w bands: nₜ = (zₜ − Σ_{1≤j<w} C_{t,t−j} nₜ₋ⱼ)/C_tt, from a ring of the last w − 1 noise vectors."""
 
-    structure: Toeplitz | Banded
+    structure: Toeplitz | BandedMatrix
 
     def init(self, like: Tensor) -> State:
         """An empty ring."""
@@ -114,7 +143,7 @@ class BandedNoise(Stream):
 
     def _row(self, step: int) -> Array:
         """C_tt, C_{t,t−1}, …"""
-        return self.structure.rows[step] if isinstance(self.structure, Banded) else self.structure.coefficients
+        return self.structure.rows[step] if isinstance(self.structure, BandedMatrix) else self.structure.coefficients
 
 
 @dataclass(frozen=True)
@@ -184,8 +213,8 @@ class TreeNoise(Stream):
         return estimate, state
 
 
-def _width(structure: Toeplitz | Banded) -> int:
-    return structure.bands if isinstance(structure, Banded) else len(structure.coefficients)
+def _width(structure: Toeplitz | BandedMatrix) -> int:
+    return structure.bands if isinstance(structure, BandedMatrix) else len(structure.coefficients)
 
 
 def _numbers(values: Array, like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from hush._internal import validate
-from hush._internal.identity import Scope, per_step
+from hush._internal.identity import IdentityScope, per_step
 from hush._internal.tensors import State
 from hush.matrix_factorization import Diagonal
 from hush.noise.base import Rows, Stream
@@ -45,7 +45,7 @@ class Independent(Stream):
         """Every coordinate is made alone, without a state."""
         return True
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """The scales that were accounted, whatever function they came from."""
         scales = self.structure.scales
         return {"steps": self.steps, "scales": None if scales is None else per_step(scales.__getitem__, self.steps)}

@@ -1,24 +1,26 @@
 """What happens after the noise: post-processing, which cannot break privacy."""
 
 from hush.optimizers.adam import Adam, AdamBC
-from hush.optimizers.base import Cosine, Linear, Rate, Rule
+from hush.optimizers.base import Cosine, Linear, Optimizer, Rate
 from hush.optimizers.ftrl import FTRL
 from hush.optimizers.sgd import SGD
 from hush.optimizers.torch_optim import TorchOptim
-from hush.optimizers.wrappers import Averaged, ClipUnits, Grouped, Kalman
+from hush.optimizers.wrappers import EMA, ClipUnits, Grouped, KalmanFilter, TailAverage, chain
 
 __all__ = [
     "FTRL",
     "SGD",
     "Adam",
     "AdamBC",
-    "Averaged",
+    "EMA",
+    "TailAverage",
+    "chain",
     "ClipUnits",
     "Cosine",
     "Grouped",
-    "Kalman",
+    "KalmanFilter",
     "Linear",
     "Rate",
-    "Rule",
+    "Optimizer",
     "TorchOptim",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 from hush._internal import validate
 from hush._internal.identity import PER_STEP
 from hush._internal.tensors import Named, State
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers.base import Rate, check_rate, rate_at
 
 
@@ -36,7 +36,7 @@ class Adam:
         return zero_moments(params)
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """One step of Adam on the released gradient."""
         m, v = move_moments(params, release, state, self.beta1, self.beta2)
         scale = list(torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"]))
@@ -60,7 +60,7 @@ def zero_moments(params: Named) -> State:
 
 
 def move_moments(
-    params: Named, release: Release, state: State, beta1: float, beta2: float
+    params: Named, release: NoisyGradient, state: State, beta1: float, beta2: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The moving averages of the released gradient and of its square, moved on in place; no bias is corrected."""
     state["taken"] += 1
@@ -118,7 +118,7 @@ class AdamBC:
         return zero_moments(params) | {"psi": 0.0}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """One step on the released gradient, with ψ from the noise that the release says it has."""
         m, v = move_moments(params, release, state, self.beta1, self.beta2)
         state["psi"] += (1.0 - self.beta2) * (release.noise_std**2 - state["psi"])

@@ -10,13 +10,13 @@ from typing import Protocol
 from hush._internal import validate
 from hush._internal.tensors import Named, State
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 
 Rate = float | Callable[[int], float]
 """A learning rate: a number, or a function of the step (never of anything private)."""
 
 
-class Rule(Protocol):
+class Optimizer(Protocol):
     """Turns a release into an update in place. It sees only released values, so it cannot break privacy.
 
     It promises, and what a run does rests on it (privacy does not: all of it is post-processing):
@@ -33,7 +33,7 @@ class Rule(Protocol):
         """The state before the first step."""
         ...
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """Change the parameters and the state in place; return the update, new minus old."""
         ...
 

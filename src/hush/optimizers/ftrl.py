@@ -13,7 +13,7 @@ import torch
 
 from hush._internal import validate
 from hush._internal.tensors import Named, State
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers.base import check_momentum
 
 
@@ -37,7 +37,7 @@ class FTRL:
         return state
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """θ = θ₀ − η s̃."""
         targets, names = list(params.values()), list(params)
         before = [p.detach().clone() for p in targets]

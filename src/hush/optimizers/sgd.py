@@ -12,7 +12,7 @@ import torch
 from hush._internal import validate
 from hush._internal.identity import PER_STEP
 from hush._internal.tensors import Named, State
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers.base import Rate, check_momentum, check_rate, rate_at
 
 
@@ -34,7 +34,7 @@ class SGD:
         return {"momentum": {n: torch.zeros_like(p) for n, p in params.items()}} if self.momentum else {}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """θ ← θ − ηm."""
         targets = list(params.values())
         grads = [release.gradient[name] for name in params]

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush._internal.identity import NoIdentity, Scope, declared
+from hush._internal.identity import IdentityScope, NoIdentity, declared
 from hush._internal.tensors import Named, State
-from hush.errors import HushError, InvalidInputError, Refused
-from hush.noise.base import Release
+from hush.errors import HushError, InvalidInputError, NotProvenError
+from hush.noise.base import NoisyGradient
 
 MOST_CHECKED = 100_000  # steps that a scheduler is tried for before the run, some 20 µs each
 SCHEDULED = ("step", "_opt_called", "_step_count")  # what a scheduler leaves in its optimizer
@@ -37,7 +37,7 @@ class TorchOptim:
     optimizer: Callable[[Named], torch.optim.Optimizer]
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """What the functions build for the model's parameters: class, settings and groups, and under a scheduler the
         settings of every step."""
         if scope.params is None:
@@ -65,14 +65,14 @@ class TorchOptim:
         if self.scheduler is not None:
             scheduler = self.scheduler(optimizer)
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                raise Refused(
+                raise NotProvenError(
                     "ReduceLROnPlateau reads the training loss, which is private: use a schedule that depends on the "
                     "step alone, such as CosineAnnealingLR"
                 )
             state["scheduler"] = scheduler
         return state
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """Hand the released gradient to the optimizer, and take its step."""
         before = {name: p.detach().clone() for name, p in params.items()}
         for name, parameter in params.items():
@@ -136,7 +136,7 @@ def _beside(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: content for name, content in held.items() if name not in usual and name not in SCHEDULED}
 
 
-def _followed(state: State, scope: Scope) -> str:
+def _followed(state: State, scope: IdentityScope) -> str:
     """A digest of the settings at every step of the plan: what the scheduler makes of them."""
     total = hashlib.blake2b(digest_size=16)
     for _ in range(scope.steps):
@@ -149,7 +149,7 @@ def _followed(state: State, scope: Scope) -> str:
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, params: Named) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise Refused(
+        raise NotProvenError(
             "LBFGS evaluates the loss again on the raw data through a closure, outside the privacy boundary: "
             "use an optimizer that takes one gradient a step"
         )

@@ -23,7 +23,7 @@ from hush._internal.tensors import Sums
 from hush.data_source import Source, to_each
 from hush.errors import Refused
 from hush.per_example.augmentation import read_batch_size
-from hush.randomness import Secret, generator, seeded
+from hush.randomness import Secret, generator, seeded, streams
 from hush.sampling import Room
 
 Mode = Literal["default", "rigorous"]
@@ -93,7 +93,7 @@ class Seats:
         Example j of the batch takes place j of one order of all places: the last example can come or go and nobody
         moves. Which order it is does not depend on the data, so that the same is true, in distribution, for any one.
         """
-        order = generator(secret, "places", step).permutation(self.places)
+        order = generator(secret, streams.PLACES, step).permutation(self.places)
         return torch.from_numpy(order[:count])
 
     def sides(self, number: int) -> tuple[int, int]:

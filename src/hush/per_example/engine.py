@@ -43,7 +43,7 @@ from hush.per_example.isolation import (
 from hush.per_example.model_rng import drawing_only, is_by_place
 from hush.per_example.result import GradientWarning, PerExampleGradients
 from hush.per_example.tracking import NoLayerRule
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 
 # What is known about a model with a loss, and when two losses are one: by what they do, not by which object they are.
 #
@@ -403,5 +403,5 @@ class SpotChecks:
 
     def _draw(self, block: int) -> list[float]:
         """Numbers from 0 to 1, without 1, for one period."""
-        drawn = self.secret.derive("spot check", block, size=4 * (2 + PICKED))
+        drawn = self.secret.derive(streams.SPOT_CHECK, block, size=4 * (2 + PICKED))
         return [int.from_bytes(drawn[i : i + 4], "little") / 2**32 for i in range(0, len(drawn), 4)]

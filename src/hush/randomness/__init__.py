@@ -9,14 +9,14 @@ used for noise: it keeps 32 bits of its seed, so that two of 100 000 steps would
 torch, `counter` numbers the draws of a forward pass.
 """
 
+from hush.randomness import streams
 from hush.randomness.counter import Counter
 from hush.randomness.generators import generator, public_seeds, seeded
 from hush.randomness.normals import BLOCK, normal, normal_of_key
-from hush.randomness.secret import ORDER, Secret
+from hush.randomness.secret import Secret
 
 __all__ = [
     "BLOCK",
-    "ORDER",
     "Counter",
     "Secret",
     "generator",
@@ -24,4 +24,5 @@ __all__ = [
     "normal_of_key",
     "public_seeds",
     "seeded",
+    "streams",
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Counter:
             now = torch.cuda.default_generators[self.device.index or 0].get_state()
             same = same and torch.equal(now, self.before[0])
         if not same:
-            raise Refused(
+            raise UnsupportedModelError(
                 "the model drew random numbers that hush did not see, from torch's own generator, so they do not "
                 "follow the examples: draw them with torch.rand, torch.randn or dropout called from Python, in the "
                 "model's forward or its losses"

@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-ORDER = "order"
-"""The stream of fixed batches and groups."""
+from hush.randomness import streams
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,13 +44,13 @@ class Secret:
     def derive(self, stream: str, step: int, size: int = 16) -> bytes:
         """The key of one stream at one step."""
         message = f"{stream}\0{step}".encode()
-        key = self.root if self.root and stream == ORDER else self.key
+        key = self.root if self.root and stream == streams.ORDER else self.key
         return hashlib.blake2b(message, key=key, digest_size=size).digest()
 
     @property
     def name(self) -> str:
         """What tells this secret from any other, and says nothing about it."""
-        return self.derive("name", 0).hex()
+        return self.derive(streams.SECRET_NAME, 0).hex()
 
     def renewed(self) -> Secret:
         """A fresh secret for all noise and coins to come. Fixed batches stay as they are: in another order somebody

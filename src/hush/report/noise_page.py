@@ -20,7 +20,7 @@ from hush.matrix_factorization.sensitivity import Array
 from hush.methods import make_plan
 from hush.noise import Independent
 from hush.plan import Plan
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 from hush.report.figures import Figure
 from hush.report.page import FONT, render_figures
 from hush.report.rows import Row
@@ -220,7 +220,7 @@ def view_noise(plan: Plan) -> NoiseView:
     shown = structure if isinstance(structure, Dense) or plan.steps <= CORNER else structure.first(CORNER)
     C, M = shown.strategy(), shown.noise_map()
     at = _thinned(plan.steps)
-    path_steps, path, other = _paths(plan, alone := alone.calibrated(epsilon))
+    path_steps, path, other = _paths(plan, alone := alone.with_epsilon(epsilon))
     return NoiseView(
         plan=plan,
         independent=alone,
@@ -260,14 +260,14 @@ def _thinned(steps: int) -> NDArray[np.int64]:
 
 def _paths(plan: Plan, alone: Plan) -> tuple[NDArray[np.int64], Array, Array]:
     """One weight's accumulated noise, by the stream that training uses; the same normal numbers without correlation."""
-    secret, like = Secret.from_seed(0, "noise show"), torch.empty(1, dtype=torch.float64)
+    secret, like = Secret.from_seed(0, streams.NOISE_PREVIEW), torch.empty(1, dtype=torch.float64)
     count = plan.steps if plan.steps <= PATH else 0
     noise = plan.noise
     state, drawn = noise.init(like), np.zeros(count)
     for step in range(count):
-        value, state = noise.draw(step, lambda j: normal(secret, "noise", j, like), state)
+        value, state = noise.draw(step, lambda j: normal(secret, streams.PREVIEW_ROWS, j, like), state)
         drawn[step] = float(value)
-    plain = np.array([float(normal(secret, "noise", step, like)) for step in range(count)])
+    plain = np.array([float(normal(secret, streams.PREVIEW_ROWS, step, like)) for step in range(count)])
     at = _thinned(count) if count else np.zeros(0, dtype=np.int64)
     return at + 1, plan.noise_std * np.cumsum(drawn)[at], alone.noise_std * np.cumsum(plain)[at]
 

@@ -1,7 +1,7 @@
 """Which examples take part in a step, and what that says publicly."""
 
 from hush.sampling.participation import (
-    CyclicPoisson,
+    CyclicPoissonSampled,
     OnePass,
     Participation,
     PoissonSampled,
@@ -10,11 +10,11 @@ from hush.sampling.participation import (
     Separated,
     WithoutReplacement,
 )
-from hush.sampling.samplers import Cyclic, FixedSize, Partitioned, Poisson, Room, Sampler, Shuffled, one_pass
+from hush.sampling.samplers import CyclicPoisson, FixedSize, Partitioned, Poisson, Room, Sampler, Shuffled, one_pass
 
 __all__ = [
-    "Cyclic",
     "CyclicPoisson",
+    "CyclicPoissonSampled",
     "FixedSize",
     "OnePass",
     "Participation",

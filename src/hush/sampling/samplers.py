@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hush._internal import validate
 from hush.errors import InvalidInputError
-from hush.randomness import ORDER, Secret, generator
+from hush.randomness import Secret, generator, streams
 from hush.sampling.participation import (
-    CyclicPoisson,
+    CyclicPoissonSampled,
     OnePass,
     Participation,
     PoissonSampled,
@@ -85,6 +85,11 @@ class Poisson:
         validate.rate(sample_rate=self.rate)
 
     @property
+    def expected_batch(self) -> float:
+        """The expected number of examples per step."""
+        return self.rate * self.examples
+
+    @property
     def participation(self) -> PoissonSampled:
         """Poisson at ``rate``."""
         return PoissonSampled(self.rate, self.steps)
@@ -119,6 +124,11 @@ class Sized(ABC):
         """How many batches hold every example once: ⌈examples / batch_size⌉."""
         return -(-self.examples // self.batch_size)
 
+    @property
+    def expected_batch(self) -> float:
+        """The number of examples per step."""
+        return float(self.batch_size)
+
     def room(self, chance: float) -> Room:
         """A batch."""
         return Room(self.batch_size)
@@ -140,7 +150,9 @@ class FixedSize(Sized):
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """A subset of ``batch_size`` examples."""
         _same_population(self.examples, population)
-        chosen = generator(secret, "sampling", step).choice(population, self.batch_size, replace=False, shuffle=False)
+        chosen = generator(secret, streams.SAMPLING, step).choice(
+            population, self.batch_size, replace=False, shuffle=False
+        )
         return torch.from_numpy(chosen)
 
 
@@ -174,8 +186,8 @@ class Partitioned(Sized):
         return _slice(self, _order(secret, 0, population), step % self.per_epoch, population)
 
 
-@dataclass(frozen=True)
-class Cyclic:
+@dataclass(frozen=True, init=False)
+class CyclicPoisson:
     """Fixed groups, visited in turn, each Poisson-sampled at ``rate``: what amplified banded noise needs.
 
     Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization". An example meets the noise of a step at
@@ -187,16 +199,43 @@ class Cyclic:
     rate: float
     steps: int
 
-    def __post_init__(self) -> None:
-        validate.positive_int(examples=self.examples, groups=self.groups, steps=self.steps)
-        validate.rate(sample_rate=self.rate)
-        if self.groups > self.examples:
-            raise InvalidInputError(f"{self.groups} groups need at least as many examples, got {self.examples}")
+    def __init__(
+        self,
+        examples: int,
+        groups: int,
+        rate: float | None = None,
+        steps: int = 1,
+        *,
+        batch_size: float | None = None,
+    ) -> None:
+        """``rate`` is the probability within a group; or give ``batch_size``, the expected number of examples per step:
+        rate = batch_size · groups / examples."""
+        validate.positive_int(examples=examples, groups=groups, steps=steps)
+        if (rate is None) == (batch_size is None):
+            raise InvalidInputError("give either rate or batch_size")
+        if rate is None and batch_size is not None:
+            validate.positive(batch_size=batch_size)
+            rate = batch_size * groups / examples
+            if rate > 1:
+                raise InvalidInputError(
+                    f"batch size {batch_size:g} is larger than a group: {examples} examples in {groups} groups"
+                )
+        assert rate is not None
+        validate.rate(sample_rate=rate)
+        if groups > examples:
+            raise InvalidInputError(f"{groups} groups need at least as many examples, got {examples}")
+        for name, value in (("examples", examples), ("groups", groups), ("rate", rate), ("steps", steps)):
+            object.__setattr__(self, name, value)
 
     @property
-    def participation(self) -> CyclicPoisson:
+    def expected_batch(self) -> float:
+        """The expected number of examples per step."""
+        return self.rate * self.examples / self.groups
+
+    @property
+    def participation(self) -> CyclicPoissonSampled:
         """Poisson at ``rate`` within group t mod ``groups``."""
-        return CyclicPoisson(self.groups, self.rate, self.steps)
+        return CyclicPoissonSampled(self.groups, self.rate, self.steps)
 
     def room(self, chance: float) -> Room:
         """By the binomial tail of the largest group."""
@@ -224,13 +263,13 @@ def one_pass(examples: int, batch_size: int) -> Partitioned:
 
 
 def _coins(secret: Secret, step: int, members: np.ndarray, population: int, rate: float) -> Tensor:
-    coins = generator(secret, "sampling", step).random(population)
+    coins = generator(secret, streams.SAMPLING, step).random(population)
     return torch.from_numpy(members[coins[members] < rate])
 
 
 @lru_cache(maxsize=4)
 def _order(secret: Secret, epoch: int, population: int) -> np.ndarray:
-    return generator(secret, ORDER, epoch).permutation(population)
+    return generator(secret, streams.ORDER, epoch).permutation(population)
 
 
 def _slice(sampler: Sized, order: np.ndarray, place: int, population: int) -> Tensor:

@@ -15,7 +15,7 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.clipping.base import Channel, Claim, Query, Start
 from hush.data_source import Source
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.sampling import Participation
 from hush.sanitize.layer import FrozenLayer, find_layer
 from hush.sanitize.privatised import Published
@@ -133,7 +133,7 @@ class AdaptiveClip:
         """The sum as it is."""
         return self.inner.finish(sums, public, private)
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """After the last step of an epoch, the next C."""
         if self.model is None or (release.step + 1) % self.turn:
             return public

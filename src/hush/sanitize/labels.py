@@ -41,10 +41,10 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.clipping.base import Channel, Claim, Query, Start
 from hush.clipping.unclipped import PlainSum
 from hush.data_source import Source
-from hush.errors import InvalidInputError, Refused
-from hush.noise.base import Release
+from hush.errors import InvalidInputError, RunStateError
+from hush.noise.base import NoisyGradient
 from hush.per_example.model_rng import drawing_only
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.randomness.cipher import encrypt_counters
 from hush.sampling import Participation
 from hush.sanitize.privatised import UNBOUNDED
@@ -64,7 +64,7 @@ from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_up
 # label gets b = ⌈M/(g + k − 1)⌉ of the values and the own label a = M − (k − 1)b. Then
 # a ≤ M − (k − 1)M/(g + k − 1) = gM/(g + k − 1) ≤ g·b. A label outside gives way to each of the k with ⌊M/k⌋ of the
 # values, to the last one with what is left. Every probability is a multiple of 1/M, so `find_largest_ratio` is exact,
-# and a `Table` is refused where it is above g.
+# and a `ResponseTable` is refused where it is above g.
 
 BITS = 62
 VALUES = 1 << BITS
@@ -82,7 +82,7 @@ def bound_growth(epsilon: float) -> Fraction:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResponseTable:
     """RRTop-k in values out of `VALUES`: ``own`` for the label itself, ``other`` for each of the k − 1 others, and for
     a label outside ``outside`` for each of the k, the last of them also what is left."""
 
@@ -92,12 +92,12 @@ class Table:
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of(epsilon: float, size: int) -> Table:
+    def of(epsilon: float, size: int) -> ResponseTable:
         """The table of RRTop-k at ε."""
         validate.positive_int(k=size)
         growth = bound_growth(epsilon)
         other = math.ceil(VALUES / (growth + size - 1))
-        table = Table(size, VALUES - (size - 1) * other, other)
+        table = ResponseTable(size, VALUES - (size - 1) * other, other)
         if find_largest_ratio(table) > growth or table.own < table.other:
             raise InvalidInputError(
                 f"randomised response over {size} labels cannot be drawn at ε = {epsilon:g}: give a larger ε"
@@ -116,7 +116,7 @@ class Table:
         return [*rows, [self.outside] * (self.size - 1) + [last]]
 
 
-def find_largest_ratio(table: Table) -> Fraction:
+def find_largest_ratio(table: ResponseTable) -> Fraction:
     """The largest ratio of the probabilities of one answer under two labels: e^ε of what is drawn, exactly."""
     columns = zip(*table.list_rows(), strict=True)
     return max(Fraction(max(column), min(column)) for column in columns)
@@ -139,12 +139,12 @@ def respond(labels: Integers, epsilon: float, priors: Priors, draws: Integers) -
     answers = np.empty_like(labels)
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes == size)
-        chosen = _choose_places(Table.of(epsilon, int(size)), places[rows], draws[rows])
+        chosen = _choose_places(ResponseTable.of(epsilon, int(size)), places[rows], draws[rows])
         answers[rows] = order[rows, chosen]
     return answers
 
 
-def _choose_places(table: Table, places: Integers, draws: Integers) -> Integers:
+def _choose_places(table: ResponseTable, places: Integers, draws: Integers) -> Integers:
     """Which of the k likeliest is answered, given the place of the label (k or more: it is none of them)."""
     others = (draws - table.own) // max(1, table.other)
     moved = np.where(others >= places, others + 1, others)  # the k − 1 others, in order, without the label
@@ -250,7 +250,7 @@ class RandomisedLabels:
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the answered examples' summed loss; in the first stage of so many times their share."""
         if self.answers is None:
-            raise Refused("labels are answered for by a run: start the plan")
+            raise RunStateError("labels are answered for by a run: start the plan")
         *inputs, numbers = content
         labels = self.answers.find(public)[numbers.cpu()]
         rows = torch.nonzero(labels >= 0).squeeze(1)
@@ -264,7 +264,7 @@ class RandomisedLabels:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """At the end of the first stage, the answers of the second part by the model that it gave."""
         if self.answers is None or self.first is None or release.step != self.first - 1:
             return public
@@ -324,14 +324,14 @@ class RandomizedLabels:
         secret = self.secret().first
         if self._first is None or self._first[0] != secret.key:
             priors = np.broadcast_to(self.prior, (len(self.source), len(self.prior)))
-            answers = self._answer(secret, "labels/first", priors)
+            answers = self._answer(secret, streams.LABELS_FIRST, priors)
             self._first = secret.key, torch.from_numpy(np.where(self._is_first(secret), answers, -1))
         return self._first[1]
 
     def draw_second(self) -> Tensor:
         """The answers of the second part, by the model as it is now."""
         secret = self.secret().first
-        answers = self._answer(secret, "labels/second", self._predict())
+        answers = self._answer(secret, streams.LABELS_SECOND, self._predict())
         return torch.from_numpy(np.where(self._is_first(secret), -1, answers))
 
     def _answer(self, secret: Secret, stream: str, priors: Priors) -> Integers:
@@ -341,7 +341,7 @@ class RandomizedLabels:
         """Which examples are in the first part: by coins that know no label."""
         if self.share == 1.0:
             return np.ones(len(self.source), dtype=bool)
-        return draw_integers(secret, "labels/split", len(self.source)) < int(self.share * VALUES)
+        return draw_integers(secret, streams.LABELS_SPLIT, len(self.source)) < int(self.share * VALUES)
 
     def read_labels(self) -> Integers:
         """The true labels, read once and checked: private."""

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from hush._internal import validate
 from hush.accounting.noise_tails import grid
-from hush.errors import InvalidInputError, Refused, nearest
+from hush.errors import InvalidInputError, RunStateError, UnsupportedModelError, nearest
 
 Place = Literal["after", "before"]
 Draw = Callable[[Tensor], Tensor]
@@ -180,7 +180,7 @@ def insert(model: nn.Module, name: str, layer: Sanitize) -> nn.Module:
 def check_training(layer: Sanitize) -> None:
     """Refuse a step in which the layer adds no noise."""
     if not (layer.training or layer.noisy_evaluation):
-        raise Refused(
+        raise RunStateError(
             "the sanitisation layer is in evaluation, where it adds no noise: call model.train() before run.step"
         )
 
@@ -232,12 +232,12 @@ class FrozenLayer:
         """The layer as it is now; settings that are ``free`` may change in a run. A kind of layer of the user's own is
         refused, for nothing is known of its noise."""
         if type(layer) is not Sanitize:
-            raise Refused(
+            raise UnsupportedModelError(
                 f"{type(layer).__name__} is a sanitisation layer of another kind, of whose range and noise nothing is "
                 "proven: use hush.sanitize.layer.Sanitize itself"
             )
         if layer.draw is not None:
-            raise Refused("the layer draws its noise from a function of its own: leave draw out")
+            raise UnsupportedModelError("the layer draws its noise from a function of its own: leave draw out")
         settings = {name: getattr(layer, name) for name in SETTINGS if name not in free}
         floor = 0.0 if layer.floored else None
         how: dict[str, Any] = {"width": layer.width, "dropout": layer.dropout, "place": layer.place}
@@ -248,7 +248,7 @@ class FrozenLayer:
         """Refuse a layer that is not what was accounted for."""
         changed = [name for name, value in self.settings.items() if getattr(self.layer, name) != value]
         if changed:
-            raise Refused(
+            raise RunStateError(
                 f"{changed[0].replace('_', ' ')} of the sanitisation layer was changed after the run had begun, and "
                 "what is released depends on it: make a new plan and run"
             )

@@ -46,15 +46,15 @@ from hush.clipping.base import Channel, Claim, Query, Start
 from hush.clipping.clipped import Clipping, clip_factors, diagnostics, total_norms
 from hush.clipping.unclipped import PlainSum, sum_gradients
 from hush.data_source import Source
-from hush.errors import InvalidInputError, Refused
-from hush.noise.base import Release, add_noise
+from hush.errors import InvalidInputError, NotProvenError, ResumeError, RunStateError, UnsupportedModelError
+from hush.noise.base import NoisyGradient, add_noise
 from hush.per_example.augmentation import make_rewinder
 from hush.per_example.engine import CheckedLosses
 from hush.per_example.functional import recording
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.model_checks import ModelStateGuard
 from hush.per_example.model_rng import draw_noise
-from hush.randomness import BLOCK, Secret, normal, seeded
+from hush.randomness import BLOCK, Secret, normal, seeded, streams
 from hush.sampling import OnePass, Participation, PoissonSampled, Reshuffled, SameOrder, WithoutReplacement
 from hush.sanitize.early_stopping import sum_spreads
 from hush.sanitize.layer import FrozenLayer, Sanitize, check_training, find_layer
@@ -154,7 +154,7 @@ class ReleasedRows:
         before = digests[self._number].cpu()
         self.release()
         if bool(before.any()) and not torch.equal(before, self._digest):
-            raise Refused(
+            raise ResumeError(
                 "the rows that this run released are not the same when they are computed again (another clip or "
                 "width, other code or another machine), and going on would put the same noise on other rows, whose "
                 "difference is free of noise: go on with what the run began with, or start a new run"
@@ -169,7 +169,7 @@ class ReleasedRows:
     def _draw(self, secret: Secret, size: int) -> Iterator[Tensor]:
         for start in range(0, size, PIECE):
             like = torch.empty(1, dtype=torch.float64).expand(min(PIECE, size - start))
-            yield normal(secret, "rows", self._number, like, start)
+            yield normal(secret, streams.ROWS, self._number, like, start)
 
     def _compute_once(self) -> Tensor:
         if self._bounded is None:
@@ -274,7 +274,7 @@ class Released:
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """The gradient of the piece's summed loss, on released rows."""
         if self.cut is None or self.rows is None:
-            raise Refused("rows are released by a run: start the plan")
+            raise RunStateError("rows are released by a run: start the plan")
         self.rows.check(public["releases"])
         return sum_gradients(Head(self.cut), trainable(model), losses, content)
 
@@ -282,7 +282,7 @@ class Released:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """The digests, with that of the release that was used."""
         return public if self.rows is None else {"releases": self.rows.note(public["releases"])}
 
@@ -389,7 +389,7 @@ class Published:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from it."""
         return public
 
@@ -454,7 +454,6 @@ class Published:
 #
 # The plan's σ is that of both together: s_a = s_g = √2·σ, so that a participation costs μ = 2/σ (less for [0, C]).
 
-STREAM = "hybrid/rows"  # of the noise
 PROVEN = (
     "activations are released with noise of their own, and the layers before them learn from clipped gradients with "
     "noise; both are counted for every batch a record is in; labels, and who is in which batch, are not protected"
@@ -472,7 +471,7 @@ class Hybrid:
 
     def __post_init__(self) -> None:
         if self.clipping.per_layer:
-            raise Refused("sanitize-hybrid clips the layers before its own as a whole: leave per_layer out")
+            raise NotProvenError("sanitize-hybrid clips the layers before its own as a whole: leave per_layer out")
 
     @property
     def channels(self) -> Mapping[str, Channel]:
@@ -502,10 +501,8 @@ class Hybrid:
 
     def count_releases(self, participation: Participation, steps: int) -> int:
         """Once an epoch, or in every step where coins decide."""
-        match participation:
-            case Reshuffled(per_epoch=b) | SameOrder(per_epoch=b):
-                return -(-steps // b)
-        return steps
+        per_epoch = participation.epoch_steps
+        return steps if per_epoch is None else -(-steps // per_epoch)
 
     def init(self, params: Named) -> tuple[State, State]:
         """No state."""
@@ -514,10 +511,10 @@ class Hybrid:
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
         """Σ clip(∂ℓᵢ/∂θ) and Σ ∂ℓᵢ/∂ω; an example is left out of either where that gradient is not finite."""
         if self.apart is None:
-            raise Refused("a run tells what stands before the layer: start the plan")
+            raise RunStateError("a run tells what stands before the layer: start the plan")
         self.apart.layer.check_step()
         self.apart.check_shape(content)
-        noise = draw_noise(STREAM, self.apart.width, first_of(content).device)
+        noise = draw_noise(streams.HYBRID_ROWS, self.apart.width, first_of(content).device)
         tape = per_example_gradients(model, self._cut_losses(losses), (content, noise), engine=self.engine)
         squared = tape.squared_norms()
         weights, norms = self._weigh({name: squared[name] for name in trainable(model)})
@@ -554,7 +551,7 @@ class Hybrid:
         """The sums as they are."""
         return {"gradient": sums["gradient"], "head": sums["head"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """Nothing to learn from it."""
         return public
 
@@ -569,7 +566,7 @@ class Hybrid:
 def _check_cut(cut: SplitModel, losses: Losses) -> None:
     """Refuse what would not be trained as it was meant, as far as made-up inputs show it."""
     if not cut.before:
-        raise Refused(
+        raise UnsupportedModelError(
             f"nothing that is trained stands before the sanitisation layer at '{cut.name}': use method "
             "sanitize-once, which costs less"
         )
@@ -590,7 +587,7 @@ def count_participations(participation: Participation, steps: int, each: float) 
             return Participating(steps, rate, each)
         case WithoutReplacement(examples=examples, size=size):
             return Participating(steps, size / examples, each)
-    raise Refused(
+    raise NotProvenError(
         f"sanitize-hybrid counts in how many batches a record is, which has no proof for "
         f"{type(participation).__name__}: use sampling 'shuffled' or 'poisson'"
     )

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 
 HOOKS = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic, np.dtype, Enum)
@@ -171,7 +171,7 @@ def _visit_opaque(place: str, value: Any, watch: Callable[[Callable[[Any], Any]]
         _read_reduced(value)
     except Exception as stop:
         if hasattr(value, "__next__"):
-            raise Refused(
+            raise UnsupportedModelError(
                 f"'{place}' is a {type(value).__name__}, which goes on when it is asked and cannot be looked into, so "
                 "that a record could shift what others get: keep a list and draw from it with torch"
             ) from stop
@@ -333,14 +333,14 @@ class ModelSnapshot:
         """Every attribute as it was; refuse what was changed inside of one, and numbers that losses kept."""
         kept = self.put_back_attributes()
         if _read_generators() != self._drawn:
-            raise Refused(
+            raise UnsupportedModelError(
                 f"the {self._kind} or its data draw from Python's random or from numpy, so that a record would shift "
                 "the numbers of others: draw with torch"
             )
         changed = [(owner, each) for owner, each in self._inside if each.is_changed()]
         kept += [f"'{each.place}' of {owner}" if each.place else owner for owner, each in changed]
         for place in kept:
-            raise Refused(
+            raise UnsupportedModelError(
                 f"{place} is not the same after a forward pass, so that a record would be in the rows or gradients of "
                 "others, or pass by the layer: keep what a forward computes out of the model and of the losses"
             )

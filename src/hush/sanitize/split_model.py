@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, trainable
 from hush.data_source import Source, to_each
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, UnsupportedModelError
 from hush.per_example.decompositions import replacing_forwards
 from hush.per_example.functional import recording
 from hush.per_example.gradients import per_example_gradients
@@ -108,7 +108,7 @@ def find_cut(model: nn.Module, source: Source) -> SplitModel:
     check_pairs(like, "all but the first would be taken for labels, which are not protected")
     for place, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise Refused(
+            raise UnsupportedModelError(
                 f"layer '{place}' (BatchNorm) mixes the examples of a batch, so that a record would be in the released "
                 "activations of others too, which the noise on its own does not cover: convert it with "
                 "model = hush.to_group_norm(model)"
@@ -157,7 +157,7 @@ def check_uses(layer: Sanitize, run: Callable[[], Any], whose: str, name: str) -
     finally:
         handle.remove()
     if len(times) > 1:
-        raise Refused(
+        raise UnsupportedModelError(
             f"the {whose} the sanitisation layer at '{name}' {len(times)} times for one example, and each time would "
             "be a release of its own, of which one was counted: let every example pass it once (no views, no shared "
             "layer)"
@@ -263,7 +263,7 @@ class SplitLoss:
         """Refuse a batch that was padded to its own longest record: that one would be in all rows, and its length
         would pass by the layer."""
         if first_of(content).shape[1:] != self.shape:
-            raise Refused(
+            raise UnsupportedModelError(
                 "sanitize-hybrid needs records of one shape, and that of these data changes with the batch, so that a "
                 "record would be in the rows of others: pad every record to the same length"
             )
@@ -317,7 +317,7 @@ def check_frozen(cut: SplitModel) -> None:
     found = cut.before or _find_movers(cut)
     if found:
         names = ", ".join(sorted(found)[:3])
-        raise Refused(
+        raise UnsupportedModelError(
             f"'{names}' is trained and stands before the sanitisation layer at '{cut.name}', so that it would take the "
             "raw features past the noise: freeze all that is before the layer (requires_grad_(False)), or use method "
             "sanitize-hybrid, which adds noise to its gradients too"
@@ -331,7 +331,7 @@ def check_alone(cut: SplitModel, *, training: bool) -> None:
         one, others = (first_of(make_up(cut.like, device)) for _ in range(2))
         others[0] = one[0]
     if not _are_same(*(_reach(cut, inputs, {}, training)[0] for inputs in (one, others))):
-        raise Refused(
+        raise UnsupportedModelError(
             f"what reaches the sanitisation layer at '{cut.name}' for one example changes with the other examples of a "
             "batch, so that a record would be in the rows of others too, which the noise on its own does not cover: "
             "compute every example by itself (statistics of a batch are what mixes them most often)"
@@ -400,7 +400,7 @@ def check_nothing_passes(cut: SplitModel, losses: Losses) -> None:
                     raise
                 continue
             if not _are_same(usual, found):
-                raise Refused(
+                raise UnsupportedModelError(
                     f"the model or its loss sees the inputs by another way than the sanitisation layer at '{cut.name}' "
                     "(a shortcut around it, a mask, or a loss that compares with the inputs), and what passes by the "
                     "layer has no noise: put the layer where everything passes"
@@ -421,7 +421,7 @@ def _find_movers(cut: SplitModel) -> frozenset[str]:
         others = {name: (value, torch.randn_like(value)) for name, value in trainable(cut.model).items()}
     fixed = _reach(cut, inputs, {})
     if not _are_same(fixed, _reach(cut, inputs, {})):
-        raise Refused(
+        raise UnsupportedModelError(
             f"what reaches the sanitisation layer at '{cut.name}' is another every time, as with numbers from numpy or "
             "from a generator of the model's own: draw with torch.rand, torch.randn or dropout, which come back"
         )

@@ -41,7 +41,7 @@ from hush.accounting.events import DpEvent
 from hush.accounting.noise_tails import Tails, check_std, grid
 from hush.errors import InvalidInputError, Refused
 from hush.noise.base import add_noise
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 
 PER_COLUMN: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": 2.0}  # of Δ²
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
@@ -132,5 +132,5 @@ def add_cell_noise(counts: Numbers, noise: HistogramNoise, secret: Secret, step:
     if len(counts) != noise.columns:
         raise InvalidInputError(f"the noise is for {noise.columns} columns, and {len(counts)} are counted")
     total, std = torch.tensor(counts, dtype=torch.float64), noise.std(share)
-    add_noise([total], [normal(secret, "histograms", step, total)], std, grid(std), 1.0)
+    add_noise([total], [normal(secret, streams.HISTOGRAMS, step, total)], std, grid(std), 1.0)
     return np.asarray(total.numpy())

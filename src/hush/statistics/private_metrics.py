@@ -41,7 +41,7 @@ from hush.accounting.guarantee import Guarantee
 from hush.accounting.noise_tails import check_std, grid
 from hush.errors import InvalidInputError
 from hush.noise.base import add_noise
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 from hush.statistics.histogram import calibrate_cells, weigh_units
 from hush.statistics.metrics import BINS, Counts, count_rows
 
@@ -155,11 +155,11 @@ def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, 
 def _with_noise(counts: Counts, matrix_std: float, bin_std: float, secret: Secret) -> Counts:
     """Counts plus noise on the grid; a secret is for one release and no more."""
     noisy = []
-    for stream, exact, std in (
+    for part, exact, std in (
         ("matrix", counts.confusion, matrix_std),
         ("histograms", counts.histograms, bin_std),
     ):
         total = torch.tensor(exact, dtype=torch.float64)
-        add_noise([total], [normal(secret, f"figures {stream}", 0, total)], std, grid(std), 1.0)
+        add_noise([total], [normal(secret, streams.private_metrics(part), 0, total)], std, grid(std), 1.0)
         noisy.append(total.numpy())
     return Counts(noisy[0], noisy[1], noisy=True)

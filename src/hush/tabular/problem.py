@@ -31,7 +31,7 @@ from hush.datasets.splits import (
     hold_out_units,
 )
 from hush.errors import InvalidInputError, nearest
-from hush.randomness import seeded
+from hush.randomness import seeded, streams
 from hush.release.description import Architecture, Inputs
 from hush.tabular.cache import load_rows
 from hush.tabular.columns import Column
@@ -338,8 +338,8 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
     if not 0 < test < 1 or int(test * examples) < 1:
         raise InvalidInputError(f"a test fraction of {test} of {examples} rows leaves no test rows or no training rows")
     if read.unit is None or read.whose is None:
-        return Split(*hold_out(read.rows, test, seed=0, stream="test"))
-    (rest, whose), (held, tested) = hold_out_units(read.rows, read.whose, test, seed=0, stream="test")
+        return Split(*hold_out(read.rows, test, seed=0, stream=streams.TEST))
+    (rest, whose), (held, tested) = hold_out_units(read.rows, read.whose, test, seed=0, stream=streams.TEST)
     if not len(whose) or not len(tested):
         raise InvalidInputError(f"too few units ('{read.unit}') to hold some of them out for testing: give --test-data")
     return Split(rest, held, owners=Owners(read.unit, whose, tested))

@@ -30,7 +30,7 @@ from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from hush.accounting.guarantee import Guarantee
 from hush.accounting.noise_tails import Tails, check_std, grid
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 __all__ = [
     "LossDistribution",
@@ -53,7 +53,7 @@ def classic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> flo
     """Δ√(2 ln(1.25/δ))/ε (Dwork and Roth 2014, theorem A.1); refused from ε = 1 on, where its proof ends."""
     _check(epsilon, delta, sensitivity)
     if epsilon >= 1:
-        raise Refused(
+        raise NotProvenError(
             f"the classic calibration is proven for epsilon below 1 only, got {epsilon:g}: use the analytic one"
         )
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
@@ -157,7 +157,9 @@ def _noisy_sum(rows: NDArray[np.float64], moved: float, std: float, rng: np.rand
     spacing = grid(std)
     unit = min(2.0 ** (math.frexp(moved)[1] - UNIT_BITS), spacing)
     if moved / unit > 2.0**50:
-        raise Refused(f"noise of {std:g} is too little beside values of up to {moved:g} for exact sums: lower epsilon")
+        raise NotProvenError(
+            f"noise of {std:g} is too little beside values of up to {moved:g} for exact sums: lower epsilon"
+        )
     whole_rows = np.trunc(rows / unit).astype(np.int64)  # a power of two: the division is exact
     cut = int(2**61 * unit / moved)
     pieces = [whole_rows[start : start + cut].sum(axis=0) for start in range(0, len(rows), cut)]
@@ -244,7 +246,7 @@ def _public_count(found: int, adjacency: Adjacency, divisor: int | None) -> int:
             raise InvalidInputError(f"divisor must be a whole number of at least 1, got {divisor!r}")
         return divisor
     if adjacency == "add-remove":
-        raise Refused(
+        raise NotProvenError(
             "under add-remove the number of values is private too: give a public divisor, or use replace adjacency"
         )
     if found == 0:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from hush.errors import Refused
 from hush.per_example.model_rng.dispatch import Functions, Operations
 from hush.per_example.model_rng.numbers import ONE, Numbers, Places, draw_rows
-from hush.randomness import Counter, Secret
+from hush.randomness import Counter, Secret, streams
 
 # Which draws of a model belong to single examples, and which to all of them.
 #
@@ -146,8 +146,9 @@ class RngScope:
         kind = self._decide_kind(number, logical, n)
         if isinstance(kind, Irregular) and (single or (not mapped and len(self.places) > 1)):
             raise NotPerExample("a random draw has no dimension that holds the examples alone")
-        places, stream = (ONE, "shared") if isinstance(kind, BatchShared) else (self.places, "place")
-        key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
+        shared = isinstance(kind, BatchShared)
+        places = ONE if shared else self.places
+        key = self.secret.derive(streams.model_draw(shared, number), self.step, size=32)
         total = int(np.prod(logical if isinstance(kind, BatchShared) else shape, dtype=np.int64))
         return Numbers(
             total // max(1, len(places)),
