@@ -220,7 +220,8 @@ class Mechanism(ABC):
 
     def with_arithmetic(self, checked: str = "") -> Self:
         """The same with what its arithmetic assumes, and how that was ``checked``, where a run has done so."""
-        if not self.noisy or self.arithmetic != "rigorous":
+        said = any(text.startswith(INDEPENDENT_ROWS) for text in self.assumptions)
+        if said or not self.noisy or self.arithmetic != "rigorous":
             return self
         return self.assuming(INDEPENDENT_ROWS + checked)
 
