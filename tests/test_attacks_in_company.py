@@ -40,7 +40,7 @@ def by_length(model, content):
     return cross_entropy(model, content) / max(1, len(content[2]))
 
 
-@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
+@pytest.mark.parametrize("arithmetic", ["fast", "rigorous"])
 def test_a_list_beside_the_tensors_is_not_the_same_for_an_example_alone(arithmetic):
     with pytest.raises(Refused, match=r"no tensor, at content\[2\], depends on the examples"):
         plan_for(24, arithmetic=arithmetic).start(seeded_linear(), by_length, Named(same=False))
@@ -138,9 +138,9 @@ def with_noise(content):
 @pytest.mark.parametrize("views", [1, 3])
 def test_an_augmentation_in_which_examples_meet_is_refused(augment, views):
     run = plan_for(24).start(seeded_linear(), Augmented(cross_entropy, augment, views), (X, Y), secret=1)
-    with pytest.raises(Refused, match="meet in the augmentation"):
+    with pytest.raises(Refused):
         take_steps(run)
-    with pytest.raises(Refused, match="meet in the augmentation"):
+    with pytest.raises(Refused):
         run.release("never")
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from hush import make_plan
 from hush.accounting import events
 from hush.accounting.accountant import epsilon
-from hush.accounting.guarantee import ROUNDING
+from hush.accounting.guarantee import INDEPENDENT_ROWS
 from hush.data_release import ComposedRelease
 from hush.errors import InvalidInputError, Refused
 from hush.guarantees import Replay, ReplayHistory, account_attempts, claim_attempts, make_card
@@ -92,7 +92,7 @@ def test_the_sentence_and_the_card_name_them() -> None:
     both = plan(beside=(AGES, FIGURES), assumptions=("coins",))
     said = both.guarantee().sentence()
     assert "this covers the model and a noisy histogram of the ages and noisy figures together" in said
-    assert both.guarantee().assumptions == ("coins", ROUNDING, "bins")
+    assert both.guarantee().assumptions == ("coins", INDEPENDENT_ROWS, "bins")
     card = json.loads(json.dumps(make_card(both, steps_taken=50, figures={"private_metrics": {"rows": 3}})))
     assert card["private_metrics"] == {"rows": 3}
     assert [entry["name"] for entry in card["beside"]] == [AGES.name, FIGURES.name]

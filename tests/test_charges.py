@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from hush.accounting.accountant import epsilon
+from hush.accounting.guarantee import INDEPENDENT_ROWS
 from hush.accounting.noise_tails import SHARE, Tails
 from hush.checkpointing import Checkpoints
 from hush.clipping import ErrorFeedback
@@ -138,15 +139,22 @@ def test_steps_that_were_taken_before_a_ledger_came_are_entered_without_a_checkp
     assert ledger.total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
 
 
-def test_a_ledger_says_what_default_arithmetic_assumes(tmp_path) -> None:
-    for mode, said in (("default", True), ("rigorous", False)):
-        run = start(plan(arithmetic=mode))
-        charge(run, Ledger(tmp_path / f"{mode}.jsonl"), "d")
+def test_a_ledger_says_what_arithmetic_assumes_and_never_counts_fast_as_proven(tmp_path) -> None:
+    totals = {}
+    for mode, status in (("rigorous", "proven"), ("fast", "claimed")):
+        run, ledger = start(plan(arithmetic=mode)), Ledger(tmp_path / f"{mode}.jsonl")
+        charge(run, ledger, "d")
         for _ in train(run):
             pass
-        assert any("size of a batch" in text for text in run.guarantee.assumptions) == said
-        found = Ledger(tmp_path / f"{mode}.jsonl").total("d")
-        assert any("size of a batch" in text for text in found.assumptions) == said
+        assert run.guarantee.status == status
+        totals[mode] = found = ledger.total("d")
+        assert found.status == status
+        for told in (run.guarantee, found):
+            assert any(text.startswith(INDEPENDENT_ROWS) for text in told.assumptions) == (mode == "rigorous")
+        if mode == "fast":
+            charge(start(plan()), ledger, "d").cover(1)
+            assert ledger.total("d").status == "claimed"  # a proven run beside it does not mend that
+    assert totals["fast"].epsilon == totals["rigorous"].epsilon
 
 
 def test_a_name_typed_otherwise_goes_on_with_its_own_entry(tmp_path) -> None:

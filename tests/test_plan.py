@@ -12,7 +12,7 @@ import pytest
 import torch
 from dp_accounting import dp_event
 
-from hush.accounting.guarantee import ROUNDING
+from hush.accounting.guarantee import FAST, INDEPENDENT_ROWS
 from hush.clipping import PLAIN_SUM, Channel, Claim
 from hush.errors import InvalidInputError, Refused
 from hush.guarantees import event_of
@@ -417,11 +417,39 @@ def test_parts_of_ones_own_are_taken_at_their_word_and_the_guarantee_says_so() -
     assert "a query of one's own (Sums) keeps what it declares" in own.assumptions
 
 
-@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
-def test_a_plan_says_what_its_arithmetic_assumes(arithmetic: str) -> None:
-    """Once, also where a run has said by how much."""
-    made = plan(arithmetic=arithmetic)
-    assert (ROUNDING in made.guarantee().assumptions) == (arithmetic == "default")
-    measured = made.assuming(f"{ROUNDING} (by so much)").guarantee()
-    assert [text for text in measured.assumptions if text.startswith(ROUNDING)] == [f"{ROUNDING} (by so much)"]
-    assert ROUNDING not in plan("sgd", noise_multiplier=None).guarantee().assumptions
+def test_a_plan_says_what_its_arithmetic_assumes() -> None:
+    """Once, also where a run has said on how many inputs it was checked."""
+    assert INDEPENDENT_ROWS in plan().guarantee().assumptions
+    checked = plan().with_arithmetic(" (checked)").guarantee()
+    assert [text for text in checked.assumptions if text.startswith(INDEPENDENT_ROWS)] == [
+        f"{INDEPENDENT_ROWS} (checked)"
+    ]
+    assert INDEPENDENT_ROWS not in plan("sgd", noise_multiplier=None).guarantee().assumptions
+
+
+def test_fast_arithmetic_is_claimed_at_the_same_epsilon() -> None:
+    proven, fast = plan(), plan(arithmetic="fast")
+    assert proven.arithmetic == "rigorous"
+    assert fast.guarantee().status == "claimed"
+    assert fast.guarantee().epsilon == proven.guarantee().epsilon
+    assert FAST in fast.guarantee().reason
+    assert not fast.guarantee().private
+    assert INDEPENDENT_ROWS not in fast.guarantee().assumptions
+    assert fast.event() == proven.event()
+    assert fast.fingerprint() != proven.fingerprint()
+
+
+def test_fast_arithmetic_changes_no_other_status() -> None:
+    """A refuted formula stays refuted, what was proven beside it is claimed, and ordinary training stays what it is."""
+    told = [[c.status for c in plan("dp-dice", arithmetic=mode).claims()] for mode in ("rigorous", "fast")]
+    assert told == [["proven", "refuted"], ["claimed", "refuted"]]
+    assert plan("sgd", noise_multiplier=None, arithmetic="fast").guarantee().status == "none"
+    once = plan("sanitize-once", arithmetic="fast").guarantee()
+    assert (once.status, once.protects) == ("proven", "features")  # it adds no noise to sums over examples
+
+
+@pytest.mark.parametrize("word", ["default", "exact", ""])
+def test_an_arithmetic_that_is_none_is_refused_by_name(word: str) -> None:
+    with pytest.raises(InvalidInputError, match="rigorous") as refused:
+        plan(arithmetic=word)
+    assert "fast" in str(refused.value)

@@ -286,7 +286,7 @@ def render_versus() -> list[str]:
         "",
         *wrap(
             "LeNet, batch 500, clip 1.1, δ = 1e-5; DP-SGD 20 epochs at learning rate 0.1 with a tenth held out, "
-            "DP-FTRL 10 epochs at 1 with nothing held out. Here both are calibrated to the same proven ε. As in Tables "
+            "DP-FTRL 10 epochs at 1 with nothing held out. Here both are calibrated to the same ε. As in Tables "
             "I and II the text names no momentum, and without it DP-SGD's steps are a tenth of DP-FTRL's and too "
             "short: those rows stand below. The printed σ = 0.872 does not fit its ε: 3.41 needs 0.862. DP-FTRL's "
             "noise is printed as node noise · clip / batch, another unit than DP-SGD's σ; both are in units of the "

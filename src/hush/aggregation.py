@@ -1,25 +1,32 @@
 """The sums of a step: a batch on its public places, piece by piece through the query.
 
-Nothing here is released. A model that mixes examples or remembers them is refused, and what the rows beside an example
-do to its last bits is met before the first step (`hush.per_example.chunks`).
+Nothing here is released. A model that mixes examples or remembers them is refused. Before the first step it is checked
+that an example's arithmetic does not depend on other rows (`hush.per_example.chunks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, Named, State, Sums, add_sums, checksum, list_tensors, widen_sums
-from hush.accounting.guarantee import ROUNDING, rounded_up
-from hush.clipping import ADDED, Query
+from hush.clipping import Query
 from hush.data_source import Parts, Source, list_parts, refuse_other_parts, tensors_of, to_each
 from hush.distributed.consistency import add_standing, mark_step, take_standing
 from hush.distributed.group import ProcessGroup
-from hush.errors import Refused
-from hush.per_example.chunks import Chunk, Seats, check_batch_invariance, effect_of_extra_row
+from hush.errors import NotProvenError, RunStateError, UnsupportedModelError
+from hush.per_example.chunks import (
+    Chunk,
+    RowDigests,
+    Seats,
+    check_batch_invariance,
+    choose_engine,
+    deterministic_kernels,
+)
 from hush.per_example.engine import SpotChecks
 from hush.per_example.model_checks import ModelStateGuard, check_model
 from hush.per_example.model_rng import model_randomness
@@ -29,8 +36,6 @@ from hush.randomness import Secret, streams
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
-
-COMPANY = ROUNDING + " ({}; rigorous arithmetic rules it out)"
 
 
 class Aggregator:
@@ -48,20 +53,21 @@ class Aggregator:
         microbatch: int,
         ranks: ProcessGroup,
     ) -> None:
-        self.losses, self.microbatch, self.company = losses, microbatch, ""
+        self.losses, self.microbatch = losses, microbatch
+        self.checked = 0  # inputs that the check of the arithmetic compared; 0 where it was not made
         self._mechanism, self._query, self._model, self._params = mechanism, query, model, params
         self._source, self._units, self._ranks = source, as_units(source), ranks
         self._device = next(iter(params.values())).device
         self._threads = torch.get_num_threads()
         self._untouched = self._watch_model()
         self._fresh = True  # no forward of this run has been seen yet
-        self._met = False
+        self._started = False
         self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
         self._parts: Parts | None = None  # what every batch holds beside tensors
 
-    def restore(self, microbatch: int, company: str, *, begun: bool) -> None:
+    def restore(self, microbatch: int, checked: int, *, begun: bool) -> None:
         """Go on as another run did, with the model as it is now; once it has ``begun``, nobody else may change it."""
-        self.microbatch, self.company = microbatch, company
+        self.microbatch, self.checked = microbatch, checked
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
         if begun:
             self.settle()
@@ -76,11 +82,16 @@ class Aggregator:
         if self._untouched is not None:
             self._untouched.check_release()
 
+    @property
+    def _rigorous(self) -> bool:
+        return self._mechanism.noisy and self._mechanism.arithmetic == "rigorous"
+
     def check_threads(self) -> None:
         """Refuse another number of threads where the last bits depend on it."""
-        if self._mechanism.arithmetic == "rigorous" and self._threads != torch.get_num_threads():
-            raise Refused(
-                f"rigorous arithmetic needs the same number of threads throughout: the run began with {self._threads}"
+        if self._rigorous and self._threads != torch.get_num_threads():
+            raise RunStateError(
+                f"rigorous arithmetic needs the same number of threads throughout, and the run began with "
+                f"{self._threads}: call torch.set_num_threads({self._threads}), or use fast arithmetic"
             )
 
     def sum_batch(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
@@ -88,42 +99,43 @@ class Aggregator:
         if self._untouched is None:
             return self._sum_pieces(secret, step, indices, public)
         check_model(self._model)  # again: a layer may be in another mode by now
-        with self._untouched.during_forward(complete=self._fresh):
-            if not self._met and self._mechanism.noisy:
-                found = self.meet_company(public)  # after a resume too: it picks this process's engine
-                self.company, self._met = self.company or found, True
+        kernels = deterministic_kernels() if self._rigorous else nullcontext()
+        with self._untouched.during_forward(complete=self._fresh), kernels:
+            if not self._started and self._mechanism.noisy:
+                found = self.check_start(public)  # after a resume too: it picks this process's engine
+                self.checked, self._started = self.checked or found, True
             sums = self._sum_pieces(secret, step, indices, public)
         self._fresh = self._fresh and not any(map(len, self.list_chosen(secret, step, indices)))
         return sums
 
-    def meet_company(self, public: State) -> str:
-        """What is assumed about the rows beside an example: nothing in rigorous arithmetic, where it is checked.
+    def check_start(self, public: State) -> int:
+        """Refuse a model in which an example's arithmetic depends on other rows; how many inputs were compared.
 
         It comes before the first step, whoever is in its batch: the engine that is picked here is picked by public
-        inputs, and nobody's presence decides how everybody else's gradient is computed."""
+        inputs, and nobody's presence decides how everybody else's gradient is computed. That is all that is done in
+        fast arithmetic, where a model that does not run on made-up inputs may run on the data."""
         nobody = Secret.from_seed(0, streams.BATCH_EFFECT)
 
-        def summed(piece: Chunk, content: Any) -> Sums:
-            sums = self._sum_piece(nobody, 0, piece, self.losses, content, public)
-            return {name: sums[name] for name in bounds}
+        def compute(piece: Chunk, content: Any) -> RowDigests:
+            digests = RowDigests(len(piece.places))
+            with _noting_outputs(self._model, digests):
+                self._sum_piece(nobody, 0, piece, self.losses, content, public, digests)
+            return digests
 
-        bounds = {name: c.bound for name, c in self._mechanism.channels.items() if c.proof in ADDED}
         rows = self.seats().rows()
-        if self._mechanism.arithmetic == "rigorous":
-            check_batch_invariance(summed, self._source, rows, self._device)
-            return ""
+        if self._rigorous:
+            return check_batch_invariance(compute, self._source, rows, self._device)
         try:
-            moved = effect_of_extra_row(summed, self._source, -(-2 * rows[-1] // 3), bounds, self._device)
+            choose_engine(compute, self._source, max(2, -(-2 * rows[-1] // 3)), self._device)
         except GradientWarning:
             raise
         except Exception:  # whatever a model says to made-up inputs: it may take the data
-            return COMPANY.format("it could not be measured on random inputs, and the data picked the engine")
-        size = rounded_up(moved, 1)
-        return COMPANY.format(f"one row more moved a sum of random inputs by {size} of an example's bound")
+            return 0
+        return 0
 
     def seats(self) -> Seats:
         """The places of a step, cut into pieces."""
-        mode = self._mechanism.arithmetic if self._mechanism.private else "default"
+        mode = self._mechanism.arithmetic if self._mechanism.noisy else "fast"
         return Seats.of(self._mechanism.room, self.microbatch, self._ranks.world, mode)
 
     def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
@@ -181,24 +193,48 @@ class Aggregator:
         shapes = [t.shape[1:] for t in tensors_of(rows)]
         self._shapes = shapes if self._shapes is None else self._shapes
         if shapes != self._shapes:
-            raise Refused(
+            raise UnsupportedModelError(
                 "rigorous arithmetic needs rows of one shape, and that of these data changes with the batch: pad every "
-                "example to the same length, or use the default arithmetic"
+                "example to the same length, or use fast arithmetic, whose ε is claimed and not proven"
             )
 
-    def _sum_piece(self, secret: Secret, step: int, piece: Chunk, losses: Losses, content: Any, public: State) -> Sums:
+    def _sum_piece(
+        self,
+        secret: Secret,
+        step: int,
+        piece: Chunk,
+        losses: Losses,
+        content: Any,
+        public: State,
+        digests: RowDigests | None = None,
+    ) -> Sums:
         query = self._query
         randomness = model_randomness(secret, step, piece.places, self._device, self._units.most)
-        with randomness, torch.enable_grad(), microbatch_scope(piece) as seen:
+        with randomness, torch.enable_grad(), microbatch_scope(piece, digests) as seen:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
-            raise Refused(
+            raise NotProvenError(
                 f"{type(query).__name__} does not take its gradients from "
-                f"hush.per_example.gradients.per_example_gradients, so it would "
-                "count empty places as examples: use the default arithmetic"
+                f"hush.per_example.gradients.per_example_gradients, so it would count empty places as examples: take "
+                "them from there, or use fast arithmetic, whose ε is claimed and not proven"
             )
         return sums
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""
         return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._mechanism.noisy else self.losses
+
+
+@contextmanager
+def _noting_outputs(model: nn.Module, digests: RowDigests) -> Iterator[None]:
+    """Within it, what the model returns is noted too."""
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        if module is model:
+            digests.add("the model's output", output)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()

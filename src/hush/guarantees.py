@@ -30,7 +30,7 @@ from hush._internal.imports import read_versions
 from hush.accounting import accountant as accounting
 from hush.accounting import calibration, events
 from hush.accounting.accountant import Accountant, Adjacency
-from hush.accounting.guarantee import BLINDLY, FIXED, KEPT, Guarantee
+from hush.accounting.guarantee import BLINDLY, FAST, FIXED, KEPT, Guarantee
 from hush.accounting.selection import INDEPENDENT, Trials
 from hush.accounting.tradeoff import curve_of_guarantee, sample_points
 from hush.clipping import Claim, PlainSumProof, Query
@@ -279,7 +279,7 @@ def claim_steps(
 ) -> tuple[Claim, ...]:
     """Every claim about the first ``steps`` steps (all by default) and the releases beside them, the proven one first;
     at another σ where one is given, and by the table for those from ``start`` on alone."""
-    return tuple(_with_beside(mechanism, claim) for claim in _claim_training(mechanism, steps, sigma, start=start))
+    return tuple(_as_run(mechanism, claim) for claim in _claim_training(mechanism, steps, sigma, start=start))
 
 
 def _claim_training(
@@ -299,9 +299,10 @@ def _claim_training(
 
 
 def find_event(mechanism: Mechanism, steps: int | None = None, *, start: int = 0) -> Any:
-    """The proven event of the first ``steps`` steps, or of those of them from ``start`` on, and of the releases beside
-    them; refused where there is no proof."""
-    return _find_proven(mechanism, claim_steps(mechanism, steps, start=start))
+    """The event of the first ``steps`` steps, or of those of them from ``start`` on, and of the releases beside them;
+    refused where it has no proof. It is the same in fast arithmetic, where its ε is claimed."""
+    claims = _claim_training(mechanism, steps, start=start)
+    return _find_proven(mechanism, [_with_beside(mechanism, claim) for claim in claims])
 
 
 def _find_proven(mechanism: Mechanism, claims: Iterable[Claim]) -> Any:
@@ -318,12 +319,12 @@ def claim_attempts(mechanism: Mechanism, attempts: Iterable[Replay]) -> tuple[Cl
     reason = _say_again(taken)
     own = _own_claims(mechanism, sum(attempt.taken for attempt in taken))
     if own is not None:
-        return tuple(_with_beside(mechanism, _give_reason(claim, reason)) for claim in own)
+        return tuple(_as_run(mechanism, _give_reason(claim, reason)) for claim in own)
     anew = is_drawn_anew(mechanism)
     training = [_claim_training(mechanism, a.taken, start=a.start if anew else 0) for a in taken]
     parts = [_find_proven(mechanism, claims) for claims in training]
     event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-    return (_with_beside(mechanism, Claim(event, mechanism.neighbours, "proven", reason)),)
+    return (_as_run(mechanism, Claim(event, mechanism.neighbours, "proven", reason)),)
 
 
 def account_steps(mechanism: Mechanism, steps: int | None = None) -> tuple[Guarantee, ...]:
@@ -412,6 +413,15 @@ def _restate(claim: Claim, mechanism: Mechanism) -> Claim:
     if mechanism.adjacency == "zero-out" and claim.adjacency == "add-remove":
         return replace(claim, adjacency="zero-out")
     return claim
+
+
+def _as_run(mechanism: Mechanism, claim: Claim) -> Claim:
+    """The claim about training and the releases beside it, in the arithmetic that computes it: what would be proven is
+    claimed where it is fast."""
+    whole = _with_beside(mechanism, claim)
+    if whole.status != "proven" or not mechanism.noisy or mechanism.arithmetic != "fast":
+        return whole
+    return _give_reason(replace(whole, status="claimed"), FAST)
 
 
 def _with_beside(mechanism: Mechanism, claim: Claim) -> Claim:

@@ -23,7 +23,7 @@ from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant
 from hush.accounting.accountant import Accountant, Adjacency
-from hush.accounting.guarantee import ROUNDING, SECRET_GIVEN, SECRET_SEED, Guarantee, rounded_up
+from hush.accounting.guarantee import INDEPENDENT_ROWS, SECRET_GIVEN, SECRET_SEED, Guarantee, rounded_up
 from hush.accounting.noise_tails import SHARE, Tails, check_std
 from hush.accounting.selection import Trials
 from hush.clipping import ADDED, Channel, HasHiddenState, NeedsPreparation, Query
@@ -76,7 +76,7 @@ class Mechanism(ABC):
     accountant: Accountant | Literal["auto"] = "auto"
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
-    arithmetic: chunks.Mode = "default"
+    arithmetic: chunks.Mode = "rigorous"  # "fast" computes fewer rows, and its ε is claimed
     tails: float = 0.0  # what the end of the noise's tails takes of δ, once it is known how many coordinates there are
     unit: str = "example"  # whose examples are one: all rows of a patient, say; what the guarantee is for
     rows_per_unit: int | None = None  # how many of them are averaged at most, once a run on such data has started
@@ -86,7 +86,7 @@ class Mechanism(ABC):
     def __post_init__(self) -> None:
         validate.positive_int(steps=self.steps)
         validate.positive(divisor=self.divisor)
-        validate.choice(chunks.MODES, arithmetic=self.arithmetic)
+        chunks.check_mode(self.arithmetic)
         if self.private:
             validate.positive(noise_multiplier=self.sigma)
             check_std(self.sigma, "the noise multiplier")
@@ -219,10 +219,12 @@ class Mechanism(ABC):
         """The same with what its secret's origin adds to the assumptions."""
         return self.assuming({"system": "", "given": SECRET_GIVEN}.get(secret.origin, SECRET_SEED))
 
-    def with_rounding(self) -> Self:
-        """The same with what its arithmetic assumes, where the model is not known that would say by how much."""
-        said = any(text.startswith(ROUNDING) for text in self.assumptions)
-        return self.assuming(ROUNDING if self.noisy and self.arithmetic == "default" and not said else "")
+    def with_arithmetic(self, checked: str = "") -> Self:
+        """The same with what its arithmetic assumes, and how that was ``checked``, where a run has done so."""
+        said = any(text.startswith(INDEPENDENT_ROWS) for text in self.assumptions)
+        if said or not self.noisy or self.arithmetic != "rigorous":
+            return self
+        return self.assuming(INDEPENDENT_ROWS + checked)
 
     def assuming(self, text: str) -> Self:
         """The same with one more assumption; none where the text is empty."""
@@ -299,7 +301,7 @@ class Plan(Mechanism):
 
     def claims(self, steps: int | None = None) -> tuple[Guarantee, ...]:
         """Every ε there is for the first ``steps`` steps, each with its status; the proven one first."""
-        return account_steps(self.with_rounding(), steps)
+        return account_steps(self.with_arithmetic(), steps)
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The proven guarantee; a claimed one (labelled so) only where that was accepted."""

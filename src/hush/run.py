@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, State, Sums, copy_into, trainable
-from hush.accounting.guarantee import HOOKED, TRAINED, Guarantee
+from hush.accounting.guarantee import CHECKED, HOOKED, TRAINED, Guarantee
 from hush.aggregation import Aggregator
 from hush.clipping import NeedsPreparation, Start
 from hush.data_source import Collated, Source
@@ -230,7 +230,7 @@ class Run:
         before the first step, or the same ones again when the run goes on."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.company, begun=False)
+            self._summing.restore(self.microbatch, self._summing.checked, begun=False)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -287,7 +287,7 @@ class Run:
             "history": self.history.to_json(),
             "microbatch": self.microbatch,
             "world": self.ranks.world,
-            "company": self._summing.company,
+            "checked": self._summing.checked,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
             "rule": self._rule,
@@ -320,7 +320,7 @@ class Run:
         if isinstance(self._query, NeedsPreparation):
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
-        self._summing.restore(state["microbatch"], state["company"], begun=self.next > 0)
+        self._summing.restore(state["microbatch"], state["checked"], begun=self.next > 0)
 
     @property
     def losses(self) -> Losses:
@@ -336,7 +336,8 @@ class Run:
         """The plan with what this run adds to its assumptions."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
-        return stated.assuming(self._summing.company).assuming(hooked).assuming(trained)
+        checked = self._summing.checked
+        return stated.with_arithmetic(CHECKED.format(checked) if checked else "").assuming(hooked).assuming(trained)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """No copy is made, by whatever means: it would have the same noise for other sums."""

@@ -51,7 +51,7 @@ HEADINGS = [
 def card_of(method: str = "dp-sgd", **options: Any) -> dict[str, Any]:
     """A card as it is read from a file."""
     given = {"epsilon": 3.0} if method != "sgd" else {}
-    plan = make_plan(method, **{**SMALL, **given, **options}).with_rounding()
+    plan = make_plan(method, **{**SMALL, **given, **options}).with_arithmetic()
     read: dict[str, Any] = json.loads(json.dumps(make_card(plan, steps_taken=plan.steps)))
     return read
 
@@ -151,7 +151,7 @@ def test_a_card_may_name_the_facts_itself(card: dict[str, Any], page: str, text:
 
 
 def test_the_numbers_are_those_of_the_odds(card: dict[str, Any], page: str, text: str) -> None:
-    plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_rounding()
+    plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_arithmetic()
     words = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="example")
     shown = Shown(page).text
     person = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="person")
@@ -298,7 +298,7 @@ def test_assumptions_that_need_it_are_explained(text: str) -> None:
     kept = {own.format(kind, "Mine") for kind in ("sampler", "query", "noise")}
     assert set(texts.values()) <= set(EXPLAINED)
     assert all(any(said.startswith(start) for start in EXPLAINED) for said in kept)
-    assert f"2. {guarantee.ROUNDING}. In other words: Computers round numbers" in text
+    assert f"2. {guarantee.INDEPENDENT_ROWS}. In other words: Computers round numbers" in text
 
 
 @pytest.mark.parametrize(

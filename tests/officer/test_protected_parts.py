@@ -20,7 +20,7 @@ BOTH_HALVES = ("features", "labels")
 
 @pytest.fixture(scope="module")
 def card() -> dict[str, Any]:
-    plan = make_plan("dp-sgd", examples=600, batch_size=60, epochs=2, epsilon=3.0).with_rounding()
+    plan = make_plan("dp-sgd", examples=600, batch_size=60, epochs=2, epsilon=3.0).with_arithmetic()
     read: dict[str, Any] = json.loads(json.dumps(make_card(plan, steps_taken=plan.steps)))
     return read
 

@@ -1,7 +1,7 @@
 """Guarantee: what is known about the privacy of a release, printed as one honest sentence.
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
-could not be proven), ``refuted`` (an audit showed that it does not hold), ``none`` (no privacy: ordinary training).
+could not be proven, or the accountant's for a run in fast arithmetic), ``refuted`` (an audit showed that it does not hold), ``none`` (no privacy: ordinary training).
 Only a proven ε reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status
 ``none``. Printed numbers are rounded up, never down.
 
@@ -99,7 +99,7 @@ class Guarantee:
             object.__setattr__(self, "status", "none")
             nothing = f"no finite ε is proven at δ = {rounded_up(self.delta)}"
             object.__setattr__(self, "reason", "; ".join(part for part in (nothing, self.reason) if part))
-        finding = _finding(self.method, self.status)
+        finding = None if FAST in self.reason else _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
             object.__setattr__(self, "reason", "; ".join(part for part in (finding.tell(), self.reason) if part))
@@ -119,8 +119,8 @@ class Guarantee:
             return f"Refuted: {pair}-differential privacy {scope} was claimed and does not hold{_because(self.reason)}."
         if self.status == "claimed":
             return (
-                f"Not a guarantee: a published formula claims {pair}-differential privacy {scope}, and no proof of it "
-                f"is known here{_because(self.reason)}{assuming(self.assumptions)}."
+                f"Not a guarantee: {pair}-differential privacy {scope} is claimed and not proven"
+                f"{_because(self.reason)}{assuming(self.assumptions)}."
             )
         proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
         return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{assuming(self.assumptions)}."
@@ -249,11 +249,18 @@ def _finding(method: str, status: str) -> AuditFinding | None:
     return next((found for found in findings() if found.method == method and found.status == status), None)
 
 
+FAST = (
+    "fast arithmetic does not bound rounding that depends on the number of rows, so one more example can move every "
+    "other example's gradient"
+)
+"""Why the ε of a run in fast arithmetic is claimed: an audit of a paper's formula says nothing about it."""
+
 # What a guarantee may rest on that no proof can show, in the words in which it is listed.
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
 SECRET_GIVEN = "the secret that was handed in for sampling and noise stays secret and is used for no other run"
-ROUNDING = "rounding that varies with the size of a batch gives nothing away"
+INDEPENDENT_ROWS = "an example's arithmetic does not depend on other rows"
+CHECKED = " (checked on {} inputs)"
 FIXED = "the number of steps was decided without looking at what had been released"
 BLINDLY = "nobody decided where to break off and what to change by looking at what had been released"
 HOOKED = "the hooks on the model keep nothing of what they see that training or a release would use"

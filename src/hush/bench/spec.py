@@ -176,7 +176,7 @@ class Spec:
     def _trial(
         self, block: Block, parameters: dict[str, Any], seed: int, defaults: dict[str, Any], versions: dict[str, str]
     ) -> Trial:
-        settings = {"delta": 1e-5} | {k: v for k, v in parameters.items() if k in AXES}
+        settings = {"arithmetic": "rigorous", "delta": 1e-5} | {k: v for k, v in parameters.items() if k in AXES}
         return Trial(
             problem=block.problem.values[0],
             method=block.method.values[0],

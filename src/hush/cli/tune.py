@@ -218,7 +218,7 @@ def _charge(given: Tuning, plan: Plan) -> None:
         run=Secret.fresh().name[:16],
         method=f"tune {plan.method}",
         planned=plan.steps,
-        cost=cost_of(plan.with_rounding()),
+        cost=cost_of(plan.with_arithmetic()),
         new_dataset=given.new_dataset,
         block=plan.steps,
     )

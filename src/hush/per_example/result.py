@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hush._internal.tensors import Named
-from hush.per_example.chunks import Chunk
+from hush.per_example.chunks import Chunk, RowDigests
 from hush.per_example.rounding import bound_squares, exact_products, round_towards_zero
 
 
@@ -170,15 +170,16 @@ class CurrentPiece:
 
     piece: Chunk
     recorded: bool = False
+    digests: RowDigests | None = None  # where everything that is computed for a row is noted, in a run's first check
 
 
 _CURRENT: ContextVar[CurrentPiece | None] = ContextVar("piece", default=None)
 
 
 @contextmanager
-def microbatch_scope(piece: Chunk) -> Iterator[CurrentPiece]:
+def microbatch_scope(piece: Chunk, digests: RowDigests | None = None) -> Iterator[CurrentPiece]:
     """Within it, recordings are of this piece."""
-    seen = CurrentPiece(piece)
+    seen = CurrentPiece(piece, digests=digests)
     token = _CURRENT.set(seen)
     try:
         yield seen
@@ -192,7 +193,9 @@ def fit_to_piece(tape: PerExampleGradients) -> PerExampleGradients:
     if seen is None:
         return tape
     seen.recorded = True
-    return MicrobatchGradients(tape, seen.piece)
+    if seen.digests is not None:
+        seen.digests.add("", tape)
+    return MicrobatchGradients(tape, seen.piece, seen.digests)
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,7 @@ class MicrobatchGradients:
 
     tape: PerExampleGradients
     piece: Chunk
+    digests: RowDigests | None = None
 
     @property
     def losses(self) -> Tensor:
@@ -211,6 +215,8 @@ class MicrobatchGradients:
     def squared_norms(self, certain: bool = True) -> Named:
         """As they are, infinite at empty rows."""
         found = self.tape.squared_norms(certain)
+        if self.digests is not None:
+            self.digests.add("norm", found)
         if self.piece.empty is None:
             return found
         return {name: v.masked_fill(self.piece.empty.to(v.device), torch.inf) for name, v in found.items()}
@@ -218,6 +224,8 @@ class MicrobatchGradients:
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ: parts of a block in the gradients' own type, blocks in float64."""
         assert (start, stop) == (0, None), "a piece is summed as a whole"
+        if self.digests is not None:
+            self.digests.add("clip factor", weights)
         total: Named | None = None
         for bounds in self.piece.blocks:
             block = self._sum_block(weights, bounds)

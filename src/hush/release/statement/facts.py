@@ -165,8 +165,8 @@ CAPTION = "(on the HTML page) shows all tests: none lies below the solid line; t
 WARNINGS = {
     "claimed": (
         "Warning: not a guarantee",
-        "A publication claims a limit on what this model can reveal, and no proof of that claim is known. It must not "
-        "be relied on: treat the released files as if they could reveal any {unit} of the training data.",
+        "A limit on what this model can reveal is claimed, and it is not proven. It must not be relied on: treat the "
+        "released files as if they could reveal any {unit} of the training data.",
     ),
     "refuted": (
         "Warning: the claim is refuted",
@@ -645,10 +645,10 @@ def _numbers(read: Read) -> tuple[tuple[str, str], ...]:
 # Where the statement ends: what is not covered, and what it rests on.
 
 EXPLAINED = {
-    guarantee.ROUNDING: (
-        "Computers round numbers, and how they round can depend on how many examples are computed together. The effect "
-        "is tiny, but it is not proven that it reveals nothing. Nobody can confirm this: accept it, or ask for "
-        "rigorous arithmetic, which avoids it"
+    guarantee.INDEPENDENT_ROWS: (
+        "Computers round numbers. The training always computed the same number of rows, and before it began the "
+        "program checked on made-up inputs that what is computed for one example is the same whatever the other rows "
+        "hold"
     ),
     guarantee.SECRET_SEED: (
         "The random numbers follow from a number that a person chose. Whoever learns it can take the noise away"
