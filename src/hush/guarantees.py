@@ -466,7 +466,7 @@ def _account(mechanism: Mechanism, claim: Claim, left: float, beside: float = 0.
         status=claim.status,
         event=claim.event,
         accountant=accountant,
-        assumptions=list_assumptions(mechanism),
+        assumptions=_list_assumptions(mechanism),
         reason=claim.reason,
         method=mechanism.method,
         unit=mechanism.unit,
@@ -476,7 +476,7 @@ def _account(mechanism: Mechanism, claim: Claim, left: float, beside: float = 0.
     )
 
 
-def list_assumptions(mechanism: Mechanism) -> tuple[str, ...]:
+def _list_assumptions(mechanism: Mechanism) -> tuple[str, ...]:
     """What the guarantee rests on, each once: the plan's own, those of the releases beside it, of a choice, and that
     parts that are not hush's keep their word."""
     theirs = [text for release in mechanism.beside for text in release.assumptions]

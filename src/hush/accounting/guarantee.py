@@ -171,7 +171,7 @@ class Guarantee:
         if self.status == "refuted":
             return f"Refuted: {pair}-differential privacy {scope} was claimed and does not hold{_because(self.reason)}"
         if self.status == "claimed":
-            on = ", on conditions" if self.assumptions else ""
+            on = "; conditions" if self.assumptions else ""
             return (
                 f"Not a guarantee: {pair}-differential privacy {scope} is claimed and not proven{_because(self.reason)}"
                 f"{on}"
