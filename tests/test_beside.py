@@ -92,7 +92,7 @@ def test_the_sentence_and_the_card_name_them() -> None:
     both = plan(beside=(AGES, FIGURES), assumptions=("coins",))
     said = both.guarantee().sentence()
     assert "this covers the model and a noisy histogram of the ages and noisy figures together" in said
-    assert both.guarantee().assumptions == ("coins", INDEPENDENT_ROWS, "bins")
+    assert both.guarantee().assumptions == ("coins", "bins", INDEPENDENT_ROWS)
     card = json.loads(json.dumps(make_card(both, steps_taken=50, figures={"private_metrics": {"rows": 3}})))
     assert card["private_metrics"] == {"rows": 3}
     assert [entry["name"] for entry in card["beside"]] == [AGES.name, FIGURES.name]

@@ -12,9 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from hush import InvalidInputError, Refused, make_plan
+from hush.accounting.guarantee import COLLATED, DRAWN, SHAPE, TAKEN, say_own_data
 from hush.checkpointing import Checkpoints
 from hush.data_source import as_source, check_rows, tensors_of
-from hush.plan import COLLATED, DRAWN
+from hush.errors import DataError
+from hush.per_example.chunks import MODES
 from hush.training import train
 from replay import sensitivities
 
@@ -159,19 +161,47 @@ def test_what_is_replaced_is_said_once(caplog) -> None:
 
 
 class Words(Dataset):
-    """Sentences of different lengths, as tokenizers give them."""
+    """Sentences as tokenizers give them; the one in ``longer`` is longer than the others."""
+
+    def __init__(self, longer=30):
+        self.longer = longer
 
     def __len__(self):
         return N
 
     def __getitem__(self, index):
-        return {"input_ids": list(range(1, 2 + index % 5)), "label": index % 2}
+        words = list(range(1, 2 + index % 5))
+        return {"input_ids": words + [0] * (5 - len(words)) + [1] * (index == self.longer), "label": index % 2}
+
+
+def pad_to(items, width):
+    ids = torch.zeros(len(items), width, dtype=torch.int64)
+    for row, item in zip(ids, items, strict=True):
+        row[: len(item["input_ids"])] = torch.tensor(item["input_ids"])
+    labels = torch.tensor([item["label"] for item in items], dtype=torch.int64)
+    return {"input_ids": ids, "mask": (ids > 0).float(), "labels": labels}
 
 
 def pad(items):
-    longest = max(len(item["input_ids"]) for item in items)
-    ids = torch.tensor([item["input_ids"] + [0] * (longest - len(item["input_ids"])) for item in items])
-    return {"input_ids": ids, "mask": (ids > 0).float(), "labels": torch.tensor([item["label"] for item in items])}
+    """To the longest sentence of the batch."""
+    return pad_to(items, max((len(item["input_ids"]) for item in items), default=5))
+
+
+def pad_to_six(items):
+    return pad_to(items, 6)
+
+
+class Padding:
+    """A source of the user's own, padded by a function of the items."""
+
+    def __init__(self, collate, items=None):
+        self.collate, self.items = collate, items or Words()
+
+    def __len__(self):
+        return N
+
+    def take(self, indices):
+        return self.collate([self.items[i] for i in indices.tolist()])
 
 
 class Bag(torch.nn.Module):
@@ -190,21 +220,77 @@ def word_losses(model, batch):
     return cross_entropy(model(batch["input_ids"], batch["mask"]), batch["labels"], reduction="none")
 
 
-def test_dict_batches_with_padding_work_and_the_guarantee_says_what_it_assumes() -> None:
-    run = plan().start(Bag(), word_losses, DataLoader(Words(), collate_fn=pad, num_workers=1))
+def of_loader(collate, items=None):
+    return DataLoader(items or Words(), collate_fn=collate)
+
+
+MAKERS = {"collate function": of_loader, "source": Padding}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_dict_batches_padded_to_a_declared_length_work_and_the_guarantee_lists_its_conditions(make) -> None:
+    run = plan().start(Bag(), word_losses, make(pad_to_six))
     for _ in train(run):
         pass
     assert run.next == STEPS
-    assert COLLATED in run.guarantee.assumptions
-    assert COLLATED not in trained(DataLoader(PAIRS)).guarantee.assumptions
+    alone = COLLATED if make is of_loader else TAKEN
+    assert {alone, SHAPE, say_own_data("example")} <= set(run.guarantee.conditions)
+    assert not {COLLATED, TAKEN, SHAPE} & set(trained(DataLoader(PAIRS)).guarantee.conditions)
+    assert not {COLLATED, TAKEN, SHAPE} & set(trained((X, Y)).guarantee.conditions)
 
 
-def test_rigorous_arithmetic_refuses_rows_that_are_padded_to_their_batch() -> None:
-    loader = DataLoader(Words(), collate_fn=pad)
-    run = plan(arithmetic="rigorous").start(Bag(), word_losses, loader, microbatch=2)
-    with pytest.raises(Refused, match="pad every example to the same length"):
+@pytest.mark.parametrize("arithmetic", MODES)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_batches_padded_to_their_longest_example_are_refused_before_noise(make, arithmetic) -> None:
+    """One long example would change the shape, and with it the gradients, of all others in its batch."""
+    run = plan(arithmetic=arithmetic, sampling="same-order", steps=4).start(Bag(), word_losses, make(pad), secret=1)
+    before = {}
+    while 30 not in (batch := run.batch(run.next)).indices:
+        run.step(batch)
+        before = {n: p.clone() for n, p in run.model.state_dict().items()}
+    with pytest.raises(DataError, match="input_ids"):
+        run.step(batch)
+    assert all(torch.equal(before[n], p) for n, p in run.model.state_dict().items() if before)
+    assert run.history.now.taken == run.next < 4
+    assert run.state()["step"] == run.next  # no step was broken off: nothing of the noise was drawn
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_lengths_that_differ_among_the_first_examples_are_refused_at_the_start(make) -> None:
+    with pytest.raises(DataError, match="input_ids"):
+        plan().start(Bag(), word_losses, make(pad, Words(longer=2)))
+
+
+class Mixed(Dataset):
+    """Whole numbers, and one example with a fraction: torch collates each batch to the type of its first."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return X[index], 0.5 if index == 30 else index % 2
+
+
+@pytest.mark.parametrize("arithmetic", MODES)
+def test_one_example_that_changes_the_type_of_its_batch_is_refused(arithmetic) -> None:
+    def own(model, content):
+        return cross_entropy(model(content[0]), content[1].long(), reduction="none")
+
+    run = plan(arithmetic=arithmetic, sampling="same-order", steps=4).start(network(), own, Mixed(), secret=1)
+    with pytest.raises(DataError, match=r"content\[1\]"):
         for _ in train(run):
             pass
+
+
+def test_a_source_without_an_empty_batch_is_refused() -> None:
+    with pytest.raises(DataError, match="ValueError"):
+        plan().start(Bag(), word_losses, Padding(lambda items: pad_to(items, max(len(i["input_ids"]) for i in items))))
+
+
+def test_rows_of_a_unit_are_assumed_to_hold_its_data_alone() -> None:
+    ids = [i // 2 for i in range(N)]
+    made = plan(examples=N // 2, unit="patient").start(network(), losses, (X, Y), unit=ids)
+    assert say_own_data("patient") in made.guarantee.conditions
 
 
 class Noisy(Dataset):

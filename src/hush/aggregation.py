@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, Named, State, Sums, add_sums, checksum, list_tensors, widen_sums
 from hush.clipping import Query
-from hush.data_source import Parts, Source, list_parts, refuse_other_parts, tensors_of, to_each
+from hush.data_source import Parts, Source, list_parts, refuse_other_parts, take_nothing, to_each
 from hush.distributed.consistency import add_standing, mark_step, take_standing
 from hush.distributed.group import ProcessGroup
-from hush.errors import NotProvenError, RunStateError, UnsupportedModelError
+from hush.errors import NotProvenError, RunStateError
 from hush.per_example.chunks import (
     Chunk,
     RowDigests,
@@ -62,8 +62,7 @@ class Aggregator:
         self._untouched = self._watch_model()
         self._fresh = True  # no forward of this run has been seen yet
         self._started = False
-        self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
-        self._parts: Parts | None = None  # what every batch holds beside tensors
+        self._parts: Parts | None = None  # the public shapes, and what every batch holds beside tensors
 
     def restore(self, microbatch: int, checked: int, *, begun: bool) -> None:
         """Go on as another run did, with the model as it is now; once it has ``begun``, nobody else may change it."""
@@ -156,7 +155,7 @@ class Aggregator:
         for number, piece in enumerate(pieces):
             losses = self._watch_losses(secret, step, number, len(pieces))
             rows = units.take(indices[piece.chosen])
-            self._check_parts(rows)
+            self._check_parts(rows, len(piece.chosen))
             sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
             total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
         assert total is not None
@@ -176,27 +175,15 @@ class Aggregator:
 
     def _fill(self, piece: Chunk, rows: Any) -> Any:
         """A piece's rows; empty places are rows of zeros."""
-        if piece.empty is not None:
-            self._check_shape(rows)
         return to_each(lambda t: piece.fill_empty(t.to(self._device)), rows)
 
-    def _check_parts(self, rows: Any) -> None:
-        """What a batch holds beside tensors is what no examples at all have there."""
+    def _check_parts(self, rows: Any, count: int) -> None:
+        """The rows have the public shape, that of no examples at all, in every arithmetic: padded to their batch, they
+        would reveal who is in it. What a batch holds beside tensors is what no examples have there."""
         if self._mechanism.private:
             if self._parts is None:
-                with torch.random.fork_rng(devices=[]):  # a dataset may draw, and nothing is to draw otherwise for this
-                    self._parts = list_parts(self._source.take(torch.empty(0, dtype=torch.int64)))
-            refuse_other_parts(self._parts, rows)
-
-    def _check_shape(self, rows: Any) -> None:
-        """Rigorous arithmetic has rows of one public shape: padded to their batch, they would tell who is in it."""
-        shapes = [t.shape[1:] for t in tensors_of(rows)]
-        self._shapes = shapes if self._shapes is None else self._shapes
-        if shapes != self._shapes:
-            raise UnsupportedModelError(
-                "rigorous arithmetic needs rows of one shape, and that of these data changes with the batch: pad every "
-                "example to the same length, or use fast arithmetic, whose ε is claimed and not proven"
-            )
+                self._parts = list_parts(take_nothing(self._source))
+            refuse_other_parts(self._parts, rows, count)
 
     def _sum_piece(
         self,

@@ -11,10 +11,18 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from hush._internal.tensors import Losses
-from hush.errors import InvalidInputError, Refused
+from hush.errors import DataError, HushError, InvalidInputError, Refused
 
 # A torch ``DataLoader`` as hush reads one: its items, its collate function and its workers, in batches of our own.
 #
@@ -138,7 +146,7 @@ class _Noted:
 
 
 Parts = dict[str, str]
-TENSOR = "a tensor"
+TENSOR = "a tensor"  # how the part of a tensor begins; its shape without the examples and its type follow
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
 PROBED, TIMES = 4, 4  # examples that are looked at, and how often: a coin that flips an image shows, but for 1 in 4096
 
@@ -152,8 +160,11 @@ class Source(Protocol):
     1. ``len(source)`` is the number of examples, at least 1, and does not change during a run.
     2. ``take(indices)`` is a pure function of the indices. Row j of the content is example ``indices[j]`` and depends
        on no other index: in any order, in any company, at any time it is the same.
-    3. Every tensor of the content has the examples in dimension 0, and the same other dimensions in every batch.
-    4. No indices give a content of no rows, its other dimensions as always: a Poisson batch can be empty.
+    3. Every tensor of the content has the examples in dimension 0, and the same type and other dimensions in every
+       batch. A private run compares each batch with the empty one, and refuses another shape before noise is drawn:
+       padding to the longest example of a batch would let one example change the gradients of all the others.
+    4. No indices give a content of no rows, its other dimensions as always: a Poisson batch can be empty. Its shape is
+       the public one, which the guarantee lists as a condition.
     5. What is no tensor (a word, a number, None) is the same in every batch: it reaches the losses of all its examples.
     """
 
@@ -301,6 +312,16 @@ def _count(source: Source) -> int:
         ) from error
 
 
+def is_made_by_user_code(source: Source) -> bool:
+    """Whether code that is not hush's or torch's makes the examples, so that nothing is known about how."""
+    if isinstance(source, Collated):
+        dataset = source.dataset
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        return type(dataset) is not TensorDataset or source.collate is not default_collate
+    return type(source).__module__.partition(".")[0] != "hush"
+
+
 def is_drawn_again(source: Source) -> bool:
     """Whether a dataset gives its first examples differently every time, as random transforms do; torch's generator is
     left as it was."""
@@ -332,31 +353,57 @@ def check_rows(source: Source) -> None:
         )
     for place in some.tolist():
         row = to_each(lambda t, place=place: t[place : place + 1], together)
-        if not _same(row, source.take(some[place : place + 1]), padded=True):
+        if not _same(row, source.take(some[place : place + 1]), padded=True):  # shapes: `check_parts`
             raise Refused(
                 "the collate function, or the data's own `take`, makes an example's row from other examples too (as "
                 "mixup does), so one example would count for more than its clip: let it stack or pad, and nothing else"
             )
 
 
+def take_nothing(source: Source) -> Any:
+    """The content of no examples, whose shape is the public one; torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):  # a dataset may draw, and nothing is to draw otherwise because of this
+        try:
+            return source.take(torch.empty(0, dtype=torch.int64))
+        except HushError:
+            raise
+        except Exception as error:  # of the data's own code
+            raise DataError(
+                f"the data give no empty batch ({type(error).__name__}), which random batches need: return tensors "
+                "without rows for no indices, with the other dimensions as in every batch"
+            ) from error
+
+
 def check_parts(source: Source) -> None:
-    """Refuse data whose first examples have something beside tensors that others have not; torch's generator is left
-    as it was."""
+    """Refuse data whose first examples have another shape, or something else that others have not; torch's generator is
+    left as it was."""
+    known = list_parts(take_nothing(source))
     some = torch.arange(min(PROBED, len(source)))
-    with torch.random.fork_rng(devices=[]):
-        empty, *others = [source.take(few) for few in (some[:0], some, some[-1:])]
-    for content in others:
-        refuse_other_parts(list_parts(empty), content)
+    for few in (some, *(some[i : i + 1] for i in range(len(some)))):
+        with torch.random.fork_rng(devices=[]):
+            content = source.take(few)
+        refuse_other_parts(known, content, len(few))
 
 
-def refuse_other_parts(known: Parts, content: Any) -> None:
-    """Refuse a batch that holds other things beside tensors than all batches do."""
+def refuse_other_parts(known: Parts, content: Any, rows: int) -> None:
+    """Refuse a batch of ``rows`` examples whose tensors have other shapes or types than those of all batches, or that
+    holds other things beside tensors than all batches do."""
+    if any(t.dim() == 0 or len(t) != rows for t in tensors_of(content)):
+        raise DataError(
+            "a tensor of the batch does not have the examples in its first dimension: put one row there per example"
+        )
     found = list_parts(content)
     changed = [place for place in {**known, **found} if found.get(place) != known.get(place) or not known[place]]
     if not changed:
         return
-    strange = known.get(changed[0]) == found.get(changed[0])
-    why = "cannot be compared with that of other batches" if strange else "depends on the examples in it"
+    own, usual = found.get(changed[0], ""), known.get(changed[0], "")
+    if own.startswith(TENSOR) and usual.startswith(TENSOR):
+        raise DataError(
+            f"the shape or type of the tensor at content{changed[0]} changes with the examples in a batch, so one "
+            "example would change the gradients of all the others: pad every example to one declared length, in "
+            "batches of one example and of none too"
+        )
+    why = "cannot be compared with that of other batches" if own == usual else "depends on the examples in it"
     raise Refused(
         f"something in a batch that is no tensor, at content{changed[0]}, {why}: it reaches the losses of all its "
         "examples, so that one of them would count for more than its clip. Leave it out, or make it a tensor with the "
@@ -365,10 +412,11 @@ def refuse_other_parts(known: Parts, content: Any) -> None:
 
 
 def list_parts(content: Any, place: str = "") -> Parts:
-    """What stands at every place of a nested content, in a form that can be compared: that a tensor does, how many
-    things a container has, or the word or number itself; "" for anything else, which cannot be compared."""
+    """What stands at every place of a nested content, in a form that can be compared: a tensor's type and its shape
+    without the examples, how many things a container has, or the word or number itself; "" for anything else, which
+    cannot be compared."""
     if isinstance(content, Tensor):
-        return {place: TENSOR}
+        return {place: f"{TENSOR} of {content.dtype}, {content.layout}, {tuple(content.shape[1:])}"}
     if isinstance(content, Mapping):
         inside = [(f"[{key!r}]", value) for key, value in content.items()]
     elif isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
@@ -387,7 +435,7 @@ def _list_hidden(container: Any, place: str) -> Parts:
     hidden: Parts = {}
     for name, value in getattr(container, "__dict__", {}).items():
         hidden |= {} if name in own else list_parts(value, f"{place}.{name}")
-    return {where: "" if part == TENSOR else part for where, part in hidden.items()}
+    return {where: "" if part.startswith(TENSOR) else part for where, part in hidden.items()}
 
 
 def _same(one: Any, other: Any, *, padded: bool = False) -> bool:

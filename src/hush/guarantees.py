@@ -327,19 +327,20 @@ def claim_attempts(mechanism: Mechanism, attempts: Iterable[Replay]) -> tuple[Cl
     return (_as_run(mechanism, Claim(event, mechanism.neighbours, "proven", reason)),)
 
 
-def account_steps(mechanism: Mechanism, steps: int | None = None) -> tuple[Guarantee, ...]:
+def account_steps(mechanism: Mechanism, steps: int | None = None, coordinates: int = 1) -> tuple[Guarantee, ...]:
     """Every ε of the first ``steps`` steps, each with its status; the proven one first."""
     if not mechanism.private:
         return (_promise_nothing(mechanism),)
     said = mechanism.assuming(FIXED if steps is not None and steps < mechanism.steps else "")
-    return tuple(_account(said, claim, mechanism.delta_left()) for claim in claim_steps(mechanism, steps))
+    left, beside = mechanism.delta_left(), mechanism.tails_beside(coordinates)
+    return tuple(_account(said, claim, left, beside) for claim in claim_steps(mechanism, steps))
 
 
 def account_attempts(mechanism: Mechanism, history: ReplayHistory, coordinates: int = 1) -> tuple[Guarantee, ...]:
     """Every ε of the whole plan, where some steps were taken more than once with noise of their own, of so many
     coordinates."""
     if not mechanism.private or not history.again:
-        return account_steps(mechanism)
+        return account_steps(mechanism, coordinates=coordinates)
     attempts = history.reached(mechanism.steps).attempts
     said, left = mechanism.assuming(BLINDLY), find_accounted_delta(mechanism, history, coordinates)
     return tuple(_account(said, claim, left) for claim in claim_attempts(mechanism, attempts))
@@ -462,8 +463,8 @@ def _say_again(taken: Sequence[Replay]) -> str:
     return f"steps {parts} were taken again with fresh noise, {why}, and every taking is counted"
 
 
-def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
-    """The ε of a claim at what is ``left`` of δ."""
+def _account(mechanism: Mechanism, claim: Claim, left: float, beside: float = 0.0) -> Guarantee:
+    """The ε of a claim at what is ``left`` of δ, and at a larger ε without ``beside``, which it loses there too."""
     accountant, epsilon = _pick_accountant(mechanism, claim.event), math.inf
     if left > 0:
         epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
@@ -481,6 +482,8 @@ def _account(mechanism: Mechanism, claim: Claim, left: float) -> Guarantee:
         method=mechanism.method,
         unit=mechanism.unit,
         protects=claim.protects,
+        # what trials lose is counted up to one ε, so it is not known at other δ
+        lost=None if mechanism.trials else (mechanism.delta - left, mechanism.delta - left + beside),
     )
 
 

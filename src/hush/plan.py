@@ -23,7 +23,18 @@ from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant
 from hush.accounting.accountant import Accountant, Adjacency
-from hush.accounting.guarantee import INDEPENDENT_ROWS, SECRET_GIVEN, SECRET_SEED, Guarantee, rounded_up
+from hush.accounting.guarantee import (
+    COLLATED,
+    DRAWN,
+    INDEPENDENT_ROWS,
+    SECRET_GIVEN,
+    SECRET_SEED,
+    SHAPE,
+    TAKEN,
+    Guarantee,
+    rounded_up,
+    say_own_data,
+)
 from hush.accounting.noise_tails import SHARE, Tails, check_std
 from hush.accounting.selection import Trials
 from hush.clipping import ADDED, Channel, HasHiddenState, NeedsPreparation, Query
@@ -37,6 +48,7 @@ from hush.data_source import (
     collates_by_itself,
     describe_replaced,
     is_drawn_again,
+    is_made_by_user_code,
 )
 from hush.distributed.group import MICROBATCH, ProcessGroup
 from hush.errors import InvalidInputError, Refused
@@ -279,11 +291,6 @@ class Mechanism(ABC):
 
 
 LEAST = 0.9  # of the declared number of examples: with fewer, batches are much smaller than the plan divides by
-COLLATED = (
-    "the collate function makes an example's row from that example alone, and padding by the other rows of a batch "
-    "changes nothing in its loss"
-)
-DRAWN = "what the dataset draws at random for an example is unpredictable, and drawn for each example by itself"
 
 
 @dataclass(frozen=True)
@@ -411,9 +418,8 @@ class Plan(Mechanism):
         with_tails = plan.with_tails(count_coordinates(plan, model, source))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
-            with_tails = with_tails.assuming(COLLATED if collates_by_itself(data) else "")
-        elif is_drawn_again(rows):
-            with_tails = with_tails.assuming(DRAWN)
+        for text in _list_data_conditions(data, rows, self.unit):
+            with_tails = with_tails.assuming(text)
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         run = Run(
@@ -479,3 +485,17 @@ class Plan(Mechanism):
                 f"this plan takes no secret seed, for another plan could get the same noise from it: {error}; "
                 "or leave the seed out"
             ) from error
+
+
+def _list_data_conditions(data: Any, rows: Source, unit: str) -> list[str]:
+    """What is assumed about data that code of the user makes, or whose rows were said to be somebody's."""
+    found = []
+    if isinstance(data, DataLoader):
+        found += [COLLATED] if collates_by_itself(data) else []
+    elif isinstance(data, Source):
+        found += [TAKEN] if is_made_by_user_code(rows) else []
+    elif is_drawn_again(rows):
+        found += [DRAWN]
+    if is_made_by_user_code(rows):
+        found += [say_own_data(unit), SHAPE]
+    return found if unit == "example" else [*found, say_own_data(unit)]

@@ -8,7 +8,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,7 @@ from hush.clipping import NeedsPreparation, Start
 from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, Refused, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_attempts, make_card, pick_secret
 from hush.noise_addition import NoiseAdder
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
@@ -54,6 +57,7 @@ class Run:
         self._ranks = ranks or SingleProcess()
         check_shareable(plan, self.ranks)
         self._next = 0
+        self._process, self._busy = os.getpid(), threading.Lock()
         self._source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
@@ -151,7 +155,11 @@ class Run:
 
     @torch.no_grad()
     def step(self, batch: Batch) -> Record:
-        """Sum, add noise, update."""
+        """Sum, add noise, update. One step at a time, and only in the process that started the run."""
+        with self._alone():
+            return self._step(batch)
+
+    def _step(self, batch: Batch) -> Record:
         self._check(batch)
         if isinstance(self._query, NeedsPreparation):
             self._query.make_ready(batch.step)
@@ -172,6 +180,24 @@ class Run:
         self._history = self._history.reached(self._next)
         self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a forked copy of the run, which has the same noise, and a second step at the same time."""
+        if os.getpid() != self._process:
+            raise RunStateError(
+                f"this run was started in process {self._process} and is used in process {os.getpid()}, where a fork "
+                "would add the same noise to other sums: start a run in the process that trains"
+            )
+        if not self._busy.acquire(blocking=False):
+            raise RunStateError(
+                f"step {self.next} of this run is being taken, by another thread or by its own code: take one step at "
+                "a time"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _may_add_noise(self, channels: Sums) -> bool:
         """Process 0 sees to it that the step is covered and that its noise has met no other sum; all hear it. False
@@ -239,7 +265,7 @@ class Run:
 
     def claims(self) -> tuple[Guarantee, ...]:
         """Every ε that is said about this run, the proven one first."""
-        return account_attempts(self._stated(), self.history, self.coordinates)
+        return account_attempts(self.stated(), self.history, self.coordinates)
 
     @property
     def coordinates(self) -> int:
@@ -271,7 +297,7 @@ class Run:
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        stated, taken = self._stated(), self.next
+        stated, taken = self.stated(), self.next
         card = make_card(stated, steps_taken=taken, history=self.history, coordinates=self.coordinates, figures=figures)
         card |= {"dataset": dataset, "date": date.today().isoformat()}
         told = description or Description("other")
@@ -305,6 +331,10 @@ class Run:
         noise meets two sums (with another number of processes they differ in their last bits). Without anybody who
         does, a private run is not set back: the same noise on other sums gives away their difference.
         """
+        with self._alone():
+            self._restore(state, compared)
+
+    def _restore(self, state: State, compared: bool) -> None:
         if self.plan.private and self._witness is None and not compared:
             raise Refused(
                 "a private run goes on from a checkpoint alone, for a state that was kept by hand does not know what "
@@ -332,8 +362,8 @@ class Run:
         """How many places a piece of a batch has at most."""
         return self._summing.microbatch
 
-    def _stated(self) -> Mechanism:
-        """The plan with what this run adds to its assumptions."""
+    def stated(self) -> Mechanism:
+        """The plan with every condition that this run adds, before its first step too."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
         checked = self._summing.checked

@@ -88,7 +88,7 @@ def test_several_runs_say_what_they_assume(capsys, path) -> None:
         account(path, run).cover(240)
     found = shown(capsys, path)
     assert found["assumptions"] == [FIXED]
-    assert found["sentence"].endswith(f"composed as one event; proven; assumes that {FIXED}")
+    assert found["sentence"].endswith(f"composed as one event; proven, on conditions: {FIXED}")
     assert found["filter"]["holds"] is True
     _, out, _ = call(capsys, "ledger", "show", path)
     assert "the budget also holds by a Rényi filter of order" in out

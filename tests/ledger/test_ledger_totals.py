@@ -94,7 +94,7 @@ class TestAssumptions:
         one, two = add_up([poisson(10)], 1e-5), add_up([poisson(10), poisson(10)], 1e-5)
         assert one.assumptions == ()
         assert two.assumptions == (FIXED,)
-        assert two.sentence().endswith(f"; proven; assumes that {FIXED}")
+        assert two.sentence().endswith(f"; proven, on conditions: {FIXED}")
 
     def test_a_spend_brings_its_own(self, path):
         seed = "the secret seed stays secret"

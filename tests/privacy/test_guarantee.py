@@ -1,4 +1,4 @@
-"""Guarantee: the sentence is honest, numbers round up, JSON comes back, audits refute."""
+"""Guarantee: the sentence is honest, conditions are listed, numbers round up, JSON comes back, audits refute."""
 
 from __future__ import annotations
 
@@ -12,29 +12,103 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hush.accounting import guarantee as module
-from hush.accounting.guarantee import STATUSES, AuditFinding, Guarantee, findings, rounded_down, rounded_up
-from hush.errors import InvalidInputError
+from hush.accounting.accountant import epsilon
+from hush.accounting.guarantee import (
+    CHECKED,
+    COLLATED,
+    EXACT,
+    HELD,
+    INDEPENDENT_ROWS,
+    KEPT,
+    SECRET_SEED,
+    SHAPE,
+    STATUSES,
+    AuditFinding,
+    Guarantee,
+    findings,
+    rounded_down,
+    rounded_up,
+    say_own_data,
+)
+from hush.datasets.catalogue import COUNT
+from hush.errors import InvalidInputError, NotProvenError
+from hush.methods import make_plan
 
 EVENT = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0)), 1000)
 
 
-def test_the_sentence_of_a_proven_guarantee() -> None:
-    stated = Guarantee(2.9653, 1e-5, event=EVENT, assumptions=("the secret seed stays secret",))
-    assert str(stated) == (
-        "(ε = 2.97, δ = 1e-5)-differentially private per example (adding or removing one example), "
-        "proven by PLD accounting; assumes that the secret seed stays secret."
-    )
+def test_a_guarantee_is_a_line_and_a_list_of_conditions() -> None:
+    stated = Guarantee(2.9653, 1e-5, event=EVENT, assumptions=("a is public", SECRET_SEED))
+    first, *others = str(stated).splitlines()
+    pair = "(ε = 2.97, δ = 1e-5)-differentially private per example (adding or removing one example)"
+    assert first == f"{pair}, proven, on conditions:"
+    assert others == [f"  1. {SECRET_SEED}", "  2. a is public"]
+    assert stated.sentence() == f"{pair}, proven, on conditions: (1) {SECRET_SEED}, (2) a is public."
     assert stated.private
 
 
-def test_several_assumptions_are_all_in_the_sentence_and_numbered() -> None:
-    def end(*texts: str) -> str:
-        return Guarantee(1.0, 1e-5, assumptions=texts).sentence().partition("accounting")[2]
+@pytest.mark.parametrize("status", ["proven", "claimed", "refuted", "none"])
+def test_proven_reads_on_conditions_exactly_where_there_are_any(status: str) -> None:
+    free, bound = Guarantee(1.0, 1e-5, status=status), Guarantee(1.0, 1e-5, status=status, assumptions=("a",))
+    assert free.describe_status() == status
+    assert bound.describe_status() == ("proven, on conditions" if status == "proven" else status)
+    assert bound.status == bound.to_json()["status"] == status
+    for text in (str(bound), bound.sentence(), bound.to_markdown()):
+        assert ("proven, on conditions" in text) == (status == "proven")
+    assert "conditions" not in str(free)
 
-    assert end() == "."
-    assert end("a") == "; assumes that a."
-    assert end("a", "b and c") == "; assumes that (1) a and (2) b and c."
-    assert end("a", "b", "c") == "; assumes that (1) a, (2) b, and (3) c."
+
+def test_conditions_are_sorted_by_importance_and_notes_on_scope_are_none() -> None:
+    arithmetic, own, kept = INDEPENDENT_ROWS + CHECKED.format(12), say_own_data("patient"), KEPT.format("noise", "Mine")
+    given = (arithmetic, SHAPE, HELD, "b", own, "a", COLLATED, kept, EXACT, SECRET_SEED, "b")
+    stated = Guarantee(1.0, 1e-5, assumptions=given)
+    assert stated.conditions == (SECRET_SEED, kept, COLLATED, own, "b", "a", SHAPE, arithmetic)
+    assert stated.scope == (HELD, EXACT)
+    written = stated.to_json()
+    assert (written["assumptions"], written["scope"]) == (list(stated.conditions), [HELD, EXACT])
+    assert Guarantee.from_json(written) == stated
+
+
+def test_the_guarantee_of_the_demo_fits_three_lines() -> None:
+    plan = make_plan("dp-sgd", examples=1437, counted=True, batch_size=64, epochs=8, epsilon=2.97, assumptions=(COUNT,))
+    stated = plan.guarantee()
+    found = Guarantee(
+        stated.epsilon,
+        stated.delta,
+        stated.adjacency,
+        assumptions=(*plan.assumptions, INDEPENDENT_ROWS + CHECKED.format(123_456)),
+    )
+    lines = str(found).splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 120
+
+
+class TestAnotherDelta:
+    PLAN = make_plan("dp-sgd", examples=1000, batch_size=50, steps=40, noise_multiplier=1.0, delta=1e-5)
+
+    @pytest.mark.parametrize("delta", [1e-7, 1e-6, 1e-4, 1e-2])
+    def test_epsilon_is_that_of_the_event_without_what_is_lost(self, delta: float) -> None:
+        stated = self.PLAN.guarantee()
+        found = stated.at(delta)
+        assert stated.lost is not None
+        lost = stated.lost[1 if delta < 1e-5 else 0]
+        assert lost > 0
+        assert found.epsilon == epsilon(stated.event, delta - lost, adjacency="add-remove", accountant="pld")
+        assert (found.delta, found.conditions, found.status) == (delta, stated.conditions, "proven")
+        assert (found.epsilon > stated.epsilon) == (delta < 1e-5)
+
+    def test_the_same_delta_is_the_same_guarantee_and_none_is_left_below_what_is_lost(self) -> None:
+        stated = self.PLAN.guarantee()
+        assert stated.at(1e-5) == stated
+        assert stated.at(stated.lost[1] / 2).status == "none"
+
+    def test_there_is_none_where_it_is_not_known(self) -> None:
+        for unknown in (Guarantee(1.0, 1e-5), Guarantee(1.0, 1e-5, event=EVENT), Guarantee(1.0, 1e-5, lost=(0.0, 0.0))):
+            with pytest.raises(NotProvenError, match="1e-6"):
+                unknown.at(1e-6)
+        for bad in (0.0, 1.0, -1.0, math.nan):
+            with pytest.raises(InvalidInputError, match="delta"):
+                self.PLAN.guarantee().at(bad)
 
 
 @pytest.mark.parametrize("status", ["claimed", "refuted", "none"])
@@ -83,7 +157,7 @@ def test_a_pair_that_means_nothing_is_refused(epsilon: float, delta: float, sent
         Guarantee(epsilon, delta)
 
 
-@pytest.mark.parametrize(("adjacency", "words"), [("replace", "replacing one"), ("zero-out", "becoming zero")])
+@pytest.mark.parametrize(("adjacency", "words"), [("replace", "replacing one"), ("zero-out", "zeroing one")])
 def test_the_adjacency_is_spelt_out(adjacency: str, words: str) -> None:
     assert words in Guarantee(1.0, 1e-5, adjacency, unit="user").sentence()
     assert "per user" in Guarantee(1.0, 1e-5, adjacency, unit="user").sentence()
@@ -125,7 +199,7 @@ def test_json_comes_back(epsilon: float, delta: float, adjacency: str, status: s
     written = json.loads(json.dumps(stated.to_json(), allow_nan=False))
     back = Guarantee.from_json(written)
     assert back.to_json() == stated.to_json()
-    assert (back.epsilon, back.delta, back.assumptions) == (epsilon, delta, tuple(assumptions))
+    assert (back.epsilon, back.delta, back.assumptions) == (epsilon, delta, tuple(dict.fromkeys(assumptions)))
     assert back.status == stated.status
     assert stated.status == status or (status == "proven" and (math.isinf(epsilon) or delta == 1))
     assert written["event"] == "1000 × Poisson(rate 0.01, Gaussian(σ 1))"

@@ -22,8 +22,8 @@ from hush.accounting.noise_tails import SHARE
 from hush.errors import HushError, InvalidInputError
 
 INDEPENDENT = (
-    "every trial drew its settings and its secret anew, and the number of trials, the losing ones and how long the "
-    "search took stay private"
+    "each trial drew its own settings and secret; the number of trials, the losing ones and the search's time stay "
+    "private"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hush.cli.console import delayed_status, show, show_json, show_table
+from hush.cli.console import delayed_status, show, show_json, show_lines, show_table
 from hush.cli.options import (
     PlanOptions,
     compare_candidates,
@@ -55,12 +55,14 @@ def account(given: AccountOptions) -> None:
 def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]) -> None:
     if candidates:
         show(explain_choice(candidates))
-    show(str(plan.guarantee()))
-    show_table("", ("what", "value"), [(k, v) for k, v in summary.items() if k not in APART])
+    claims = plan.claims()
+    show_lines(str(claims[0]))
+    told = {**summary, "status": claims[0].describe_status()}
+    show_table("", ("what", "value"), [(k, v) for k, v in told.items() if k not in APART])
     if candidates:
         show_candidates(candidates)
     if len(summary["claims"]) > 1:
-        rows = ((c["epsilon"], c["status"], c["reason"]) for c in summary["claims"])
+        rows = ((c.epsilon, c.describe_status(), c.reason) for c in claims)
         show_table("every ε that is said about it", ("ε", "status", "reason"), rows)
 
 

@@ -34,6 +34,12 @@ def show(text: str = "") -> None:
     _output.print(make_printable(text), markup=False)
 
 
+def show_lines(text: str) -> None:
+    """Lines of result, on stdout."""
+    for line in text.splitlines():
+        show(line)
+
+
 def show_block(text: str, *, indent: int = 0) -> None:
     """A paragraph of result, on stdout, wrapped to the width of the terminal."""
     _output.print(Padding(Text(make_printable(text)), (0, 0, 0, indent)), soft_wrap=False)

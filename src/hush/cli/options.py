@@ -21,6 +21,7 @@ import typer
 from hush._internal import validate
 from hush._internal.tensors import Losses
 from hush._internal.text import translate
+from hush.accounting.guarantee import EXACT, HELD
 from hush.cli.console import delayed_status, say, show_table
 from hush.data_source import as_source
 from hush.datasets import catalogue
@@ -35,7 +36,7 @@ from hush.methods.config import METHOD as METHOD_SHELL
 from hush.per_example.augmentation import Augmented
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.tabular.defaults import LOGISTIC, choose_numbers
-from hush.tabular.problem import EARLIER, HELD, TASKS, TEST, from_files
+from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
 
 if TYPE_CHECKING:
     from hush.cli.train import Training
@@ -301,7 +302,6 @@ def fit_batch(given: Same, examples: int) -> Same:
 # What to train on: a problem by name, or data of one's own.
 
 PUBLIC_ROWS = "the rows that were tested on are public"
-EXACT = "figures of rows held out for testing that carry no noise stay private: those with noise are covered"
 
 
 WEIGHT_SHARE = 0.05

@@ -34,6 +34,7 @@ from hush.cli.console import (
     say,
     show,
     show_json,
+    show_lines,
     show_progress,
 )
 from hush.cli.options import (
@@ -819,7 +820,8 @@ def _train_and_measure(
         "resumed_from": keeper.resumed_from,
         "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
         "ledger": keeper.sum_up_ledger(),
-        "sentence": str(guarantee),
+        "sentence": guarantee.sentence(),
+        "statement": str(guarantee),
     }
 
 
@@ -830,7 +832,7 @@ def _tell(result: dict[str, Any]) -> None:
         show(line)
     if stop:
         show(tell_stop(stop))
-    show(result["sentence"])
+    show_lines(result["statement"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])
     if result["out"]:

@@ -15,7 +15,7 @@ from hush.accounting.guarantee import rounded_up
 from hush.accounting.noise_tails import SHARE
 from hush.accounting.selection import Trials
 from hush.cli import options as t
-from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json
+from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json, show_lines
 from hush.cli.options import (
     Given,
     allow_smaller_batch,
@@ -285,14 +285,15 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
         **winner.made.figures,
         "out": None if given.out is None else str(given.out),
         "release": None if released is None else str(released),
-        "sentence": str(guarantee),
+        "sentence": guarantee.sentence(),
+        "statement": str(guarantee),
     }
     if given.as_json:
         show_json(result)
         return
     show(f"score {winner.score:.4g} with " + ", ".join(f"{k} = {v:.4g}" for k, v in winner.candidate.items()))
     show(f"the winner alone would be ε = {rounded_up(alone.epsilon)}; the search is what the data have paid for:")
-    show(result["sentence"])
+    show_lines(result["statement"])
     if released is not None:
         show(f"released, may be copied: {released}")
 

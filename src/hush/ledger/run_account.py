@@ -292,7 +292,7 @@ class RunAccount:
                 run=name,
                 method=run.plan.method,
                 planned=run.plan.steps - start,
-                cost=cost_of(run.plan.with_secret(run.secret).with_arithmetic(), start, run.coordinates),
+                cost=cost_of(run.stated(), start, run.coordinates),
                 noise=noise,
                 new_dataset=self._new,
             )

@@ -33,7 +33,7 @@ from dp_accounting import dp_event
 
 from hush._internal.validate import choice
 from hush.accounting.accountant import SMALLEST_DELTA, Adjacency, default_accountant, epsilon
-from hush.accounting.guarantee import PROTECTED, WHAT, Protects, Status, assuming, rounded_up
+from hush.accounting.guarantee import PROTECTED, WHAT, Protects, Status, list_in_line, order_conditions, rounded_up
 from hush.accounting.renyi import divergences
 from hush.errors import HushError, InvalidInputError
 
@@ -169,7 +169,7 @@ SET_ASIDE = 0.01  # of a filter's δ, for what runs lose of theirs: each about a
 NOTHING = "nothing to compose"
 UNBOUNDED = "not bounded"
 NO_CAPS: Caps = MappingProxyType({})
-FIXED = "nobody chose the noise, the steps or the budget of a later run by looking at what an earlier one released"
+FIXED = "the noise, steps and budget of a later run were chosen without looking at an earlier run's release"
 LABEL = {
     "none": "no privacy: something was trained on it without noise",
     "refuted": "not a guarantee: an audit refuted the ε of a run in it",
@@ -232,7 +232,8 @@ class Total:
         if self.status == "none" and self.composition != NOTHING:
             why = f": one is {self.reason}" if self.reason else ""
             return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({about}) over {runs}{why}"
-        said = f"{self.composition}; {LABEL[self.status]}{assuming(self.assumptions)}"
+        on = f", on conditions{list_in_line(self.assumptions)}" if self.assumptions else ""
+        said = f"{self.composition}; {LABEL[self.status]}{on}"
         return f"at most {pair} ({about}) over {runs}, {said}"
 
 
@@ -255,7 +256,7 @@ def add_up(
         return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, len(costs), scope=scope)
     spent, parts = min(((_added(p, delta), p) for p in _ways(changing)), key=lambda way: way[0])
     taken = (text for c in costs for text in list_taken(c.scope, scope, caps, c.adjacency, adjacency))
-    assumed = tuple(dict.fromkeys((*taken, *_assumed(costs))))
+    assumed = order_conditions((*taken, *_assumed(costs)))
     return Total(spent, delta, adjacency, status, _how(changing, parts), len(costs), assumed, scope)
 
 

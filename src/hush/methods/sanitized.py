@@ -19,7 +19,7 @@ from hush.sanitize.labels import ASSUMED, RandomisedLabels
 from hush.sanitize.privatised import Hybrid, Published, Released
 
 HeadRule = Literal["adam", "sgd"]
-FRONT = "the layers before the sanitisation layer were made without looking at the rows that are trained on"
+FRONT = "the layers before the sanitisation layer were made without looking at the training rows"
 
 
 def sanitize(

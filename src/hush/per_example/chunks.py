@@ -153,10 +153,13 @@ def _cut_evenly(low: int, high: int, most: int) -> list[int]:
 
 # The check at the start of a run in rigorous arithmetic: no bit of an example's own depends on the other rows.
 #
-# Rigorous arithmetic keeps the number of rows. It remains that at the same shape and position the *content* of the other
-# rows changes nothing: kernels that look at values, or a model that mixes examples a little, would. So a piece of made-up
-# rows is computed once, and again with some of its rows replaced, and everything that was computed for a row that stayed
-# (:class:`RowDigests`) must have the same bits. Which rows stay is such that every ordered pair of rows is separated: in
+# Rigorous arithmetic keeps the number of rows. It remains that at the same shape and position the *content* of the
+# other rows changes nothing: kernels that look at values, or a model that mixes examples a little, would. So a piece of
+# made-up
+# rows is computed once, and again with some of its rows replaced, and everything that was computed for a row that
+# stayed
+# (:class:`RowDigests`) must have the same bits. Which rows stay is such that every ordered pair of rows is separated:
+# in
 # some pass the first stays and the second is replaced. The inputs are made up and the weights public, before any data:
 # what is found may be published, and the engine that the model gets here (:mod:`hush.per_example.engine`) is not picked
 # by who is in a batch.
@@ -287,7 +290,8 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it cannot be "
+            f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it cannot "
+            f"be "
             "checked that an example's arithmetic does not depend on other rows: let it accept random numbers and "
             "zeros, or use fast arithmetic, whose ε is claimed and not proven"
         ) from error
@@ -313,6 +317,7 @@ def _compare(one: RowDigests, other: RowDigests, kept: Tensor, when: str) -> Non
     if changed is not None:
         raise UnsupportedModelError(
             f"rigorous arithmetic needs examples that are computed independently of other rows, and bits of '{changed}' "
+            f""
             f"change {when}: let the model treat every row by itself, or use fast arithmetic, whose ε is claimed and "
             "not proven"
         )
@@ -379,7 +384,8 @@ def deterministic_kernels() -> Iterator[None]:
         if "deterministic" not in str(error):
             raise
         raise UnsupportedModelError(
-            f"rigorous arithmetic needs operations that give the same bits every time: {error}; follow that, or use fast "
+            f"rigorous arithmetic needs operations that give the same bits every time: {error}; follow that, or use "
+            f"fast "
             "arithmetic, whose ε is claimed and not proven"
         ) from error
     finally:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from torch.overrides import TorchFunctionMode
 
 from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.data_source import tensors_of, to_each
@@ -188,18 +189,43 @@ def _holds_numbers(value: Any) -> bool:
     return isinstance(value, (float, complex, np.generic, np.ndarray))
 
 
+class _FloatsAreDouble(TorchFunctionMode):
+    """What a function makes without a type of its own is float64. torch's default type is left alone, because all
+    threads share it; a mode belongs to its thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _EXPLICIT or not isinstance(result, Tensor) or result.dtype != torch.get_default_dtype():
+            return result
+        given = list(_list_inside([args, kwargs or {}]))
+        typed = any(isinstance(g, torch.dtype) or (isinstance(g, Tensor) and _has_fraction(g)) for g in given)
+        return result if typed else result.double()
+
+
+_EXPLICIT = frozenset((Tensor.float, Tensor.type, Tensor.type_as, Tensor.half, Tensor.bfloat16))
+
+
+def _has_fraction(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _list_inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _list_inside(one)
+    elif isinstance(value, dict):
+        yield from _list_inside(list(value.values()))
+    else:
+        yield value
+
+
 @contextmanager
 def computing_in_float64(model: nn.Module) -> Iterator[None]:
     """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes."""
     tensors = [*model.parameters(), *model.buffers()]
     others = {id(t): _make_parameter_like(t, widen(t)) for t in tensors}
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _swapping(model, list(model.modules()), others):
-            yield
-    finally:
-        torch.set_default_dtype(usual)
+    with _FloatsAreDouble(), _swapping(model, list(model.modules()), others):
+        yield
 
 
 def widen(tensor: Tensor) -> Tensor:

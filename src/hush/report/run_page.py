@@ -115,7 +115,7 @@ def _read_classes(release: Path) -> list[str]:
 
 
 def _list_facts(card: Mapping[str, Any], guarantee: Guarantee) -> list[tuple[str, str]]:
-    facts: list[tuple[str, str]] = [("status", guarantee.status)]
+    facts: list[tuple[str, str]] = [("status", guarantee.describe_status())]
     if guarantee.status != "none":
         facts += [("ε", rounded_up(guarantee.epsilon)), ("δ", rounded_up(guarantee.delta))]
     names = {"steps": "steps", "divisor": "expected batch size", "noise_multiplier": "noise multiplier σ"}

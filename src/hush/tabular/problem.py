@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hush._internal.imports import call_with, find_version, import_factory
 from hush._internal.validate import choice
+from hush.accounting.guarantee import HELD, say_own_data
 from hush.datasets.images import DEFAULT_LABELS, has_array, list_folders, read_arrays, read_images
 from hush.datasets.models import Encoder, build_shipped, shipped
 from hush.datasets.problem import LOSSES, Notes, Problem, make_classification, make_regression
@@ -57,14 +58,11 @@ MLP = (128, 64)  # the hidden layers of mlp where their widths are not in its na
 EARLIER = "mlp or cnn"  # what a run had that was begun when every table got the same mlp
 TEST = 0.2
 COUNT = "the number of rows and the order in which they are split are public"
-COUNT_UNITS = (
-    "the number of units ({unit}) is public, and whom a model is tested on is decided by each one's identity alone"
-)
+COUNT_UNITS = "the number of units ({unit}) is public, and each one's identity alone decides whether it is held out"
 FROM_ONE = (
     "no row has label 0: are the labels counted from 1? The model has a class 0 in any case: subtract 1 from the "
     "labels, or name the classes in a schema"
 )
-HELD = "rows held out for testing are not covered: figures measured on them are exact, and say something about them"
 
 
 def from_files(
@@ -150,7 +148,11 @@ def _make_problem(
     read: _Own, split: Split, network: Callable[[], nn.Module], seed: int, validation: float, loss: str
 ) -> Problem:
     said = [COUNT_UNITS.format(unit=read.unit) if text == COUNT and read.unit else text for text in read.assumptions]
-    shared: dict[str, Any] = {"seed": seed, "validation": validation, "assumptions": (*said, HELD)}
+    shared: dict[str, Any] = {
+        "seed": seed,
+        "validation": validation,
+        "assumptions": (*said, say_own_data(read.unit or ROW), HELD),
+    }
     if read.target_range is not None:
         return make_regression(split, network, limits=read.target_range, losses=LOSSES[loss], **shared)
     return make_classification(split, network, classes=len(read.classes), class_names=read.classes, **shared)

@@ -528,11 +528,15 @@ def tell_method(read: Read) -> Section:
     return Section("How was it done?", (words, lead, Table(("what", "value"), _numbers(read))))
 
 
+def _name_status(claim: guarantee.Guarantee) -> str:
+    return claim.describe_status() if claim.status == "proven" else STATUS[claim.status]
+
+
 def tell_claims(read: Read) -> tuple[Section, ...]:
     """Every ε that is said about the method, where there are several or none that holds."""
     if read.proven and len(read.claims) < 2:
         return ()
-    rows = tuple((_epsilon(claim.epsilon), STATUS[claim.status], claim.reason or "–") for claim in read.claims)
+    rows = tuple((_epsilon(claim.epsilon), _name_status(claim), claim.reason or "–") for claim in read.claims)
     text = "Only a value that is proven limits what an attacker can find out. The others are listed to be complete."
     blocks: tuple[Block, ...] = (Paragraph(text), Table(("ε", "status", "reason"), rows, "figures"))
     return (Section("What is said about this method", blocks),)
@@ -672,6 +676,25 @@ EXPLAINED = {
         )
         for kind in ("sampler", "query", "noise")
     },
+    **dict.fromkeys(
+        (guarantee.COLLATED, guarantee.TAKEN),
+        "The program that puts single records together was written for this training. If it let one record change "
+        "another, more could be found out than this page says",
+    ),
+    guarantee.DRAWN: (
+        "The records were changed at random while they were read. Those random numbers must not reveal who else was "
+        "read at the same time"
+    ),
+    **dict.fromkeys(
+        (text.partition("{")[0] for text in map(guarantee.say_own_data, ("example", "{}"))),
+        "If what is known of one person were also part of another person's record (say, the value of the day before), "
+        "that person would count more often than is allowed for here",
+    ),
+    guarantee.SHAPE: "How long or how large a record is, is the same for all and was settled beforehand",
+    guarantee.INDEPENDENT_ROWS: (
+        "Computers round numbers. The program was made so that rounding for one record is the same whatever the other "
+        "records are; this was tried out, and is not proven for every input"
+    ),
     guarantee.TRAINED: (
         "The model had been trained before. If that was on the same people's data, it has to be counted too, and this "
         "statement alone says too little"
