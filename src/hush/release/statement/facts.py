@@ -691,10 +691,6 @@ EXPLAINED = {
         "that person would count more often than is allowed for here",
     ),
     guarantee.SHAPE: "How long or how large a record is, is the same for all and was settled beforehand",
-    guarantee.INDEPENDENT_ROWS: (
-        "Computers round numbers. The program was made so that rounding for one record is the same whatever the other "
-        "records are; this was tried out, and is not proven for every input"
-    ),
     guarantee.TRAINED: (
         "The model had been trained before. If that was on the same people's data, it has to be counted too, and this "
         "statement alone says too little"
