@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hush.errors import InvalidInputError
-from hush.tabular import reader
 from hush.tabular.columns import GAP, Column
 from hush.tabular.encode import numbers, read_table
 from hush.tabular.inspect import infer, infer_schema, inspect_table
@@ -22,6 +21,7 @@ from hush.tabular.reader import (
     ISO,
     MONTH_FIRST,
     POINT,
+    TextColumn,
     has_time,
     is_written_with_slashes,
     parse_date,
@@ -207,21 +207,17 @@ def test_dates_that_are_none() -> None:
 def test_what_python_alone_takes_for_a_number_is_none(text: str) -> None:
     float(text)  # it does
     assert parse_number(text, POINT) is parse_number(text, COMMA) is None
-    assert numbers([text, "1"]) is numbers([text, "NA"]) is None
+    assert numbers(TextColumn.of([text, "1"])) is numbers(TextColumn.of([text, "NA"])) is None
 
 
 def test_spaces_around_a_number_are_no_part_of_it() -> None:
-    found = numbers([" 12", "12\u00a0", "\u20091.5\t"])
+    found = numbers(TextColumn.of([" 12", "12\u00a0", "\u20091.5\t"]))
     assert found is not None
     assert found.tolist() == [12.0, 12.0, 1.5]
     assert [parse_number(text) for text in (" 12", "12\u00a0", "\u20091.5\t")] == [12.0, 12.0, 1.5]
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_months_with_an_underscore_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
-    if long:
-        pytest.importorskip("pyarrow")
-        monkeypatch.setattr(reader, "LONG", 0)
+def test_months_with_an_underscore_are_words(tmp_path: Path) -> None:
     path = write(tmp_path, month=[f"2021_{month:02d}" for month in range(1, 13)], n=["1", "2"], y=["u", "v"])
     month, number, _ = infer_schema(path, "y", {}).columns
     assert (month.kind, number.kind) == ("category", "number")

@@ -404,6 +404,15 @@ class TaskOptions:
             metavar="COLUMN",
         ),
     )
+    unit_normalise: bool = field(
+        default=False,
+        metadata=option(
+            "With --unit: ids that differ only in Unicode form, case, surrounding spaces or a trailing '.0' are one "
+            "unit; without it they are refused.",
+            PRIVACY,
+            flag="--unit-normalise",
+        ),
+    )
     rows_per_unit: int | None = field(
         default=None,
         metadata=option(
@@ -490,9 +499,9 @@ def check_described(given: TaskOptions) -> None:
     """Refuse what describes data of one's own where there are none."""
     described = (given.target, given.model, given.schema, given.test_data, given.public)
     numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
-    if any(value is not None for value in (*described, *numbers, given.private_ranges)):
+    if given.unit_normalise or any(value is not None for value in (*described, *numbers, given.private_ranges)):
         own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
-        raise InvalidInputError(f"{own} and --unit describe your own data: give it with --data")
+        raise InvalidInputError(f"{own}, --unit and --unit-normalise describe your own data: give it with --data")
 
 
 def _load(given: TaskOptions) -> Problem:
@@ -516,6 +525,7 @@ def _load(given: TaskOptions) -> Problem:
         loss=given.loss,
         private_ranges=given.private_ranges is not None,
         unit=given.unit,
+        unit_normalise=given.unit_normalise,
         tell=say,
     )
     say(found.summary)

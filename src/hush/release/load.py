@@ -24,7 +24,7 @@ from hush.errors import InvalidInputError
 from hush.release.description import Architecture, Description, Inputs
 from hush.release.folder import CARD, MODEL, WEIGHTS, find_release, read_description, read_json
 from hush.tabular.encode import encode_piece
-from hush.tabular.reader import Cells, Piece, pieces
+from hush.tabular.reader import Cells, Piece, TextColumn, pieces
 
 # Rows to predict on, without labels, as a model takes them: encoded by the release's public facts, as in training.
 
@@ -145,7 +145,7 @@ def _list_cells(values: list[Any]) -> Cells:
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in plain):
         return np.array([math.nan if value is None else float(value) for value in plain], dtype=np.float64)
-    return ["" if _is_missing(value) else str(value) for value in plain]
+    return TextColumn.of("" if _is_missing(value) else str(value) for value in plain)
 
 
 def _is_missing(value: Any) -> bool:

@@ -108,11 +108,9 @@ def _spell(value: Any) -> Any:
 
 @contextmanager
 def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InvalidInputError("writing .parquet needs pyarrow: pip install 'hush-dp[files]'") from error
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     writer: Any = None
 
     def write(part: Columns) -> None:

@@ -55,13 +55,13 @@ def load_rows(place: Path, schema: Schema, watch: ReadProgress) -> Rows:
     return pick_all(map_rows(name, encode))
 
 
-def cached_profile(place: Path, begin: Begin, facts: Any, count: Count) -> dict[str, ColumnProfile]:
+def cached_profile(place: Path, begin: Begin, facts: Any, count: Count, unit: str = "") -> dict[str, ColumnProfile]:
     """What every column of a table shows (`hush.tabular.profiling.profile_columns`); a long table that was looked at
     before with the same ``facts``, all that ``begin`` depends on as plain data, is not looked at again."""
     kept = _find_kept(place, facts)
     seen = None if kept is None else _recall(kept, begin)
     if seen is None:
-        seen = profile_columns(place, begin, count)
+        seen = profile_columns(place, begin, count, unit)
         if kept is not None and kept == _find_kept(place, facts):  # the table is still the one that has this name
             _keep(kept, seen)
     return seen

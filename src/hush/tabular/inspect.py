@@ -94,8 +94,9 @@ def inspect_table(
             name, listed or name == target, named.get(name), classes if name == target else frozenset()
         )
 
-    facts = {"target": target, "listed": listed, "classes": sorted(classes), "given": list(map(asdict, named.values()))}
-    seen = cached_profile(path, begin, facts, count)
+    facts: dict[str, Any] = {"target": target, "listed": listed, "classes": sorted(classes), "unit": unit}
+    facts["given"] = [asdict(column) for column in named.values()]
+    seen = cached_profile(path, begin, facts, count, unit)
     wanted = dict.fromkeys(filter(None, (target, unit, *named)))
     problems = [str(no_column(name, seen, path)) for name in wanted if name not in seen]
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())

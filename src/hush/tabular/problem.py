@@ -80,6 +80,7 @@ def from_files(
     loss: str | None = None,
     private_ranges: bool = False,
     unit: str | None = None,
+    unit_normalise: bool = False,
     tell: Tell = keep_silent,
 ) -> Problem:
     """A problem from a file or folder; a table may be in several files, as a folder or a pattern of names.
@@ -91,9 +92,11 @@ def from_files(
     the rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
     ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
     schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
-    column (or array) that says whose each row is, where all rows of one are one example; it is no feature, and nobody
-    is trained and tested on. ``tell`` is told how far the reading of a long table is. ``private_ranges``: numeric
-    columns without a range await one that is released with noise before training (`hush.statistics.releases`)."""
+    column (or array) that names the unit of each row, where all rows of one unit are one example; it is no feature, is
+    read as exact text, and no unit is both trained and tested on. ``unit_normalise`` makes ids one unit that differ in
+    Unicode form, case, surrounding spaces or a trailing ".0" alone; without it such ids are refused. ``tell`` is told
+    how far the reading of a long table is. ``private_ranges``: numeric columns without a range await one that is
+    released with noise before training (`hush.statistics.releases`)."""
     place, given = Path(path), read_schema(schema)
     if unit == ROW:
         raise InvalidInputError(
@@ -102,7 +105,9 @@ def from_files(
     _check_task(task, target_range, loss)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
-    read = _read(place, target, given, public, task == "regression", tell, unit)
+    if unit_normalise and unit is None:
+        raise InvalidInputError("--unit-normalise is about the ids of the column that --unit names: give both")
+    read = _read(place, target, given, public, task == "regression", tell, unit, unit_normalise)
     if private_ranges:
         read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
@@ -139,6 +144,7 @@ class _Own:
     target: str | None = None  # the column or array of the labels
     target_range: tuple[float, float] | None = None
     unit: str | None = None
+    unit_normalise: bool = False
     whose: Identities | None = None  # of the rows, where they have a unit
     test_whose: Identities | None = None
     notes: Notes | None = None
@@ -166,6 +172,7 @@ def _read(
     regression: bool = False,
     tell: Tell = keep_silent,
     unit: str | None = None,
+    unit_normalise: bool = False,
 ) -> _Own:
     if not place.exists() and not is_pattern(place):
         raise InvalidInputError(f"there is no file or folder '{place}'")
@@ -175,7 +182,7 @@ def _read(
             f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table"
         )
     if table:
-        return _read_table(place, target, given, public, regression, tell, unit)
+        return _read_table(place, target, given, public, regression, tell, unit, unit_normalise)
     if place.is_dir():
         list_folders(place)
         if regression:
@@ -188,7 +195,7 @@ def _read(
             )
         return _read_folder(place, given)
     if place.suffix == ".npz":
-        return _read_npz(place, target, given, regression, unit)
+        return _read_npz(place, target, given, regression, unit, unit_normalise)
     raise InvalidInputError(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
@@ -206,6 +213,7 @@ def _read_table(
     regression: bool,
     tell: Tell,
     unit: str | None,
+    unit_normalise: bool,
 ) -> _Own:
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
     watch = ReadProgress(place.name, estimate_rows(find_parts(place)), tell)
@@ -216,13 +224,14 @@ def _read_table(
         )
     inferred = infer(place, target, given, public, regression=regression, unit=unit or "", count=watch.count)
     schema, looked = inferred.require(), inferred.inspection
-    whose = None if unit is None else read_owners(place, unit)
+    whose = None if unit is None else read_owners(place, unit, normalise=unit_normalise)
     schema = schema if unit is None else _leave_out(schema, unit)
     rows = load_rows(place, schema, watch)
     watch.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
     own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
-    return replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
+    own = replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
+    return replace(own, unit_normalise=unit_normalise)
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
@@ -248,7 +257,12 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
 
 
 def _read_npz(
-    path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None = None
+    path: Path,
+    target: str | None,
+    given: Mapping[str, Any],
+    regression: bool,
+    unit: str | None = None,
+    unit_normalise: bool = False,
 ) -> _Own:
     if unit is not None and unit in (target or "y", f"{target or 'y'}_train"):
         raise InvalidInputError(
@@ -257,10 +271,12 @@ def _read_npz(
     own = _read_npz_rows(path, target, given, regression, unit)
     if unit is None:
         return own
-    whose = read_owner_array(path, unit, count_examples(own.rows))
+    how: dict[str, Any] = {"normalise": unit_normalise}
+    own = replace(own, unit=unit, unit_normalise=unit_normalise)
+    own = replace(own, whose=read_owner_array(path, unit, count_examples(own.rows), **how))
     if own.test is None:
-        return replace(own, unit=unit, whose=whose)
-    return replace(own, unit=unit, whose=whose, test_whose=read_owner_array(path, unit, len(own.test[0]), test=True))
+        return own
+    return replace(own, test_whose=read_owner_array(path, unit, len(own.test[0]), test=True, **how))
 
 
 def _read_npz_rows(
@@ -321,11 +337,20 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
             raise InvalidInputError(f"there is no file or folder '{test}'")
         if read.schema is not None and holds_table(Path(test)):
             watch = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), tell)
-            whose = None if read.unit is None else read_owners(Path(test), read.unit)
+            how = read.unit_normalise
+            whose = None if read.unit is None else read_owners(Path(test), read.unit, normalise=how)
             return _with_owners(Split(read.rows, load_rows(Path(test), read.schema, watch)), read, whose)
         same = read.target is not None and read.target != DEFAULT_LABELS and has_array(Path(test), read.target)
         named = read.target if same else target
-        other = _read(Path(test), named, given, (), read.target_range is not None, unit=read.unit)
+        other = _read(
+            Path(test),
+            named,
+            given,
+            (),
+            read.target_range is not None,
+            unit=read.unit,
+            unit_normalise=read.unit_normalise,
+        )
         if other.test is not None:
             raise InvalidInputError(f"'{test}' has a training and a test part of its own: give a file with one part")
         known = (
