@@ -278,7 +278,8 @@ class Run:
         return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
 
     def state(self) -> State:
-        """Everything that a checkpoint needs, private parts and secret included; views, not copies."""
+        """Everything that a run needs to continue, private parts and secret included; views, not copies. A checkpoint
+        leaves the secret out, which has a file of its own."""
         if not self._whole:
             raise Refused(f"step {self.next} was broken off in the middle: go on from the last checkpoint instead")
         return {
