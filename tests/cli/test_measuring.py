@@ -16,12 +16,13 @@ from hush.cli.main import app
 from hush.cli.train import METRICS, list_lines
 from hush.errors import ResumeError
 from hush.release.folder import WEIGHTS, pack_weights
+from keeping import keep
 
 SHORT = ("train", "--problem", "breast-cancer-logistic", "--batch-size", 64, "--epochs", 2)
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
+    code = main(keep(arguments))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -47,6 +47,7 @@ from hush.cli.options import (
     allow_smaller_batch,
     apply_table_defaults,
     check_delta,
+    check_delta_range,
     compare_candidates,
     default_epsilon,
     find_device,
@@ -59,7 +60,7 @@ from hush.cli.options import (
     take,
     unset_options,
 )
-from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, open_keeper, warn_not_saved
+from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, check_out, open_keeper, warn_not_saved
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
@@ -717,6 +718,8 @@ def train(given: Training) -> None:
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
     """
+    check_out(given, data=given.data, private=given.method != "sgd")
+    check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:
         keeper = open_first(stack, ranks, given)
         if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(given))) is not None:
@@ -743,6 +746,7 @@ def train(given: Training) -> None:
             ranks=ranks,
             noise_shards=given.noise_shards,
         )
+        on_rank_zero(ranks, lambda: keeper.check_release(run, task, given.dataset))
         try:
             attach_first(ranks, keeper, run, given)
             task, told = release_before(run, task, parts, keeper)
