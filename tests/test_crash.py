@@ -92,7 +92,8 @@ def check_same(out: Path, straight: Path, stated: dict) -> None:
     assert first.keys() == second.keys()
     assert all((first[n].numpy().tobytes() == second[n].numpy().tobytes()) for n in first)
     assert (out / "release" / "privacy.json").read_bytes() == (straight / "release" / "privacy.json").read_bytes()
-    assert not list((out / "private").glob("checkpoint-*"))  # the secret went after the release
+    assert not list((out / "private").glob("checkpoint-*"))
+    assert not (out / "private" / "secret.jsonl").exists()  # wiped after the release
     assert (out / "private" / "steps.jsonl").read_bytes() == (straight / "private" / "steps.jsonl").read_bytes()
     left = {p.name for place in (out / "private", out, out.parent) for p in place.iterdir()}
     assert not [name for name in left if name.endswith(".part")]

@@ -12,6 +12,7 @@ import pytest
 
 from hush._internal.text import dump_json, escape_cell, make_printable
 from hush.cli import main
+from keeping import keep
 
 NASTY = "a\x1b[31mred\x07\x9b2J\u202egnp.\u2028b\r\nc\x00\x7f"
 
@@ -50,7 +51,7 @@ def test_control_characters_in_a_table_reach_nothing_raw(tmp_path, capsys, monke
     data = own_table(tmp_path / "a\x1b[31m[red].csv", NASTY)
     flags = ["train", "--data", str(data), "--target", "label", "--batch-size", "16", "--epochs", "1"]
     for more in (["--out", "run\x1b[31m"], ["--json"]):
-        code = main([*flags, *more])
+        code = main(keep([*flags, *more]))
         shown = capsys.readouterr()
         assert code == 0, shown.err
         assert not obeyed(shown.out)
@@ -72,7 +73,7 @@ def test_control_characters_in_a_table_reach_nothing_raw(tmp_path, capsys, monke
     ],
 )
 def test_control_characters_in_a_call_are_told_in_one_plain_line(arguments, capsys) -> None:
-    assert main(list(arguments)) == 2
+    assert main(keep(arguments)) == 2
     shown = capsys.readouterr()
     assert not obeyed(shown.err)
     assert len(shown.err.strip().splitlines()) == 1

@@ -27,6 +27,7 @@ from hush.plan import Plan
 from hush.randomness import Secret
 from hush.release.folder import CARD
 from hush.tuning import Choice, Range, check_space, read_space, select_best
+from keeping import keep
 
 SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
 SMALL = ["tune", "--problem", "digits-logistic", "--steps", "8", "--mean-trials", "2", "--json"]
@@ -157,7 +158,8 @@ def test_the_command_gives_parameters_a_model_and_a_price_paid_ahead(tmp_path: P
     card = json.loads((tmp_path / "out" / "release" / CARD).read_text())
     assert card["guarantee"]["event_json"]["kind"] == "RepeatAndSelect"
     assert card["guarantee"]["epsilon"] == told["epsilon"]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["release"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"release", "private"}
+    assert {path.name for path in (tmp_path / "out" / "private").iterdir()} == {"lock", "tuned.json"}
     assert Ledger(ledger).total("digits").epsilon == pytest.approx(3.0, rel=0.01)
     assert len(Ledger(ledger).spends("digits")) == 1
     assert main(["verify", str(tmp_path / "out")]) == 0
@@ -247,7 +249,7 @@ def test_what_would_fail_in_every_trial_is_refused_before_it_is_paid_for(
 ) -> None:
     data = ["--data", str(table), "--target", "y"] if "--model" in wrong else ["--problem", "digits-logistic"]
     given = ["--steps", "8", "--mean-trials", "2", "--public-test", "--ledger", str(tmp_path / "ledger")]
-    assert main(["tune", *data, *given, *wrong]) == 2
+    assert main(keep(["tune", *data, *given, *wrong])) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "ledger").exists()
 
@@ -264,7 +266,7 @@ def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: A
     data = ["--data", str(table), "--target", "y", "--public-test"]
     for more, batch in (([], 40), (["--batch-size", "32"], 32)):
         plans.clear()
-        assert main(["tune", *data, "--steps", "4", "--mean-trials", "2", *more]) == 0
+        assert main(keep(["tune", *data, "--steps", "4", "--mean-trials", "2", *more])) == 0
         assert "chosen for 640 examples" in capsys.readouterr().err
         for plan, microbatch in plans:
             assert isinstance(plan.rule, TailAverage)

@@ -26,7 +26,7 @@ from hush.clipping import NeedsPreparation, Start
 from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
-from hush.errors import InvalidInputError, Refused, RunStateError
+from hush.errors import HushError, InvalidInputError, Refused, ReleaseError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_attempts, make_card, pick_secret
 from hush.noise_addition import NoiseAdder
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
@@ -297,14 +297,38 @@ class Run:
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        stated, taken = self.stated(), self.next
-        card = make_card(stated, steps_taken=taken, history=self.history, coordinates=self.coordinates, figures=figures)
-        card |= {"dataset": dataset, "date": date.today().isoformat()}
         told = description or Description("other")
-        return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
+        return write_release(Path(directory), self.model, self._card(dataset, figures), told, overwrite=overwrite)
+
+    def check_release(self, *, description: Description | None = None, dataset: str = "") -> int:
+        """Before the first step: pack the release in memory and drop it, so that whatever cannot be written stops the
+        run before anything is spent. Returns the size of the release in bytes; `ReleaseError` where it cannot be."""
+        from hush.release.description import Description
+        from hush.release.folder import pack_release
+
+        told = description or Description("other")
+        try:
+            content = pack_release(self.model, self._card(dataset, None), told)
+            Description.from_json(told.to_json(), None if told.schema is None else told.schema.to_json())
+        except HushError as error:
+            raise ReleaseError(f"this run could train and could not be released: {error}") from error
+        except Exception as error:  # its text may quote the data
+            raise ReleaseError(
+                f"this run could train and could not be released: packing its files raises {type(error).__name__}; "
+                "check the names of columns and classes, and the model's state_dict"
+            ) from error
+        return sum(map(len, content.values()))
+
+    def _card(self, dataset: str, figures: Mapping[str, Any] | None) -> dict[str, Any]:
+        taken, history = self.next, self.history
+        card = make_card(
+            self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, figures=figures
+        )
+        return {**card, "dataset": dataset, "date": date.today().isoformat()}
 
     def state(self) -> State:
-        """Everything that a checkpoint needs, private parts and secret included; views, not copies."""
+        """Everything that a run needs to continue, private parts and secret included; views, not copies. A checkpoint
+        leaves the secret out, which has a file of its own."""
         if not self._whole:
             raise Refused(f"step {self.next} was broken off in the middle: go on from the last checkpoint instead")
         return {

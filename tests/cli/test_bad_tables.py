@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hush.cli import main
+from keeping import keep
 
 MARK = "Qz7Secret"
 HEAD = "height,kind,label"
@@ -165,7 +166,7 @@ def test_one_sentence_and_no_cell(
     if case.schema is not None:
         Path("schema.toml").write_text(case.schema)
         schema = ("--schema", "schema.toml")
-    code = main(["train", *data, *schema, *case.flags, *SHORT])
+    code = main(keep(["train", *data, *schema, *case.flags, *SHORT]))
     shown = capsys.readouterr()
     assert (code, shown.out) == (2, ""), shown.err
     (line,) = shown.err.strip().splitlines()
@@ -178,7 +179,7 @@ def test_one_sentence_and_no_cell(
 def test_the_good_table_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """So that none of the others fails for the table's or the flags' sake."""
     (tmp_path / "rows.csv").write_text(GOOD)
-    code = main(["train", "--data", str(tmp_path / "rows.csv"), *LABEL, *SHORT, "--secret-seed", "1"])
+    code = main(keep(["train", "--data", tmp_path / "rows.csv", *LABEL, *SHORT, "--secret-seed", "1"]))
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert MARK.lower() not in (shown.out + shown.err).lower()

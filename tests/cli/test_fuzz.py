@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from hush.checkpointing.checkpoint import digest_content
 from hush.cli import main
+from keeping import keep
 
 CALLS = int(os.environ.get("HUSH_FUZZ", "320"))
 ONLY = os.environ.get("HUSH_FUZZ_ONLY")
@@ -355,7 +356,7 @@ def test_any_call_ends_with_a_code_and_a_sentence(part, run, tmp_path, capsys, m
         folder.mkdir()
         call = made(number, folder, run)
         capsys.readouterr()
-        code = main(call)
+        code = main(keep(call))
         shown = capsys.readouterr()
         try:
             check(call, code, shown.out, shown.err)

@@ -20,12 +20,13 @@ from hush.errors import InvalidInputError
 from hush.ledger.book import Ledger
 from hush.statistics import releases
 from hush.tabular.problem import from_files
+from keeping import keep
 
 SHORT = ("--target", "y", "--batch-size", 64, "--steps", 30)
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
+    code = main(keep(arguments))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -24,6 +24,7 @@ from hush.errors import HushError, InvalidInputError
 from hush.methods import make_plan
 from hush.per_example.augmentation import read_batch_size
 from hush.privacy_unit import UnitLosses, UnitRows
+from keeping import keep
 
 MARK = "HIVpositive"
 ROWS = [f"{i % 5},{'ab'[i % 2]},{'yes' if i % 2 else 'no'}" for i in range(60)]
@@ -44,7 +45,7 @@ TABLES = {
 
 
 def call(capsys, *arguments: object) -> tuple[int, str]:
-    code = main([str(a) for a in arguments])
+    code = main(keep(arguments))
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 

@@ -19,6 +19,7 @@ from hush.privacy_unit import ROWS_PER_UNIT
 from hush.statistics.histogram import FINEST
 from hush.tabular.problem import from_files
 from hush.tabular.unit_ids import identify
+from keeping import keep
 
 PATIENTS = 120
 
@@ -53,7 +54,7 @@ class Said:
 def hush(capsys) -> Callable[..., Said]:
     def call(*arguments: object, code: int = 0) -> Said:
         capsys.readouterr()
-        found = main([str(a) for a in arguments])
+        found = main(keep(arguments))
         captured = capsys.readouterr()
         assert found == code, captured.err
         return Said(captured.out, captured.err)

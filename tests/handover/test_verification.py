@@ -7,12 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
-from hush.checkpointing import read_checkpoint
+from hush.checkpointing import SECRETS, read_secrets
 from hush.cli import main
 from hush.errors import InvalidInputError
-from hush.randomness import Secret
 from hush.release.folder import digest_files
 from hush.release.verify import verify_release
 
@@ -190,10 +188,7 @@ def test_a_release_of_a_hush_without_digests_is_refused(copy) -> None:
 
 def test_no_secret_is_in_what_may_be_copied(run) -> None:
     """Neither its bytes nor its digits, in any file of the release."""
-    newest = max((run / "private").glob("checkpoint-*"))
-    secret = Secret.from_json(read_checkpoint(newest).state["secret"])
-    with safe_open(newest, "pt") as file:
-        assert secret.key.hex() in file.metadata()["hush"]  # so that it would be found
+    (secret,) = read_secrets(run / "private" / SECRETS)
     for path in (run / "release").iterdir():
         content = path.read_bytes()
         assert secret.key not in content
@@ -217,6 +212,7 @@ def test_the_secret_of_a_finished_run_is_deleted(run, tmp_path, capsys) -> None:
     first = call(capsys, *train, "--json")
     assert first[0] == 0, first[2]
     assert not list((tmp_path / "run" / "private").glob("checkpoint-*"))
+    assert not (tmp_path / "run" / "private" / SECRETS).exists()
     again = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
     assert again[0] == 0, again[2]
     assert json.loads(again[1]) == {**json.loads(first[1]), "resumed_from": 2}

@@ -21,6 +21,7 @@ from hush.datasets.models import Encoder
 from hush.errors import InvalidInputError
 from hush.tabular.defaults import TableDefaults, choose_model, choose_numbers
 from hush.tabular.problem import from_files
+from keeping import keep
 from patients import write_patients
 
 CHOSEN = {"model": "logistic", "batch_size": 15, "lr": 0.17, "average": "tail:0.5", "microbatch": 4096}
@@ -134,7 +135,7 @@ class TestRuns:
 
     @pytest.mark.parametrize("epsilon", ["-1", "0", "nan", "inf"])
     def test_an_epsilon_that_is_none_is_one_sentence(self, epsilon: str, table: Path, capsys) -> None:
-        assert main(["train", "--data", str(table), "--target", "y", "--epsilon", epsilon]) == 2
+        assert main(keep(["train", "--data", table, "--target", "y", "--epsilon", epsilon])) == 2
         assert "epsilon must be" in capsys.readouterr().err.splitlines()[-1]
 
     def test_a_finished_run_is_recalled(self, table: Path, tmp_path: Path, capsys) -> None:
@@ -160,7 +161,7 @@ def test_patients_at_8_are_within_two_hundredths_of_no_privacy(tmp_path: Path, c
     told = []
     for seed in ("0", "1"):
         flags = ("--data", str(path), "--target", "y", "--unit", "patient_id", "--epsilon", "8")
-        assert main(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"]) == 0
+        assert main(keep(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"])) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert all(found["epsilon"] <= 8 and found["unit"] == "patient_id" for found in told)
     task = from_files(path, target="y", unit="patient_id")

@@ -174,9 +174,12 @@ def sync_directory(directory: Path) -> None:
 
 
 def wipe(path: Path) -> None:
-    """Overwrite a file with zeros on the disk, then remove it. What the file system or the disk itself keeps of earlier
-    versions (a journal, a snapshot, worn cells) is not reached."""
-    descriptor = os.open(path, os.O_WRONLY)
+    """Overwrite a file with zeros on the disk, then remove it; of a symlink, only the link is removed. What the file
+    system or the disk itself keeps of earlier versions (a journal, a snapshot, worn cells) is not reached."""
+    if path.is_symlink():
+        path.unlink()
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         left = os.fstat(descriptor).st_size
         while left > 0:

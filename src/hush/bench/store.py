@@ -4,8 +4,8 @@
                   /epochs.jsonl        validation and test figures and ε, a line an evaluation
                   /model.safetensors   the released weights, privacy.json and PRIVACY.md beside them (`weights`)
                   /private/            training loss and accuracy a step, tracebacks: never to be released, mode 0700
-    STORE/working/KEY/                 the checkpoint of a run that is not finished or has failed, mode 0700: it holds
-                                       the secret
+    STORE/working/KEY/                 the checkpoint and the secret of a run that is not finished or has failed, mode
+                                       0700
     STORE/claims/KEY.lock              who is at it
     STORE/accounting/                  calibrated noise and ε by step, shared by runs with one privacy event
 
@@ -40,7 +40,7 @@ from hush._internal.storage import (
     write_in_place,
 )
 from hush._internal.text import dump_json
-from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint
+from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint, wipe_secret
 from hush.errors import InvalidInputError
 
 # Who is running what: one small file a job, so that two sweeps on one store run nothing twice, on any machine.
@@ -315,7 +315,8 @@ def _remove(path: Path) -> None:
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}
 RECORD, EPOCHS, SECRET_PART = "record.json", "epochs.jsonl", "private"
-CHECKPOINTS = "run/checkpoint-*"  # in a working directory
+RUN = "run"  # in a working directory: the run's private directory
+CHECKPOINTS = f"{RUN}/checkpoint-*"
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -391,6 +392,7 @@ class Store:
         """Remove the working directory of a finished run; of a failed one only where no checkpoint is in it."""
         working = self.root / "working" / key
         if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
+            wipe_secret(working / RUN)
             shutil.rmtree(working, ignore_errors=True)
 
     def check_unfinished(self, keys: Iterable[str]) -> None:

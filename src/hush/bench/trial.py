@@ -29,7 +29,7 @@ from hush._internal.imports import read_own_version, read_versions
 from hush._internal.storage import PRIVATE, recall, write_atomic
 from hush._internal.tensors import Losses, trainable
 from hush._internal.text import as_json_data
-from hush.bench.store import DISK, Result, Store
+from hush.bench.store import DISK, RUN, Result, Store
 from hush.checkpointing import Checkpoints
 from hush.data_source import as_source, to_each
 from hush.datasets import catalogue
@@ -196,7 +196,7 @@ class TrialCheckpoint:
     """The checkpoint of a trial's run in its working directory, written every so many seconds."""
 
     def __init__(self, directory: Path, every: float) -> None:
-        self._checkpoints = Checkpoints(directory / "run")
+        self._checkpoints = Checkpoints(directory / RUN)
         self.begun = bool(self._checkpoints.files())  # by an earlier try
         self.lost = False  # whether that try cannot be gone on with: what it spent is spent beside
         self._directory, self._every, self._last = directory, every, time.monotonic()

@@ -1,14 +1,18 @@
-"""The private directory of a run: its last two checkpoints, its log of steps, its record of sums, and a lock.
+"""The private directory of a run: its secret, its last two checkpoints, its log of steps, its record of sums, a lock.
 
 A checkpoint is written beside, flushed to the disk and renamed (`hush._internal.storage.write_atomic`), under a name
 that holds its
 step; then those before the last two are removed. After a crash at any instant the newest file that is whole is the
-newest checkpoint. Everything here is readable by its owner only: it holds the secret, and whoever has that can subtract
-the noise.
+newest checkpoint. Everything here is readable by its owner only.
+
+The secret is in one file, ``secret.jsonl``, and nowhere else on the disk: with it the noise can be subtracted. A
+checkpoint names its secret by public digests. The file is created before the first step and only appended to (one line
+per secret, durable before any noise is drawn from it), so a single overwrite wipes every secret that the run has had.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -42,7 +46,7 @@ from hush.checkpointing.tree import flatten, revive, unflatten
 from hush.data_source import Tensors
 from hush.distributed.consistency import VARYING, Tell, digest_data, digest_frozen
 from hush.distributed.group import Record
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, Refused, ResumeError
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
 from hush.run import Run
@@ -52,7 +56,7 @@ from hush.run import Run
 # Any safetensors reader opens it. The digest is BLAKE2b over the JSON and over every tensor's name, type, shape and
 # bytes, so a file that was cut short, overwritten in part or damaged on the disk is never mistaken for a checkpoint.
 
-FORMAT = "hush checkpoint 3"
+FORMAT = "hush checkpoint 4"
 MOST_THREADS = 4096
 
 
@@ -114,7 +118,7 @@ def _check_kinds(facts: dict[str, Any], state: State) -> None:
     """The digest says that a file is whole, not that hush wrote it: look at the kinds of what is relied on."""
     good = (
         isinstance(facts.get("run", ""), str)
-        and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests"))
+        and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests", "secret"))
         and all(_is_count(facts.get(name, 1)) for name in ("steps", "step", "threads"))
         and facts.get("threads", 1) <= MOST_THREADS
         and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
@@ -161,6 +165,42 @@ def unshare(tensors: Named) -> Named:
 
 KEEP = 2
 LOG = "steps.jsonl"
+SECRETS = "secret.jsonl"
+
+
+def identify_secret(secret: Secret) -> dict[str, str]:
+    """What a checkpoint says about its secret: public digests, by which `find_secret` recognises every part of it."""
+    return {"name": secret.name, "first": secret.first.name, "origin": secret.origin}
+
+
+def find_secret(directory: Path, wanted: dict[str, str]) -> Secret:
+    """The secret of a private directory that a checkpoint names; `ResumeError` if it is not there."""
+    path = directory / SECRETS
+    for secret in read_secrets(path):
+        if identify_secret(secret) == wanted:
+            return secret
+    raise ResumeError(
+        f"'{path}' does not hold the secret '{wanted['name']}' of the checkpoint, so its steps cannot be continued: "
+        "restore the file, or start a new run in another directory"
+    )
+
+
+def read_secrets(path: Path) -> list[Secret]:
+    """Every secret in the file; a damaged line is skipped, because no noise is drawn before its line is whole."""
+    found = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            found.append(Secret.from_json(json.loads(line)))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def wipe_secret(directory: Path) -> None:
+    """Overwrite and remove the secret of a private directory, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        wipe(directory / SECRETS)
+        sync_directory(directory)
 
 
 class InUse(InvalidInputError):
@@ -236,24 +276,27 @@ class Checkpoints:
             self.tell(f"this run can be kept but not resumed: {self._fixed['why']}")
 
     def discard(self) -> None:
-        """Remove every checkpoint, and the log."""
+        """Remove every checkpoint, the log and the secret."""
         for path in (*self.files(), self.directory / LOG):
             path.unlink(missing_ok=True)
         sync_directory(self.directory)
+        wipe_secret(self.directory)
 
     def forget_secret(self) -> None:
-        """Of a run that is finished and released: overwrite and remove every checkpoint, and the secret with it. What
-        stays is the record of sums, which is keyed with the secret and does not hold it."""
+        """Of a run that is finished and released: overwrite and remove the secret, then the checkpoints, which hold
+        noise. What stays is the record of sums, which is keyed with the secret and does not hold it."""
+        wipe_secret(self.directory)
         for path in self.files():
             wipe(path)
         sync_directory(self.directory)
 
     def restore(self, run: Run, saved: Saved) -> None:
         """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
-        facts, state = saved.facts, saved.state
+        facts = saved.facts
         _check_names(saved)
         _check_plan(run, facts)
-        secret = Secret.from_json(state["secret"])
+        secret = find_secret(self.directory, facts["secret"])
+        state = {**saved.state, "secret": secret.to_json()}
         if run.secret.origin == "seed" and run.secret.key != secret.first.key:
             raise Refused(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
@@ -277,14 +320,26 @@ class Checkpoints:
             return
         if self._run is not run:
             self.attach(run)
+        self._write_secret(run.secret)
         if self._witness is not None:
             self._witness.flush()
         self._flush_log()
         path = self.directory / f"checkpoint-{run.next:010d}.safetensors"
-        write_atomic(path, to_bytes(self._facts(run), run.state()), mode=PRIVATE)
+        state = {name: value for name, value in run.state().items() if name != "secret"}
+        write_atomic(path, to_bytes(self._facts(run), state), mode=PRIVATE)
         self.at = run.next
         for old in self.files()[KEEP:]:
             old.unlink()
+
+    def _write_secret(self, secret: Secret) -> None:
+        """Append the secret to its file unless it is there; on the disk when this returns."""
+        path = self.directory / SECRETS
+        if secret in read_secrets(path):
+            return
+        before = path.read_bytes() if path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # after half a line that a crash left
+        append_durably(path, gap + (json.dumps(secret.to_json()) + "\n").encode(), mode=PRIVATE)
+        sync_directory(self.directory)
 
     def attach(self, run: Run) -> None:
         """Have the run's sums written down here from now on; refused where its secret met other data here."""
@@ -313,7 +368,7 @@ class Checkpoints:
                 "threads": torch.get_num_threads(),
             }
         changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}
-        return {**self._fixed, **changing}
+        return {**self._fixed, **changing, "secret": identify_secret(run.secret)}
 
     def _flush_log(self) -> None:
         if not self._lines:
@@ -367,10 +422,11 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 def _check_names(saved: Saved) -> None:
-    """The run's name and its ledger's are what `Checkpoints._facts` writes."""
-    ledger = saved.facts["ledger"]
+    """The run's name, its ledger's and its secret's are what `Checkpoints._facts` writes."""
+    ledger, secret = saved.facts["ledger"], saved.facts["secret"]
     of_a_ledger = isinstance(ledger, dict) and all(isinstance(ledger.get(n), str) for n in ("name", "path", "dataset"))
-    if not isinstance(saved.facts["run"], str) or not (ledger is None or of_a_ledger):
+    of_a_secret = isinstance(secret, dict) and all(isinstance(secret.get(n), str) for n in ("name", "first", "origin"))
+    if not isinstance(saved.facts["run"], str) or not (ledger is None or of_a_ledger) or not of_a_secret:
         raise InvalidInputError(f"'{saved.path}' holds a checkpoint that this hush did not write: start anew elsewhere")
 
 

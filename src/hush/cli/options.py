@@ -270,6 +270,13 @@ def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
     )
 
 
+def check_delta_range(delta: float, *, accepted: bool) -> None:
+    """Before the data are read: no data set has a δ outside (0, 1), and none of two rows or more one of 1/2."""
+    validate.probability(delta=delta)
+    if not accepted:
+        check_delta(delta, 2, accepted=False)
+
+
 def warn_delta(delta: float, examples: int) -> None:
     """Say so where δ is 1/N or more."""
     if delta >= 1 / examples:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -17,10 +19,12 @@ from hush._internal.storage import PRIVATE, remove_parts, remove_temporaries, wr
 from hush._internal.text import as_json_data, dump_json
 from hush.checkpointing import Checkpoints, LatestCheckpoint
 from hush.checkpointing.checkpoint import LOG, OtherPlan, tell_difference
+from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.cli.console import say
 from hush.cli.options import KEEPING, write_settings
 from hush.data_release import find_releases
-from hush.errors import HushError, InvalidInputError, Refused
+from hush.datasets.problem import Problem
+from hush.errors import DataError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
@@ -32,6 +36,9 @@ from hush.training import EVERY
 # The folder of a run: what it holds, and whether a command may begin or go on there.
 
 OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in the private part of a run
+TUNED = "tuned.json"  # in the private part of a folder that `hush tune` writes
+REPLACES = "replaces.json"  # which release of another run gives way to this one's, as asked by --overwrite
+COPIES = 4  # of the released files that a disk must have room for: two checkpoints, one being written, the release
 BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
@@ -88,6 +95,31 @@ def check_not_lost(out: Path) -> None:
             f"the run in '{out}' cannot go on, as its private part is gone and only what it released is left: train "
             "anew with another --out"
         )
+
+
+def check_own_release(found: LatestCheckpoint, out: Path) -> None:
+    """`ResumeError` where the folder holds a release that neither the run to be resumed wrote nor was asked to
+    replace."""
+    card = out / RELEASE / CARD
+    if found.saved is None or not card.is_file() or _digest_card(card) == _read_replaced(out / PRIVATE_PART):
+        return
+    private, first = out / PRIVATE_PART, found.saved.facts["secret"]["first"]
+    written = any(line["noise"] == first for line in read_releases(private / RELEASES))
+    without_noise = is_finished(found, out) and not any(private.glob("sums-*"))  # keeps no list of its releases
+    if not written and not without_noise:
+        raise ResumeError(
+            f"'{out / RELEASE}' was not written by the run in '{out}', which would replace it: move it away, then "
+            "resume"
+        )
+
+
+def _digest_card(card: Path) -> str:
+    return hashlib.sha256(card.read_bytes()).hexdigest()
+
+
+def _read_replaced(private: Path) -> str | None:
+    path = private / REPLACES
+    return None if not path.is_file() else str(read_json(path).get("card"))
 
 
 def remove_empty_dirs(out: Path, there: bool) -> None:
@@ -151,6 +183,23 @@ class KeepingOptions:
             "Needed where the ledger has a budget and does not know the name yet.", KEEPING, flag="--new-dataset"
         ),
     )
+
+
+def check_out(given: KeepingOptions, *, data: Path | None, private: bool) -> None:
+    """A private model of one's own data is kept: without a folder, what it costs would be spent for nothing."""
+    if data is not None and private and given.out is None:
+        raise InvalidInputError(
+            "--data without --out would spend ε on a model that is not kept: give a folder with --out DIR"
+        )
+
+
+def check_columns(task: Problem) -> None:
+    """`DataError` for a table without a column that a model can use."""
+    if task.schema is not None and not task.schema.features:
+        raise DataError(
+            f"the table of '{task.name}' has no usable column besides the target '{task.schema.target}': see what was "
+            "left out with `hush data inspect`, or describe the columns in a --schema"
+        )
 
 
 def warn_not_saved(given: KeepingOptions) -> None:
@@ -232,12 +281,35 @@ class RunDirectory:
         self._enter(run, given)
         if self.checkpoints is not None and self.resumed_from is None:
             self.checkpoints.attach(run)  # before anything of the run that was here is replaced: this may refuse
-            for name in (FINISHED, ENDED):
+            for name in (FINISHED, ENDED, TUNED):
                 (self.checkpoints.directory / name).unlink(missing_ok=True)
+            self._note_replaced()
             write_atomic(self.checkpoints.directory / OPTIONS, write_settings(given), mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True
         self._say_where(run)
+
+    def _note_replaced(self) -> None:
+        """Which release this run may replace when it is finished, also after it was killed and resumed."""
+        assert self.checkpoints is not None
+        assert self.release is not None
+        card, note = self.release / CARD, self.checkpoints.directory / REPLACES
+        note.unlink(missing_ok=True)
+        if self.overwrite and card.is_file():
+            write_atomic(note, (dump_json({"card": _digest_card(card)}) + "\n").encode(), mode=PRIVATE)
+
+    def check_release(self, run: Run, task: Problem, dataset: str | None) -> None:
+        """Before the first noisy value: whatever would keep this run from being released is refused now."""
+        check_columns(task)
+        if self.out is None:
+            return
+        size = run.check_release(description=task.describe(), dataset=dataset or task.name)
+        free = shutil.disk_usage(self.out).free
+        if free < COPIES * size:
+            raise ReleaseError(
+                f"the disk under '{self.out}' has {free} bytes left, and the run needs at least {COPIES * size}: free "
+                "some, or give another --out"
+            )
 
     @contextmanager
     def _name_options(self, given: KeepingOptions) -> Iterator[None]:
@@ -349,6 +421,36 @@ class RunDirectory:
 
 
 @contextmanager
+def open_search(out: Path | None) -> Iterator[None]:
+    """The folder of a search, locked and known to be writable before anything is charged; refused where it holds a
+    release or a run. A mark says what wrote it; where the search gives no release the mark goes again."""
+    if out is None:
+        yield
+        return
+    check_room(out / RELEASE, overwrite=True)  # what hush did not write is never replaced
+    there = out.exists()
+    writable_directory(out)
+    checkpoints = Checkpoints(out / PRIVATE_PART)
+    mark = checkpoints.directory / TUNED
+    try:
+        remove_temporaries(out / RELEASE)
+        if list_released(out):
+            raise InvalidInputError(
+                f"'{out}' holds a release already, which a search never replaces: name another folder with --out"
+            )
+        if any(path.name not in ("lock", "matrices", TUNED) for path in checkpoints.directory.iterdir()):
+            raise InvalidInputError(f"'{out}' holds a run, which a search never replaces: name another --out")
+        write_atomic(mark, (dump_json({"written_by": "hush tune"}) + "\n").encode(), mode=PRIVATE)
+        yield
+    finally:
+        if not list_released(out):
+            mark.unlink(missing_ok=True)
+        if not was_begun(out):
+            remove_empty_dirs(out, there)
+        checkpoints.close()
+
+
+@contextmanager
 def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> Iterator[RunDirectory]:
     """Open the folder before anything expensive starts, and refuse to overwrite a run unless it is finished and that
     was asked for."""
@@ -358,6 +460,10 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
         yield RunDirectory(None, False)
         return
     if resume:
+        if (out / PRIVATE_PART / TUNED).exists():
+            raise ResumeError(
+                f"'{out}' was written by hush tune, and a search cannot be resumed: train with another --out"
+            )
         check_not_lost(out)
     check_room(out / RELEASE, overwrite=True)  # what hush did not write is never replaced
     there = out.exists()
@@ -372,6 +478,8 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
         found = checkpoints.newest()
         with corrupt_as_input_error(out):
             check_free(found, out, resume)
+            if resume:
+                check_own_release(found, out)
         if not resume and not overwrite and (is_finished(found, out) or list_released(out)):
             raise InvalidInputError(
                 f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out"

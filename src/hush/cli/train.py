@@ -24,6 +24,7 @@ from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.text import as_json_data, dump_json, make_printable
 from hush.accounting.accountant import Adjacency
 from hush.checkpointing import LOG, Checkpoints, share_state
+from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.cli import options as t
 from hush.cli.console import (
     Interruption,
@@ -47,6 +48,7 @@ from hush.cli.options import (
     allow_smaller_batch,
     apply_table_defaults,
     check_delta,
+    check_delta_range,
     compare_candidates,
     default_epsilon,
     find_device,
@@ -59,7 +61,7 @@ from hush.cli.options import (
     take,
     unset_options,
 )
-from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, open_keeper, warn_not_saved
+from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, check_out, open_keeper, warn_not_saved
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
@@ -72,13 +74,13 @@ from hush.distributed.group import (
     on_rank_zero,
     shutdown_distributed,
 )
-from hush.errors import HushError, InvalidInputError
+from hush.errors import HushError, InvalidInputError, ResumeError
 from hush.guarantees import account_steps
 from hush.ledger.run_account import BudgetSpent
 from hush.methods import Candidate, explain_choice, make_plan
 from hush.methods.config import LENGTH, METHOD, PRIVACY, list_settings, option
 from hush.plan import Mechanism, Plan
-from hush.randomness import seeded
+from hush.randomness import Secret, seeded
 from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
 from hush.sanitize.adaptive import AdaptiveClip
@@ -414,10 +416,12 @@ def choose_released(
 def _release_once(
     run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, release: ComposedRelease
 ) -> dict[str, Any] | None:
-    """The noisy figures of a run are drawn once. They are on the disk before anybody sees them; a run that is reported
-    again shows the same ones, for other noise on the same counts would be a second release."""
+    """The noisy figures of a run are drawn once, from the run's secret. They are on the disk before they are shown; a
+    run that is reported again shows the same ones, because other noise on the same counts would be a second release.
+    A run that has released and whose figures are gone is refused."""
+    secret = run.secret.first
     if keeper.checkpoints is None:
-        return _draw(task, evaluation, release)
+        return _draw(task, evaluation, release, secret)
     path, weights = keeper.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
     resumed = keeper.resumed_from is not None  # a run that is new has drawn nothing
     before = _read(path) if resumed else None
@@ -429,9 +433,28 @@ def _release_once(
             return found
         say("the figures with noise were drawn for other weights of this run and are paid for once: none are released")
         return None
-    metrics = _draw(task, evaluation, release)
+    if resumed:
+        _refuse_second_release(run, path)
+    metrics = _draw(task, evaluation, release, secret)
     _write(path, {"run": keeper.checkpoints.name, "weights": weights, "metrics": metrics})
     return metrics
+
+
+def check_figures_kept(run: Run, keeper: RunDirectory) -> None:
+    """Before a resumed run takes a step: `ResumeError` where it has released figures with noise that are gone."""
+    if keeper.checkpoints is None or keeper.resumed_from is None or all(r.name != NAME for r in run.plan.beside):
+        return
+    path = keeper.checkpoints.directory / METRICS
+    if not path.exists() and (keeper.release is None or not (keeper.release / CARD).is_file()):
+        _refuse_second_release(run, path)
+
+
+def _refuse_second_release(run: Run, path: Path) -> None:
+    if any(line["noise"] == run.secret.first.name for line in read_releases(path.with_name(RELEASES))):
+        raise ResumeError(
+            f"this run has released its figures with noise and '{path}' is gone, so they would be released a second "
+            "time: restore the file, or the release"
+        )
 
 
 def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
@@ -444,12 +467,12 @@ def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
     return found if same and isinstance(found, dict) else None
 
 
-def _draw(task: Problem, evaluation: Evaluation, release: ComposedRelease) -> dict[str, Any]:
+def _draw(task: Problem, evaluation: Evaluation, release: ComposedRelease, secret: Secret) -> dict[str, Any]:
     if evaluation.probabilities is None or evaluation.labels is None:
         raise InvalidInputError(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
     noise = CountNoise(release.event.noise_multiplier, release.lost, release.adjacency)
     units = None if task.owners is None else task.owners.test
-    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units)
+    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units, secret=secret)
     there = evaluation.examples if units is None else len(np.unique(units))
     known = None if release.adjacency == "add-remove" else there  # else who is there is not hidden
     found = describe_counts(counts, noise, task.classes_by_name, known)
@@ -696,6 +719,8 @@ def train(given: Training) -> None:
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
     """
+    check_out(given, data=given.data, private=given.method != "sgd")
+    check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:
         keeper = open_first(stack, ranks, given)
         if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(given))) is not None:
@@ -722,6 +747,7 @@ def train(given: Training) -> None:
             ranks=ranks,
             noise_shards=given.noise_shards,
         )
+        on_rank_zero(ranks, lambda: keeper.check_release(run, task, given.dataset))
         try:
             attach_first(ranks, keeper, run, given)
             task, told = release_before(run, task, parts, keeper)
@@ -783,6 +809,7 @@ def _train_and_measure(
     task: Problem, run: Run, keeper: RunDirectory, given: Training, before: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Of several processes the first one measures, releases and answers."""
+    on_rank_zero(run.ranks, lambda: check_figures_kept(run, keeper))
     watch = begin_watch(given.stop, run, given.batch_size, keeper.checkpoints)
     started = time.perf_counter()
     take_all(task.name, run, keeper, watch, every=given.checkpoint_every, quiet=given.as_json)

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from hush._internal.storage import writable_directory
 from hush.accounting.guarantee import rounded_up
 from hush.accounting.noise_tails import SHARE
 from hush.accounting.selection import Trials
@@ -21,6 +20,7 @@ from hush.cli.options import (
     allow_smaller_batch,
     apply_table_defaults,
     check_delta,
+    check_delta_range,
     default_epsilon,
     find_device,
     fit_batch,
@@ -28,7 +28,7 @@ from hush.cli.options import (
     take,
     unset_options,
 )
-from hush.cli.run_directory import RunDirectory, warn_not_saved
+from hush.cli.run_directory import RunDirectory, check_out, open_search, warn_not_saved
 from hush.cli.train import Training, asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import Problem
@@ -39,7 +39,7 @@ from hush.methods import make_plan
 from hush.methods.config import METHOD, PRIVACY, option
 from hush.plan import Plan
 from hush.randomness import Secret, seeded
-from hush.release.folder import RELEASE, check_room
+from hush.release.folder import RELEASE
 from hush.run import Run
 from hush.training import train as take_steps
 from hush.tuning import Candidate, Winner, check_space, costs_the_same, read_space, select_best
@@ -104,8 +104,13 @@ def tune(given: Tuning) -> None:
     Example: `hush tune --problem digits-mlp --epsilon 3 --search lr=0.1..2 --search clip=0.5,1 --public-test --out run`
     """
     _check_options(given)
-    if given.out is not None:
-        _check_free(given.out)
+    check_out(given, data=given.data, private=True)
+    check_delta_range(given.delta, accepted=given.accept_delta)
+    with open_search(given.out):
+        _search(given)
+
+
+def _search(given: Tuning) -> None:
     task = t.load_task(given)
     losses = t.with_views(task, given.augment, given.views)
     given = fit_batch(apply_table_defaults(given, task), task.examples)
@@ -117,7 +122,8 @@ def tune(given: Tuning) -> None:
     task = sanitise_task(task, plan, given)
     with seeded(given.seed):
         network = task.model().to(find_device(given.device))
-    _start(given, task, losses, network, plan)  # which may refuse, before all is spent
+    first = _start(given, task, losses, network, plan)  # which may refuse, before all is spent
+    RunDirectory(given.out, False).check_release(first, task, given.dataset)
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
     assert plan.trials is not None
@@ -153,15 +159,6 @@ def _check_options(given: Tuning) -> None:
     if given.method in ("auto", "sgd"):
         raise InvalidInputError(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
     _check_searched(given)
-
-
-def _check_free(out: Path) -> None:
-    """Refuse a folder with a release in it: a search never replaces one."""
-    check_room(out / RELEASE, overwrite=True)  # what hush did not write
-    if (out / RELEASE).is_dir() and any((out / RELEASE).iterdir()):
-        raise InvalidInputError(
-            f"'{out}' holds a release already, which a search never replaces: name another folder with --out"
-        )
 
 
 def _check_searched(given: Tuning) -> None:
@@ -301,7 +298,6 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
 def _release(given: Tuning, task: Problem, run: Run, winner: Winner[Made]) -> Path | None:
     if given.out is None:
         return None
-    writable_directory(given.out)
     told = {**winner.made.figures, "chosen": {"parameters": winner.candidate, "score": winner.score}}
     named = given.dataset or task.name
     return run.release(given.out / RELEASE, description=task.describe(), dataset=named, figures=told)

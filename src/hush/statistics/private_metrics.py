@@ -24,6 +24,7 @@ The number of rows is not released but as the sum of noisy cells.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,11 +128,25 @@ def add_count_noise(
     *,
     bins: int = BINS,
     units: ArrayLike | None = None,
+    secret: Secret | None = None,
 ) -> Counts:
-    """The counts of these rows with noise from a secret that is thrown away: one release, to be made once."""
+    """The counts of these rows with noise: one release, to be made once.
+
+    Without ``secret`` the noise comes from one that is thrown away. With it, the noise is a function of the secret, the
+    counts and the noise's scale: the same counts get the same noise again, and other counts get independent noise."""
     weights = None if units is None else weigh_units(units)
     counts = count_rows(probabilities, labels, bins=bins, weights=weights)
-    return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), Secret.fresh())
+    own = Secret.fresh() if secret is None else secret.child(f"figures {_digest(secret, counts, noise)}")
+    return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), own)
+
+
+def _digest(secret: Secret, counts: Counts, noise: CountNoise) -> str:
+    """Of the exact counts and of how much noise they get, keyed with the secret."""
+    found = hashlib.blake2b(key=secret.derive("figures content", 0, size=32), digest_size=32)
+    found.update(f"{noise.sigma!r}\0{noise.adjacency}\0{counts.confusion.shape}\0{counts.histograms.shape}\0".encode())
+    for cells in (counts.confusion, counts.histograms):
+        found.update(np.ascontiguousarray(cells, dtype=np.float64).tobytes())
+    return found.hexdigest()
 
 
 def _count_classes(probabilities: ArrayLike) -> int:
