@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -25,7 +26,7 @@ OPTIONS = {
     "train": PLAN
     + """ --arithmetic --augment --average --checkpoint-every --clip --clip-mode --data --dataset --ledger --lr
     --microbatch --model --new-dataset --noise-shards --out --problem --public --recipe --resume --sample-rate --schema
-    --secret-seed --seed --target --test-data --validation --views --accept-delta""",
+    --secret-seed --seed --target --test-data --trust-code --validation --views --accept-delta""",
     "account": f"{PLAN} --examples --sample-rate",
     "noise show": f"{PLAN} --examples --out",
     "plan": """--batch-size --data --delta --epochs --epsilon --examples --json --method --model --out --parameters
@@ -223,3 +224,20 @@ def test_what_is_given_in_the_shell_reaches_the_plan(command, name, monkeypatch)
     assert main([command, *(["--examples", "1000"] if command == "account" else []), *given]) == 2
     assert getattr(settings[0], name) == value
     assert settings[0].counted == (command == "train")
+
+
+@pytest.mark.parametrize("name", ["method", "problem", "model"])
+def test_code_that_a_run_names_is_not_run_unless_it_is_trusted(name, tmp_path, monkeypatch, capsys) -> None:
+    """Anybody may have written ``options.json``: going on with a run is no reason to import what it names."""
+    (tmp_path / "named_by_a_run.py").write_text("raise SystemError('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "run"
+    (out / "private").mkdir(parents=True)
+    (out / "private" / "options.json").write_text(json.dumps(BEFORE | {name: "named_by_a_run:made"}))
+    with pytest.raises(InvalidInputError, match="named_by_a_run:made"):
+        recall({"out": out, "resume": True})
+    assert main(["train", "--out", str(out), "--resume"]) == 2
+    assert "named_by_a_run" not in sys.modules
+    for said in ({"trust_code": True}, {name: "named_by_a_run:made"}):
+        assert recall({"out": out, "resume": True} | said)[name] == "named_by_a_run:made"
+    assert "trust_code" not in json.loads(write_settings(Training(trust_code=True)))

@@ -171,6 +171,20 @@ def test_a_file_is_replaced_only_when_asked(here: Path, capsys) -> None:
     assert len(read("p.csv")) == 4
 
 
+def test_class_names_of_a_release_do_not_control_the_terminal(here: Path, capsys) -> None:
+    """A release may be somebody else's: its class names hold escape codes, and markup of rich."""
+    names = ["\x1b[31mred\x07", "[/x]"]
+    for name, entry in (("model.json", "classes"), ("schema.json", "classes")):
+        path = here / "table" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), entry: names}))
+    lines = (here / "my.csv").read_text().replace(",no", f",{names[0]}").replace(",yes", f",{names[1]}")
+    (here / "named.csv").write_text(lines)
+    code, out, err = call(capsys, "evaluate", "table", "named.csv")
+    assert (code, err) == (0, "")
+    assert not [c for c in out if ord(c) < 32 and c != "\n"]
+    assert "[/x]" in out
+
+
 def test_evaluate_gives_the_figures_of_the_predictions(here: Path, capsys) -> None:
     code, out, err = call(capsys, "evaluate", "table", "my.csv", "--json")
     assert code == 0, err

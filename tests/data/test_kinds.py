@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 from hush.tabular.columns import GAP, Column
 from hush.tabular.encode import numbers, read_table
 from hush.tabular.inspect import infer, infer_schema, inspect_table
@@ -234,3 +234,43 @@ def test_a_schema_keeps_what_is_new() -> None:
     }
     columns = public_columns(facts)
     assert (columns["b"].form, columns["b"].time, columns["c"].parse("f")) == (DOTTED, True, 1.0)
+
+
+class TestHeader:
+    """The first row of a file without a header must not be published as the names of the columns."""
+
+    ROWS = [
+        f"{20 + i % 50},{1990 + i % 20}-05-17,{'mw'[i % 2]},{i % 7}.5,{'no' if i % 3 else 'yes'}" for i in range(80)
+    ]
+
+    @pytest.mark.parametrize(
+        ("head", "target", "options"),
+        [
+            ("34,1991-02-03,m,2.5,yes", "yes", {}),
+            ("age,born,sex,weight,yes", "yes", {}),
+            ("34,born,sex,weight,ill", "ill", {}),
+            ("age,1991-02-03,sex,weight,ill", "ill", {}),
+            ("age,born,sex,2.5,ill", "2.5", {"regression": True}),
+        ],
+    )
+    def test_a_cell_is_no_name(self, head, target, options, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([head, *self.ROWS]) + "\n")
+        with pytest.raises(DataError) as caught:
+            infer_schema(path, target, {"target_range": [0, 9]} if options else {}, **options)
+        assert str(path) in str(caught.value)
+        assert not set(head.split(",")) & set(str(caught.value).split("'"))
+
+    @pytest.mark.parametrize(
+        ("head", "target", "named"),
+        [
+            ("age,born,sex,weight,ill", "ill", {}),
+            ("0,born,sex,1,ill", "ill", {}),
+            ("1,born,sex,2,ill", "ill", {}),
+            ("2020,born,sex,2021,ill", "ill", {"columns": {"2020": {"kind": "number"}, "2021": {"kind": "number"}}}),
+        ],
+    )
+    def test_a_name_is_no_cell(self, head, target, named, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([head, *self.ROWS]) + "\n")
+        assert [c.name for c in infer_schema(path, target, named).columns] == head.split(",")

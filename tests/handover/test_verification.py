@@ -12,6 +12,7 @@ from hush.checkpointing import SECRETS, read_secrets
 from hush.cli import main
 from hush.errors import InvalidInputError
 from hush.release.folder import digest_files
+from hush.release.load import load
 from hush.release.verify import verify_release
 
 FEW = ("--batch-size", "20", "--steps", "3", "--noise-multiplier", "2")
@@ -78,6 +79,21 @@ def test_a_file_that_is_missing_is_named(name, copy) -> None:
 def test_a_file_too_many_is_named(copy) -> None:
     (copy / "notes.txt").write_text("x")
     assert verify_release(copy).problems == ("notes.txt is no part of the release",)
+
+
+@pytest.mark.parametrize("left", [FILES, ("model.json",), ("PRIVACY.md",)], ids=["all", "description", "page"])
+def test_a_release_inside_a_release_is_not_verified_in_its_place(left, run, tmp_path) -> None:
+    outer = Path(shutil.copytree(run / "release", tmp_path / "out" / "release"))
+    shutil.copytree(run / "release", outer / "release")
+    (outer / "model.json").write_text("{}")
+    for name in set(FILES) - set(left):
+        (outer / name).unlink()
+    found = verify_release(outer)
+    assert found.folder == outer
+    assert not found.verified
+    with pytest.raises(InvalidInputError):
+        load(outer)
+    assert main(["predict", str(outer), "rows.csv", "--out", str(tmp_path / "p.csv")]) == 2
 
 
 def rewrite(copy: Path, change) -> None:

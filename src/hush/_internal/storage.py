@@ -4,6 +4,7 @@
   a file that somebody else writes piece by piece; `move_atomic` does the last step
   for what was written elsewhere on the same disk; `write_folder` does both for a folder; `append_durably` adds lines
   that are on the disk when it returns, or are not there.
+- **Pages.** `write_page` replaces a file only if hush wrote it, which a comment in it says (`MARK`).
 - **Locks** are the kernel's (`flock`): they end with their holder, however it ends. `lock_file` locks a file that is
   open, `try_lock` takes a lock and keeps it or says that somebody else has it, `file_lock` waits for one. A file system
   without locks raises an error; one that grants every lock is noticed by `file_lock`, which asks for its own lock a
@@ -32,6 +33,7 @@ from hush.errors import InvalidInputError
 
 PRIVATE = 0o600
 PUBLIC = 0o644
+MARK = "written by hush"  # in a comment at the begin or end of every page that hush writes to a path of the user's
 Value = TypeVar("Value")
 
 
@@ -52,31 +54,77 @@ def explain(error: OSError) -> str:
 
 def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
     """Put ``content`` at ``path`` so that after any crash the old file or the new one is there, never a part."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync_directory(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_together({path: content}, mode=mode)
+
+
+def write_together(files: Mapping[Path, bytes], *, mode: int = PUBLIC) -> None:
+    """The same for several files: all of them are on the disk before the first is renamed, in their order."""
+    with contextlib.ExitStack() as stack:
+        written = [(stack.enter_context(_new_part(path, mode)), path) for path in files]
+        for (part, _), content in zip(written, files.values(), strict=True):
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for part, path in written:
+            os.replace(part, path)
+            sync_directory(path.parent)
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[Path]:
-    """The name of a new file to write; at the end it takes the place of ``path``, and where that fails it is gone."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        yield beside
-        with beside.open("rb+") as file:
+    """An empty file to write to; at the end it takes the place of ``path``, and where that fails it is gone. What
+    killed processes left of the same file is removed first."""
+    remove_parts(path.parent, glob.escape(path.name))
+    with _new_part(path, PUBLIC) as part:
+        yield part
+        with part.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(part, path)
         sync_directory(path.parent)
+
+
+@contextmanager
+def _new_part(path: Path, mode: int) -> Iterator[Path]:
+    """A new file next to ``path``, gone at the end; its lock tells `remove_parts` that it is being written."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    held = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks: then two processes must not write the same file
+            lock_file(held)
+        yield part
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+        os.close(held)
+
+
+def check_page(path: Path) -> None:
+    """Refuse a path for a page, before anything is computed: a folder, a file that hush did not write, or a directory
+    that cannot be written to. What killed processes left of the same page is removed."""
+    if path.is_dir():
+        raise InvalidInputError(f"'{path}' is a folder: give the name of a file")
+    if (path.exists() or path.is_symlink()) and not _is_page(path):
+        raise InvalidInputError(f"'{path}' is not a page that hush wrote, so it is not replaced: give another name")
+    writable_directory(path.parent)
+    remove_parts(path.parent, glob.escape(path.name))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, which holds `MARK`, to a path of the user's; a file that hush did not write is never replaced."""
+    check_page(path)
+    write_atomic(path, text.encode())
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():  # a device or a pipe, say
+        return False
+    try:
+        with path.open("rb") as file:
+            begin = file.read(512)
+            file.seek(max(0, path.stat().st_size - 512))
+            return MARK.encode() in begin or MARK.encode() in file.read()
+    except OSError:
+        return False
 
 
 def move_atomic(source: Path, target: Path) -> None:
@@ -117,9 +165,9 @@ def remove_temporaries(target: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _is_being_written(folder: Path) -> bool:
+def _is_being_written(part: Path) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(part, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -191,9 +239,10 @@ def wipe(path: Path) -> None:
 
 
 def remove_parts(directory: Path, name: str = "*") -> None:
-    """Remove files that killed processes left half written; only where no other process writes the same files."""
+    """Remove files that killed processes left half written; on a disk without locks, only where no other process
+    writes the same files."""
     for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
-        if not part.is_dir():
+        if not part.is_dir() and not _is_being_written(part):
             part.unlink(missing_ok=True)
 
 

@@ -314,6 +314,7 @@ def _remove(path: Path) -> None:
 
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}
+UNREADABLE = "unreadable"  # the outcome of a run whose record is damaged; it is not run again
 RECORD, EPOCHS, SECRET_PART = "record.json", "epochs.jsonl", "private"
 RUN = "run"  # in a working directory: the run's private directory
 CHECKPOINTS = f"{RUN}/checkpoint-*"
@@ -358,9 +359,20 @@ class Store:
         return {entry.name for entry in os.scandir(self.root / "runs") if not entry.name.startswith(".")}
 
     def record(self, key: str) -> dict[str, Any]:
-        """The record of a finished run."""
-        found: dict[str, Any] = json.loads((self.folder(key) / RECORD).read_bytes())
-        return found
+        """The record of a finished run; one that is damaged says no more than that, in its outcome and reason."""
+        path = self.folder(key) / RECORD
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            if not self.has(key):
+                raise
+            found = None
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and isinstance(found.get("outcome"), str):
+            return found
+        reason = f"'{path}' is damaged: remove its folder to run it again"
+        return {"key": key, "config": {"options": {}}, "outcome": UNREADABLE, "reason": reason, "seconds": 0.0}
 
     def records(self, keys: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
         """The records of these runs, of all by default, in the order of their keys."""

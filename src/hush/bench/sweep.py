@@ -17,6 +17,7 @@ from hush._internal import validate
 from hush._internal.text import make_printable
 from hush.bench.executors import RETRIES, Executor, Inline, Job, Local, count_cores
 from hush.bench.ray_cluster import OnRay
+from hush.bench.selection_cost import read_number
 from hush.bench.spec import Spec
 from hush.bench.store import Store
 from hush.bench.trial import RunOptions, Trial
@@ -53,7 +54,7 @@ class Tally:
         for key in (self.store.keys() & wanted) - set(self.outcomes):
             record = self.store.record(key)
             self.outcomes[key] = record["outcome"]
-            self.seconds[key] = record["seconds"]
+            self.seconds[key] = read_number(record.get("seconds")) or 0.0
 
     @property
     def skipped(self) -> int:

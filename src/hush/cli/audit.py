@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hush._internal import validate
+from hush._internal.storage import check_page, write_page
 from hush.accounting.guarantee import rounded_down, rounded_up
 from hush.cli.console import say, show, show_progress, show_table
 from hush.cli.options import AsJson
@@ -75,6 +76,8 @@ def audit(
         raise InvalidInputError("say what to audit: --method NAME, or --all for every method")
     if page is not None and (every or store is not None):
         raise InvalidInputError("a page draws the scores of one audit that is made now: give --method, and no --store")
+    if page is not None:
+        check_page(page)
     validate.positive_int(comparisons=comparisons)
     names = _list_all(problem) if method is None else (method,)
     settings = AuditSettings(epsilon, delta, runs, seed, comparisons * len(names), problem)
@@ -172,10 +175,9 @@ def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:
 
 
 def _draw(made: Audit, method: str, page: Path) -> None:
-    from hush._internal.storage import write_atomic
     from hush.report.audit_page import render_audit
 
-    write_atomic(page, render_audit(made, method).encode())
+    write_page(page, render_audit(made, method))
     say(f"written: {page}")
 
 

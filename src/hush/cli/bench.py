@@ -44,7 +44,7 @@ def bench(
     On a Ray cluster: `hush bench specs/setup-1.toml --store /shared/results --executor ray --address auto --cpus 2`
     """
     from hush.bench.executors import count_cores
-    from hush.bench.selection_cost import price_choices
+    from hush.bench.selection_cost import Pricing, price_choices, price_store
     from hush.bench.spec import check_spec, read_spec
     from hush.bench.store import StoreFullError, open_store
     from hush.bench.sweep import ExecutorOptions, make_executor, show_live, sweep
@@ -66,15 +66,18 @@ def bench(
         raise typer.Exit(1) from error
     found = tally.summary()
     with delayed_status("computing the price of choosing"):
-        choices = price_choices(opened.record(trial.key) for trial in read.trials if opened.has(trial.key))
+        records, pricing = list(opened.records()), Pricing()  # of the whole store: also runs of other specs were seen
+        choices, total = price_choices(records, pricing), price_store(records, pricing)
     if as_json:
-        show_json({**found, "choices": [choice.to_json() for choice in choices]})
+        show_json({**found, "choices": [choice.to_json() for choice in choices], "total": vars(total)})
         return
     show(f"{found['runs']} runs: {found['done']} done, {found['failed']} failed, {found['skipped']} were there already")
     if found["diverged"]:
         show(f"{found['diverged']} of those done have diverged")
     for choice in choices:
         show(choice.sentence())
+    if total.runs > 1:
+        show(f"all {total.runs} private runs of this store together: ε = {total.tell()}")
     _tell_failures(opened, read)
 
 
@@ -104,10 +107,12 @@ def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -
 
 
 def _tell_failures(store: Store, spec: Spec) -> None:
+    from hush.bench.store import UNREADABLE
+
     reasons: dict[str, int] = {}
     for trial in spec.trials:
         record = store.record(trial.key)
-        if record["outcome"] == "failed":
+        if record["outcome"] in ("failed", UNREADABLE):
             reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
     for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:5]:
         say(f"{count} failed: {reason}")

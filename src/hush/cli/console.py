@@ -53,7 +53,9 @@ def show_json(value: Any) -> None:
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """A table of results, on stdout."""
-    table = Table(*columns, title=title or None, title_justify="left")
+    table = Table(title=title or None, title_justify="left")
+    for name in columns:
+        table.add_column(Text(make_printable(name)))
     for row in rows:
         table.add_row(*(Text(make_printable(cell)) for cell in row))
     _output.print(table)

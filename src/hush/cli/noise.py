@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from hush._internal.storage import writable_directory, write_atomic
+from hush._internal.storage import check_page, write_page
 from hush.cli.console import delayed_status, say, show, show_json
 from hush.cli.options import (
     EPSILON_OR_THREE,
@@ -58,7 +58,7 @@ def show_noise(given: NoiseOptions) -> None:
     if given.epochs is None and given.steps is None:
         given = replace(given, epochs=1.0 if given.method.startswith("dp-matrix-se") else 4.0)
     setting = default_epsilon(given).setting(given.examples)
-    writable_directory(given.out.parent)
+    check_page(given.out)
     chosen = read_method_options(given.method, given.settings)
     if candidates := compare_candidates(given.method, setting, chosen):
         say(explain_choice(candidates))
@@ -66,7 +66,7 @@ def show_noise(given: NoiseOptions) -> None:
         plan = make_plan(given.method, setting, **chosen)
         tell("drawing")
         view = view_noise(plan)
-        write_atomic(given.out, render_page(view).encode())
+        write_page(given.out, render_page(view))
     found = {
         "method": plan.method,
         "epsilon": plan.guarantee().epsilon,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hush._internal import validate
-from hush._internal.storage import writable_directory, write_atomic
+from hush._internal.storage import check_page, write_page
 from hush.bench.timing import TIMED_PLAN
 from hush.cli import options as t
 from hush.cli.console import delayed_status, say, show, show_block, show_json, show_table
@@ -69,7 +69,7 @@ def plan(given: Planning) -> None:
     Example: `hush plan --examples 60000 --epsilon 1,3 --batch-size 256,1024 --epochs 10,30`
     """
     if given.out is not None:
-        writable_directory(given.out.parent)
+        check_page(given.out)
     task, setting, weights = _read(given)
     chosen = read_method_options(given.method, given.settings)
     with delayed_status("calibrating the noise") as tell:
@@ -86,7 +86,7 @@ def plan(given: Planning) -> None:
     if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
 
-        write_atomic(given.out, render_plan(rows, outlook, setting).encode())
+        write_page(given.out, render_plan(rows, outlook, setting))
     if given.as_json or outlook is None:
         show_json([_as_json(row, best) for row in rows])
         return

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hush._internal.storage import PRIVATE, explain, writable_directory, write_atomic
+from hush._internal.storage import PRIVATE, check_page, explain, remove_parts, write_atomic, write_page
 from hush.cli.console import delayed_status, say, show, show_json
 from hush.cli.options import AsJson
 from hush.errors import InvalidInputError
@@ -85,25 +85,26 @@ def _report_store(source: Path, out: Path | None, kind: Format, audits: Path | N
     from hush.report.store_page import make_store_page
 
     out = out or Path(NAMES[kind])
-    writable_directory(out.parent)
+    check_page(out)
     reading = replace(read_results(source), audits=find_audits_beside(source, audits))
     counts = {"runs": len(reading.rows), **{name.replace(" ", "_"): reading.count(name) for name in OUTCOMES}}
     if kind is Format.LATEX:
         from hush.report.paper import render_latex
 
-        write_atomic(out, render_latex(reading).encode())
+        write_page(out, render_latex(reading))
         return {**counts, "out": str(out)}
     page = make_store_page(reading)
     if kind is Format.MARKDOWN:
         from hush.report.paper import render_markdown
 
         text, figures = render_markdown(page, f"{out.stem}_figures")
+        for name in figures:
+            check_page(out.parent / name)
         for name, svg in figures.items():
-            writable_directory((out.parent / name).parent)
-            write_atomic(out.parent / name, svg.encode())
-        write_atomic(out, text.encode())
+            write_page(out.parent / name, svg)
+        write_page(out, text)
     else:
-        write_atomic(out, render_report(page).encode())
+        write_page(out, render_report(page))
     return {**counts, "findings": list(page.findings), "out": str(out)}
 
 
@@ -119,9 +120,9 @@ def _report_run(source: Path, out: Path | None, kind: Format) -> dict[str, Any]:
         )
     inside = (source / PRIVATE_PART).is_dir()
     out = out or (source / NAMES[kind] if inside else Path(NAMES[kind]))
+    check_page(out)
     page = make_released_page(source)
-    writable_directory(out.parent)
-    write_atomic(out, render_report(page).encode())
+    write_page(out, render_report(page))
     secret = _report_privately(source) if inside else None
     return {"findings": list(page.findings), "out": str(out), "private": None if secret is None else str(secret)}
 
@@ -137,6 +138,7 @@ def _report_privately(source: Path) -> Path | None:
         page = make_private_page(source)
         if page is None:
             return None
+        remove_parts(secret.parent, secret.name)
         write_atomic(secret, render_report(page).encode(), mode=PRIVATE)
     except (OSError, InvalidInputError) as error:
         why = error if isinstance(error, OSError) else error.__cause__

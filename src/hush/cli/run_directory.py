@@ -157,6 +157,15 @@ class KeepingOptions:
         default=False,
         metadata=option("Go on with the run in --out, with its own options.", KEEPING, flag="--resume", saved=False),
     )
+    trust_code: bool = field(
+        default=False,
+        metadata=option(
+            "With --resume: import and call the code that the run's own options name.",
+            KEEPING,
+            flag="--trust-code",
+            saved=False,
+        ),
+    )
     overwrite: bool = field(
         default=False,
         metadata=option("Replace the finished run in --out.", KEEPING, flag="--overwrite", saved=False),

@@ -679,6 +679,7 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOpt
             raise InvalidInputError(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {self.seed}")
 
 
+IMPORTED = ("method", "problem", "model")  # options that may name code, package.module:attribute
 KEPT_WITH = {*list_settings(KeepingOptions), *list_settings(OutputOptions), "secret_seed"}  # that say nothing of a plan
 
 
@@ -692,7 +693,7 @@ def recall(given: Given) -> Given:
         return _put_over(recipe, given)
     path = given["out"] / "private" / OPTIONS
     if path.is_file():
-        return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
+        return _put_over(_check_trusted(read_settings(path, Training), given) | recipe, given) | {"resumed": True}
     if not given["out"].exists() and not given.keys() - KEPT_WITH:
         raise InvalidInputError(
             f"there is no run in '{given['out']}' to go on with, and nothing says what to train instead"
@@ -705,6 +706,18 @@ def recall(given: Given) -> Given:
             "--data"
         )
     return _put_over(recipe, given)
+
+
+def _check_trusted(kept: Given, given: Given) -> Given:
+    """What a run has kept, unless it names code that nobody has asked to run: anybody may have written the file."""
+    for name in IMPORTED:
+        code = kept.get(name)
+        if isinstance(code, str) and ":" in code and given.get(name) != code and not given.get("trust_code"):
+            raise InvalidInputError(
+                f"the run in '{given['out']}' imports and calls '{code}' as its {name}: if you trust that code, add "
+                "--trust-code"
+            )
+    return kept
 
 
 def _put_over(before: Given, given: Given) -> Given:

@@ -48,6 +48,7 @@ SPACE = ["lr=0.05..5"]
 CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
 LEFT_OUT = (
     "resume",
+    "trust_code",
     "keep_secret",
     "checkpoint_every",
     "secret_seed",

@@ -9,6 +9,7 @@ runtime computes. The number of rows is free. What turns a row into encoded inpu
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import logging
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from hush._internal.storage import write_atomic
+from hush._internal.storage import remove_parts, write_together
 from hush._internal.text import dump_json
 from hush._internal.validate import choice
 from hush.datasets.models import Encoder
@@ -76,9 +77,9 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
     """Write the part of a released model after its encoding to ``out``, and what it takes and gives to a JSON beside
     it, whose path is given back."""
     choice(tuple(FORMATS), format=kind)
+    check_new_file(out, overwrite=overwrite)
     beside = out.with_name(f"{out.name}.json")
-    for path in (out, beside):
-        check_new_file(path, overwrite=overwrite)
+    check_new_file(beside, overwrite=overwrite)
     if model.folder.resolve() in out.resolve().parents:
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
@@ -93,8 +94,9 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
         "outputs": _describe_outputs(model.description),
         "guarantee": model.card["guarantee"]["sentence"],
     }
-    write_atomic(out, program)
-    write_atomic(beside, (dump_json(page, indent=2) + "\n").encode())
+    for path in (out, beside):
+        remove_parts(path.parent, glob.escape(path.name))
+    write_together({beside: (dump_json(page, indent=2) + "\n").encode(), out: program})
     return beside
 
 

@@ -89,10 +89,13 @@ def check_room(directory: Path, *, overwrite: bool) -> None:
 
 
 def find_release(directory: str | Path) -> Path:
-    """The folder of the release, given that folder or the run's."""
+    """The folder of the release, given that folder or the run's.
+
+    A folder that holds any file of a release is that release, even when it has a subfolder named ``release``: otherwise
+    its own files could be changed and the subfolder would be verified in their place."""
     given = Path(directory)
-    for folder in (given / RELEASE, given):
-        if (folder / WEIGHTS).is_file() or (folder / CARD).is_file():
+    for folder in (given, given / RELEASE):
+        if any((folder / name).exists() for name in NAMES):
             return folder
     if not given.exists():
         raise InvalidInputError(f"there is no folder '{given}'")

@@ -88,7 +88,7 @@ def _say_where(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _open_csv(beside: Path) -> Iterator[Callable[[Columns], None]]:
-    with beside.open("x", newline="", encoding="utf-8") as file:
+    with beside.open("w", newline="", encoding="utf-8") as file:
         table, begun = csv.writer(file), False
 
         def write(part: Columns) -> None:

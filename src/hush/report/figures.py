@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hush.report.rows import Row, read_number
+from hush.bench.selection_cost import read_number
+from hush.report.rows import Row
 from hush.report.summary import Group, Setting, group_settings, order_epsilon, tell_figure, tell_mean
 from hush.report.svg import Axis, Cell, Point, Series, draw_cells, draw_dots, draw_lines
 

@@ -20,12 +20,12 @@ from hush._internal.text import make_printable
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, default_accountant, epsilon
 from hush.accounting.guarantee import STATUSES, Guarantee, rounded_up
+from hush.bench.selection_cost import read_number
 from hush.errors import HushError, InvalidInputError
 from hush.release.folder import CARD, MODEL, PRIVATE_PART, find_release, read_json
 from hush.report.figures import Figure, draw_confusion, read_confusion
 from hush.report.noise_page import rebuild_plan, view_plan
 from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
-from hush.report.rows import read_number
 from hush.report.svg import Axis, Point, Series, draw_lines
 
 POINTS = 12  # numbers of steps whose ε is computed

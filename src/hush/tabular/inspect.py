@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hush._internal.validate import choice
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 from hush.tabular.cache import cached_profile
 from hush.tabular.columns import Column, Range
 from hush.tabular.encode import holds_text, no_column, no_number
@@ -101,11 +101,31 @@ def inspect_table(
     problems = [str(no_column(name, seen, path)) for name in wanted if name not in seen]
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())
     problems += [found.problem for found in findings if found.problem and found.column.name != target]
+    problems += _check_header(path, seen, named, target)
     if unit and unit == target:
         problems.insert(0, f"column '{unit}' of '{path}' is to be predicted, and cannot be both that and the unit")
     if unit in seen and seen[unit].missing:
         problems.append(f"column '{unit}' of '{path}' has rows without a value, and every row must belong to a unit")
     return Inspection(path, findings, seen, tuple(problems))
+
+
+def _check_header(
+    path: Path, seen: Mapping[str, ColumnProfile], named: Collection[str], target: str | None
+) -> list[str]:
+    """A file without a header: its first row, which is private, would be published as the names of the columns.
+
+    Names that count the columns (0, 1, 2, … or 1, 2, 3, …) and names that a schema lists are no cells."""
+    numbered = [int(name) for name in seen if name.isdecimal() and name.isascii() and len(name) < 6]
+    counted = numbered[:1] in ([0], [1]) and numbered == list(range(numbered[0], numbered[0] + len(numbered)))
+    for place, (name, evidence) in enumerate(seen.items(), start=1):
+        is_class = name == target and name in evidence.values
+        is_name = name in named or (counted and name.isdecimal())
+        if is_class or (not is_name and evidence.holds(name)):
+            return [
+                f"the name of column {place} of '{path}' is one of the values in that column, so the first row looks "
+                "like data: add a row with the names of the columns, or list the names in a schema"
+            ]
+    return []
 
 
 def _find(
@@ -176,9 +196,9 @@ class Inferred:
             return self.schema
         first, *more = self.problems
         if not more:
-            raise InvalidInputError(first)
+            raise DataError(first)
         others = f"{len(more)} more problem{'s' * (len(more) > 1)}"
-        raise InvalidInputError(f"{first}; {others}: `hush data inspect {self.inspection.path}` lists all")
+        raise DataError(f"{first}; {others}: `hush data inspect {self.inspection.path}` lists all")
 
 
 def infer_schema(

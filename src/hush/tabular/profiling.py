@@ -24,6 +24,7 @@ from hush.tabular.encode import count_texts, find_first, list_different
 from hush.tabular.reader import (
     COMMA,
     DAY_FIRST,
+    FORMATS,
     ISO,
     MONTH_FIRST,
     ONLY_COMMA,
@@ -112,6 +113,13 @@ class ColumnProfile:
     def holds_numbers(self) -> bool:
         """Whether nearly all cells are numbers, whatever else they may be."""
         return self.is_most(self.counts["number"])
+
+    def holds(self, text: str) -> bool:
+        """Whether a text is written as nearly all cells are: a number, a date, or a word of the column's flag."""
+        signs, forms = (tuple(k for k in known if self.is_most(self.counts[k])) for known in ((POINT, COMMA), FORMATS))
+        numeric = any(parse_number(text, sign) is not None for sign in signs)
+        dated = any(parse_date(text, form) is not None for form in forms)
+        return numeric or dated or (self.present > 0 and any(text.strip().lower() in PAIRS[n] for n in self.pairs))
 
     def has_many(self, share: float) -> bool:
         """Whether more than this share of the first rows is different from all others."""
