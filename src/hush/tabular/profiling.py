@@ -119,7 +119,8 @@ class ColumnProfile:
         signs, forms = (tuple(k for k in known if self.is_most(self.counts[k])) for known in ((POINT, COMMA), FORMATS))
         numeric = any(parse_number(text, sign) is not None for sign in signs)
         dated = any(parse_date(text, form) is not None for form in forms)
-        return numeric or dated or (self.present > 0 and any(text.strip().lower() in PAIRS[n] for n in self.pairs))
+        flags = [pair for pair in PAIRS if self.is_most(self.words[pair[0]] + self.words[pair[1]])]
+        return numeric or dated or any(text.strip().lower() in pair for pair in flags)
 
     def has_many(self, share: float) -> bool:
         """Whether more than this share of the first rows is different from all others."""
