@@ -20,7 +20,7 @@ from hush.checkpointing.checkpoint import LOG, OtherPlan, tell_difference
 from hush.cli.console import say
 from hush.cli.options import KEEPING, write_settings
 from hush.data_release import find_releases
-from hush.errors import HushError, InvalidInputError, Refused
+from hush.errors import FormatError, HushError, InvalidInputError, Refused
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
@@ -32,6 +32,7 @@ from hush.training import EVERY
 # The folder of a run: what it holds, and whether a command may begin or go on there.
 
 OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in the private part of a run
+DAMAGED = "is damaged, so the finished run cannot be reported again: its release has the model and the guarantee"
 BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
@@ -206,6 +207,8 @@ class RunDirectory:
                 "options: train anew with another --out"
             )
         found = read_json(path)
+        if not isinstance(found.get("steps"), int):
+            raise FormatError(f"'{path}' {DAMAGED}")
         say(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
         if self.release is not None and not self.release.is_dir():
             say(f"its release is not there any more, and cannot be written again: '{self.release}'")

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush._internal.storage import explain
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 
 # Rows of long files as pyarrow streams them: text stays in Arrow's buffers, and only what is asked for becomes Python.
 #
@@ -529,14 +529,20 @@ def _check_count(columns: int, path: Path) -> None:
 def _parquet(path: Path) -> Iterator[Piece]:
     with _arrow_errors(path) as pa:
         for batch in stream_parquet(path, ROWS):
-            _check_count(len(batch.schema.names), path)
+            _check_typed_names(batch.schema.names, path)
             yield {name: _arrow(name, batch.column(name), pa, path) for name in batch.schema.names}
+
+
+def _check_typed_names(names: list[str], path: Path) -> None:
+    _check_count(len(names), path)
+    if len(set(names)) < len(names):
+        raise DataError(f"several columns of '{path}' have the same name: give every column its own")
 
 
 def _read_parquet_names(path: Path) -> Names:
     with _arrow_errors(path) as pa:
         columns = read_parquet_schema(path)
-        _check_count(len(columns.names), path)
+        _check_typed_names(columns.names, path)
         return {field.name: _name_type(field.type, pa) for field in columns}
 
 
