@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from hush.errors import InvalidInputError
+from hush.errors import HushError, InvalidInputError
 
 
 def import_object(path: str) -> Any:
@@ -32,6 +33,27 @@ def import_factory(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise InvalidInputError(f"'{path}' is not a function or class that can be called")
     return found  # type: ignore[no-any-return]
+
+
+def call_factory(path: str, options: Mapping[str, Any]) -> Any:
+    """What the factory that ``package.module:attribute`` names returns, called with the options that it takes."""
+    factory = import_factory(path)
+    with explain_errors(path):
+        return call_with(factory, options)
+
+
+@contextmanager
+def explain_errors(path: str) -> Iterator[None]:
+    """Name the code of others that does not work; what it says is left out, as it may quote the data."""
+    try:
+        yield
+    except (HushError, OSError):
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"'{path}' raised {type(error).__name__} when it was called: it is not what was expected, or has an error "
+            "(HUSH_TRACEBACK=1 shows where)"
+        ) from error
 
 
 def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:

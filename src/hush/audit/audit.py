@@ -52,7 +52,7 @@ from hush.audit.one_run import audit_once
 from hush.clipping.adaptive import CHANNEL
 from hush.data_source import as_source
 from hush.datasets import catalogue as problems
-from hush.errors import InvalidInputError, NotProvenError
+from hush.errors import FormatError, InvalidInputError, NotProvenError
 from hush.guarantees import claim_steps, find_sigma
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
@@ -350,14 +350,17 @@ class AuditSettings:
 
 def read_audits(path: Path) -> list[dict[str, Any]]:
     """Every line of the file, none where there is no file; a last line that was broken off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except UnicodeDecodeError as error:
+        raise FormatError(f"'{path}' is no file of audits: it is not UTF-8; name another, or remove it") from error
     found = []
     for number, line in enumerate(lines):
         try:
             entry = json.loads(line)
             Verdict.from_json(entry)
             AuditSettings(**entry["settings"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if number == len(lines) - 1 and isinstance(error, json.JSONDecodeError):
                 break
             raise InvalidInputError(

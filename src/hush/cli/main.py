@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{error}")
         return INTERRUPTED
     except HushError as error:
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
         say(f"error: {error}")
         return 1 if isinstance(error, (LostRank, Stopped)) else 2
     except typer.TyperException as error:

@@ -120,6 +120,7 @@ def _read(given: Planning) -> tuple[Problem | None, PlanConfig, int | None]:
         raise InvalidInputError("say how many examples there are: --examples 60000, or the data themselves with --data")
     if weights is not None:
         validate.positive_int(parameters=weights)
+        validate.finite(parameters=weights)  # a whole number may be larger than any float
     unit = "example" if task is None else task.unit
     return task, PlanConfig(examples, batch_size=1, delta=given.delta, unit=unit), weights
 

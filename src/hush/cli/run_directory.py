@@ -24,7 +24,7 @@ from hush.cli.console import say
 from hush.cli.options import KEEPING, write_settings
 from hush.data_release import find_releases
 from hush.datasets.problem import Problem
-from hush.errors import DataError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
+from hush.errors import DataError, FormatError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
@@ -39,6 +39,7 @@ OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in t
 TUNED = "tuned.json"  # in the private part of a folder that `hush tune` writes
 REPLACES = "replaces.json"  # which release of another run gives way to this one's, as asked by --overwrite
 COPIES = 4  # of the released files that a disk must have room for: two checkpoints, one being written, the release
+DAMAGED = "is damaged, so the finished run cannot be reported again: its release has the model and the guarantee"
 BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
@@ -255,6 +256,8 @@ class RunDirectory:
                 "options: train anew with another --out"
             )
         found = read_json(path)
+        if not isinstance(found.get("steps"), int):
+            raise FormatError(f"'{path}' {DAMAGED}")
         say(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
         if self.release is not None and not self.release.is_dir():
             say(f"its release is not there any more, and cannot be written again: '{self.release}'")

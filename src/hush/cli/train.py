@@ -61,7 +61,16 @@ from hush.cli.options import (
     take,
     unset_options,
 )
-from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, check_out, open_keeper, warn_not_saved
+from hush.cli.run_directory import (
+    DAMAGED,
+    FINISHED,
+    OPTIONS,
+    KeepingOptions,
+    RunDirectory,
+    check_out,
+    open_keeper,
+    warn_not_saved,
+)
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
@@ -74,7 +83,7 @@ from hush.distributed.group import (
     on_rank_zero,
     shutdown_distributed,
 )
-from hush.errors import HushError, InvalidInputError, ResumeError
+from hush.errors import FormatError, HushError, InvalidInputError, ResumeError
 from hush.guarantees import account_steps
 from hush.ledger.run_account import BudgetSpent
 from hush.methods import Candidate, explain_choice, make_plan
@@ -737,7 +746,10 @@ def train(given: Training) -> None:
     with join(given.device) as ranks, ExitStack() as stack:
         keeper = open_first(stack, ranks, given)
         if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(given))) is not None:
-            _answer(answer, given)
+            try:
+                _answer(answer, given)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise FormatError(f"'{given.out}/private/{FINISHED}' {DAMAGED}") from error
             return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hush._internal.imports import call_with, import_factory
+from hush._internal.imports import call_factory
 from hush._internal.tensors import Losses
 from hush.datasets import adult, cifar, digits, mnist
 from hush.datasets.models import Encoder, build_shipped, shipped, vae_losses
@@ -322,7 +322,7 @@ def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_di
         raise InvalidInputError(f"validation must be a fraction of at least 0 and below 1, got {validation}")
     place = None if data_dir is None else Path(data_dir)
     if ":" in name:
-        found = call_with(import_factory(name), {"seed": seed, "validation": validation, "data_dir": place})
+        found = call_factory(name, {"seed": seed, "validation": validation, "data_dir": place})
         if not isinstance(found, Problem):
             raise InvalidInputError(
                 f"'{name}' returned {type(found).__name__} where a hush.datasets.problem.Problem was expected"

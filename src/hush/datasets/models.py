@@ -357,6 +357,14 @@ def shipped(name: str, **arguments: Any) -> Architecture:
     return Architecture("shipped", name, arguments)
 
 
+MOST_VALUES = 1000  # arguments of an architecture: a list of widths makes as many layers, before weights are compared
+
+
+def _count_values(value: Any) -> int:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
+    return 1 if inside is None else sum(map(_count_values, inside))
+
+
 def build_shipped(architecture: Architecture) -> nn.Module:
     """The network, with fresh weights; a name or an argument that is not known is refused."""
     if architecture.name not in SHIPPED:
@@ -365,11 +373,15 @@ def build_shipped(architecture: Architecture) -> nn.Module:
             f"{nearest(architecture.name, SHIPPED)}"
         )
     factory = SHIPPED[architecture.name]
+    if _count_values(architecture.arguments) > MOST_VALUES:
+        raise InvalidInputError(
+            f"the architecture '{architecture.name}' has more than {MOST_VALUES} numbers as arguments: none has so many"
+        )
     arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in architecture.arguments.items()}
     try:
         inspect.signature(factory).bind(**arguments)
         return factory(**arguments)
     except InvalidInputError:
         raise
-    except (TypeError, ValueError, RuntimeError, OverflowError, IndexError, ZeroDivisionError, MemoryError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, LookupError, AttributeError, MemoryError) as error:
         raise InvalidInputError(f"the arguments of the architecture '{architecture.name}' do not fit it") from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from hush._internal import validate
-from hush._internal.imports import import_object
+from hush._internal.imports import explain_errors, import_object
 from hush.errors import InvalidInputError, nearest
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
 from hush.methods.catalogue import Method, call_method, catalogue, option_groups, options, purpose
@@ -100,7 +101,8 @@ def make_plan(
     chosen = {key: value for key, value in given.items() if key not in known}
     setting = _complete(setting, {key: value for key, value in given.items() if key in known})
     rule = make_rule(optimizer, scheduler, given)
-    plan = call_method(factory, setting, chosen)
+    with explain_errors(method) if ":" in method else nullcontext():
+        plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
         raise InvalidInputError(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
     if rule is not None:

@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load as unpack
 from torch import Tensor, nn
 
-from hush._internal.imports import call_with, find_version, import_factory
+from hush._internal.imports import call_factory, find_version
 from hush._internal.storage import explain
 from hush.datasets.images import read_image_files, read_unlabelled
 from hush.datasets.models import Encoder, build_shipped
 from hush.datasets.problem import to_units
-from hush.errors import InvalidInputError
+from hush.errors import FormatError, InvalidInputError
 from hush.release.description import Architecture, Description, Inputs
 from hush.release.folder import CARD, MODEL, WEIGHTS, find_release, read_description, read_json
 from hush.tabular.encode import encode_piece
@@ -239,8 +239,8 @@ def read_weights(folder: Path) -> Weights:
         return unpack((folder / WEIGHTS).read_bytes())
     except OSError as error:
         raise InvalidInputError(f"'{folder / WEIGHTS}' cannot be read: {explain(error)}") from error
-    except SafetensorError as error:
-        raise InvalidInputError(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise FormatError(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
 
 
 def build_network(
@@ -248,10 +248,7 @@ def build_network(
 ) -> nn.Module:
     """The network with the release's weights, whose names and shapes must be its own."""
     if model is None and description.architecture.source == "shipped":
-        with torch.device("meta"):  # no memory is taken before the shapes are known to be those of the weights
-            inner = build_shipped(description.architecture)
-        network = put_behind_encoder(inner, description)
-        check_weights(network, weights, folder)
+        network = put_behind_encoder(build_empty(description, weights, folder), description)
         network.load_state_dict(weights, assign=True)
         return network
     network = put_behind_encoder(
@@ -260,6 +257,43 @@ def build_network(
     check_weights(network, weights, folder)
     network.load_state_dict(weights)
     return network
+
+
+def build_empty(description: Description, weights: Weights, folder: Path) -> nn.Module:
+    """A network of hush's own on the meta device, without its encoder: no memory is taken before it is known that the
+    weights are those of the network, and that it takes what the description says and gives what that names."""
+    width = 0 if description.schema is None else sum(column.width for column in description.schema.features)
+    if description.architecture.encoder and not any(width in value.shape for value in weights.values()):
+        raise FormatError(f"the schema in '{folder}' has {width} inputs, for which there are no weights")
+    with torch.device("meta"):
+        inner = build_shipped(description.architecture)
+        network = put_behind_encoder(inner, description)
+        check_weights(network, weights, folder)
+        _check_shapes(network, description, folder)
+    return inner
+
+
+@torch.no_grad()
+def _check_shapes(network: nn.Module, description: Description, folder: Path) -> None:
+    inputs, training = description.inputs, network.training
+    if inputs is None:
+        return
+    network.eval()
+    try:
+        outputs = network(torch.zeros(2, *inputs.shape, device="meta"))
+        shape = None if not isinstance(outputs, Tensor) else tuple(outputs.shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise FormatError(f"the network in '{folder}' does not take inputs of the shape {inputs.shape}") from error
+    finally:
+        network.train(training)
+    wanted: dict[str, list[tuple[int, ...]]] = {
+        "classification": [(2, len(description.classes))],
+        "regression": [(2,), (2, 1)],
+    }
+    if description.task in wanted and shape not in wanted[description.task]:
+        raise FormatError(
+            f"the network in '{folder}' gives outputs of the shape {shape} for two rows, which is no {description.task}"
+        )
 
 
 def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
@@ -293,7 +327,7 @@ def _import_model(architecture: Architecture, folder: Path, trust_code: bool) ->
             "give trust_code=True (--trust-code), or the module itself with model=…"
         )
     _compare_version(architecture)
-    built = call_with(import_factory(architecture.name), _as_called(architecture.arguments))
+    built = call_factory(architecture.name, _as_called(architecture.arguments))
     if not isinstance(built, nn.Module):
         raise InvalidInputError(
             f"'{architecture.name}' returned {type(built).__name__} where a torch.nn.Module was expected"

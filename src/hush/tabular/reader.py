@@ -513,14 +513,20 @@ def _check_count(columns: int, path: Path) -> None:
 def _read_parquet(path: Path, exact: str = "") -> Iterator[Piece]:
     with _arrow_errors(path), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS):
-            _check_count(len(batch.schema.names), path)
+            _check_typed_names(batch.schema.names, path)
             yield ArrowPiece(batch, path, exact)
+
+
+def _check_typed_names(names: list[str], path: Path) -> None:
+    _check_count(len(names), path)
+    if len(set(names)) < len(names):
+        raise DataError(f"several columns of '{path}' have the same name: give every column its own")
 
 
 def _read_parquet_names(path: Path) -> Names:
     with _arrow_errors(path):
         columns = pq.read_schema(path)
-        _check_count(len(columns.names), path)
+        _check_typed_names(columns.names, path)
         return {field.name: _name_type(field.type) for field in columns}
 
 
