@@ -90,8 +90,7 @@ def test_steps_taken_again_are_composed_with_them_once() -> None:
 
 def test_the_sentence_and_the_card_name_them() -> None:
     both = plan(beside=(AGES, FIGURES), assumptions=("coins",))
-    said = both.guarantee().sentence()
-    assert "his covers the model and a noisy histogram of the ages and noisy figures together" in said
+    assert "a noisy histogram of the ages and noisy figures" in both.guarantee().sentence()
     assert both.guarantee().assumptions == ("coins", "bins", INDEPENDENT_ROWS)
     card = json.loads(json.dumps(make_card(both, steps_taken=50, figures={"private_metrics": {"rows": 3}})))
     assert card["private_metrics"] == {"rows": 3}
@@ -136,7 +135,7 @@ def test_the_page_runs(capsys) -> None:
     exec(page.split("```python\n")[-1].split("```")[0], {})
     said = capsys.readouterr().out
     assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example")
-    assert "his covers the model and a noisy histogram of the ages together" in said
+    assert "the model and a noisy histogram of the ages" in said
 
 
 def test_what_cannot_be_composed_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -292,3 +293,13 @@ def test_a_full_disk_is_one_sentence(capsys, monkeypatch, tmp_path, command, wri
     assert call(capsys, "train", "--problem", "digits-logistic", "--steps", "1", "--out", "run")[0] == 0
     (tmp_path / "rows.csv").write_text("a\n1\n")
     assert call(capsys, *command) == (1, "", "error: no space is left on the disk (free some first)\n")
+
+
+def test_the_guarantee_of_the_embedded_digits_fits_three_lines(capsys) -> None:
+    code, out, err = call(capsys, "train", "--arithmetic", "rigorous", "--epochs", 1)
+    assert code == 0, err
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("(ε = "))
+    stated = [lines[first], *itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])]
+    assert 2 <= len(stated) <= 3
+    assert max(map(len, stated)) <= 120

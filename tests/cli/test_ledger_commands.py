@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import dp_event
 
-from hush.accounting.guarantee import rounded_up
+from hush.accounting.guarantee import SECRET_SEED, rounded_up
 from hush.cli import main
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import Account
@@ -97,9 +97,8 @@ def test_several_runs_say_what_they_assume(capsys, path) -> None:
 def test_the_seed_of_a_run_is_in_its_ledger(capsys, path, tmp_path) -> None:
     code, out, err = call(capsys, *TRAIN, "--secret-seed", 7, "--ledger", path, "--json")
     assert code == 0, err
-    seed = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
-    assert seed in json.loads(out)["ledger"]["assumptions"]
-    assert seed in shown(capsys, path)["sentence"]
+    assert SECRET_SEED in json.loads(out)["ledger"]["assumptions"]
+    assert SECRET_SEED in shown(capsys, path)["sentence"]
 
 
 @pytest.mark.parametrize("dataset", [(), ("--dataset", "others"), ("--dataset", "patient")])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hush.accounting.guarantee import HELD, say_own_data
 from hush.cli import main
 from keeping import keep
 
@@ -138,7 +139,10 @@ def test_public_ranges_are_read_and_assumed(own: Path, capsys) -> None:
     assert code == 0, err
     said = " ".join(p.read_text() for p in (card / "release").glob("*.json"))
     assert "the ranges of the columns, read off the rows, are public anyway" in said
-    assert "rows held out for testing are not covered" in said
+    told = json.loads((card / "release" / "privacy.json").read_text())["guarantee"]
+    assert HELD in told["scope"]
+    assert HELD not in told["assumptions"]
+    assert say_own_data("example") in told["assumptions"]
 
 
 def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None:
