@@ -20,10 +20,10 @@ from hush._internal.tensors import checksum
 from hush.checkpointing import Checkpoints, share_state
 from hush.cli.train import release_first
 from hush.distributed.group import Stopped, init_distributed
-from hush.errors import Refused
+from hush.errors import BudgetExceededError, Refused
 from hush.guarantees import Replay
 from hush.ledger.book import Ledger
-from hush.ledger.run_account import BudgetSpent, charge
+from hush.ledger.run_account import charge
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
@@ -161,7 +161,7 @@ def wait_for_the_ledger(rank: int, folder: Path) -> None:
     for step in range(7):
         run.step(run.batch(step))
     before = checksum(run.model.parameters())
-    with pytest.raises(Stopped if rank else BudgetSpent):
+    with pytest.raises(Stopped if rank else BudgetExceededError):
         run.step(run.batch(7))
     assert run.next == 7
     assert before == checksum(run.model.parameters())

@@ -102,16 +102,16 @@ class TestAssumptions:
         def seeded(steps):
             return Cost("add-remove", "proven", 1e-5, dp_event.SelfComposedDpEvent(POISSON, steps), (), (seed,))
 
-        account(path, cost=seeded).cover(1000)
-        account(path, "b").cover(1000)
+        account(path, cost=seeded).charge()
+        account(path, "b").charge()
         assert Ledger(path).total("d").assumptions == (seed, FIXED)
 
     def test_a_filter_needs_none(self, path):
         ledger = Ledger(path)
         ledger.set_budget("d", 2.0, 1e-5)
         assert ledger.filtered("d") is None
-        account(path, planned=300).cover(1)
-        account(path, "b", planned=300).cover(1)
+        account(path, planned=300).charge()
+        account(path, "b", planned=300).charge()
         found = Ledger(path).filtered("d")
         joint = dp_event.SelfComposedDpEvent(POISSON, 200)
         assert found.holds
@@ -126,7 +126,7 @@ class TestAssumptions:
         assert Ledger(path).filtered("d") is None  # a budget that was changed was not fixed in advance
 
     def test_a_budget_that_came_later_is_no_filter(self, path):
-        account(path).cover(1)
+        account(path).charge()
         ledger = Ledger(path)
         ledger.set_budget("d", 2.0, 1e-5)
         assert ledger.filtered("d") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hush.cli.console import delayed_status, show, show_json, show_lines, show_table
+from hush.cli.console import delayed_status, show, show_json, show_table, show_text
 from hush.cli.options import (
     PlanOptions,
     compare_candidates,
@@ -56,7 +56,7 @@ def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]
     if candidates:
         show(explain_choice(candidates))
     claims = plan.claims()
-    show_lines(str(claims[0]))
+    show_text(str(claims[0]))
     told = {**summary, "status": claims[0].describe_status()}
     show_table("", ("what", "value"), [(k, v) for k, v in told.items() if k not in APART])
     if candidates:

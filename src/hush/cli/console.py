@@ -34,10 +34,14 @@ def show(text: str = "") -> None:
     _output.print(make_printable(text), markup=False)
 
 
-def show_lines(text: str) -> None:
+def show_text(text: str) -> None:
     """Lines of result, on stdout."""
     for line in text.splitlines():
         show(line)
+def show_lines(lines: Iterable[str]) -> None:
+    """Many lines of result at once, on stdout, as they are: tens of thousands take no longer than writing them."""
+    if text := "\n".join(make_printable(line) for line in lines):
+        _output.out(text, highlight=False)
 
 
 def show_block(text: str, *, indent: int = 0) -> None:

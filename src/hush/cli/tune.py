@@ -14,7 +14,7 @@ from hush.accounting.guarantee import rounded_up
 from hush.accounting.noise_tails import SHARE
 from hush.accounting.selection import Trials
 from hush.cli import options as t
-from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json, show_lines
+from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json, show_text
 from hush.cli.options import (
     Given,
     allow_smaller_batch,
@@ -57,6 +57,7 @@ LEFT_OUT = (
     "batch_may_shrink",
     "stop",
     "noise_shards",
+    "fit_budget",
 )
 OWN = ("lr", "clip", "clip_mode")  # options of the methods that are flags
 
@@ -212,15 +213,14 @@ def _charge(given: Tuning, plan: Plan) -> None:
         return
     account = Account(
         Ledger(given.ledger),
-        given.dataset or DATASET,
+        DATASET if given.dataset is None else given.dataset,
         run=Secret.fresh().name[:16],
         method=f"tune {plan.method}",
         planned=plan.steps,
         cost=cost_of(plan.with_arithmetic()),
         new_dataset=given.new_dataset,
-        block=plan.steps,
     )
-    account.cover(plan.steps)
+    account.charge()
 
 
 def _run_trial(
@@ -291,7 +291,7 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
         return
     show(f"score {winner.score:.4g} with " + ", ".join(f"{k} = {v:.4g}" for k, v in winner.candidate.items()))
     show(f"the winner alone would be ε = {rounded_up(alone.epsilon)}; the search is what the data have paid for:")
-    show_lines(result["statement"])
+    show_text(result["statement"])
     if released is not None:
         show(f"released, may be copied: {released}")
 
