@@ -42,7 +42,7 @@ def test_a_run_that_failed_without_a_word_of_its_price_leaves_that_of_the_choice
     (choice,) = price_choices([record(0.5), died] if alone else [record(0.5), record(0.9), died])
     assert choice.selection_epsilon is None
     assert choice.runs == (2 if alone else 3)
-    assert "not known (a run does not say what it spent)" in choice.sentence()
+    assert "not known" in choice.sentence()
     without_end = record(0.7, epsilon=None)  # an infinite ε is null
     assert price_choices([record(0.5), without_end])[0].selection_epsilon is None
 

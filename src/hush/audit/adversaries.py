@@ -21,7 +21,7 @@ from hush.audit.canary import CanarySetup
 from hush.audit.likelihood import Reading, log_ratio
 from hush.clipping.adaptive import CHANNEL
 from hush.errors import Refused
-from hush.guarantees import claim_steps
+from hush.guarantees import has_proof
 from hush.noise.base import Release
 from hush.optimizers import Rule
 from hush.plan import Plan
@@ -286,7 +286,7 @@ class FeatureCanary:
     def applies(self, plan: Plan) -> bool:
         """To plans that let the layers before a sanitisation layer learn from raw features."""
         channels = plan.query.channels
-        return "rows" in channels and plan.private and not _is_proven(plan)
+        return "rows" in channels and plan.private and not has_proof(plan)
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """How far those weights are from where they began."""
@@ -305,7 +305,7 @@ class ReleasedValues:
     def applies(self, plan: Plan) -> bool:
         """To plans that release rows or answers, and train on nothing else."""
         return plan.private and (
-            "labels" in plan.query.channels or ("rows" in plan.query.channels and _is_proven(plan))
+            "labels" in plan.query.channels or ("rows" in plan.query.channels and has_proof(plan))
         )
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
@@ -334,10 +334,6 @@ def _read(game: AuditGame, seen: Transcript) -> list[Reading]:
     if CHANNEL in channels and game.stage.alone and game.plan.neighbours == "add-remove":
         readings.append(Reading(seen.counts, seen.count_stds, -channels[CHANNEL].bound))
     return readings
-
-
-def _is_proven(plan: Plan) -> bool:
-    return any(claim.status == "proven" for claim in claim_steps(plan))
 
 
 def _releases_gradients(plan: Plan, proof: str) -> bool:

@@ -117,7 +117,7 @@ def tune(given: Tuning) -> None:
     task = sanitise_task(task, plan, given)
     with seeded(given.seed):
         network = task.model().to(find_device(given.device))
-    _start(given, task, losses, network, plan)  # which may refuse, before all is spent
+    _start(given, task, losses, network, plan).check_arithmetic()  # which may refuse, before all is spent
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
     assert plan.trials is not None

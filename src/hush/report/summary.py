@@ -284,7 +284,7 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
     alive = [setting for setting in settings if setting.score(part, sign) > -math.inf]
     done = [row for row in rows if row.figure(part) is not None and row.figure("test") is not None]
     stated = [row.status for row in rows if row.status in WORST]
-    audited = _find_audit(audits, method, stated)
+    audited = _find_audit(audits, method, [row.accounted for row in rows])
     refuted = audited is not None and audited.verdict == "refuted"
     status = "refuted" if refuted else next((kind for kind in WORST if kind in stated), "unknown")
     return Group(
