@@ -3,8 +3,8 @@
     python benchmarks/one_example_more.py --models mlp,p2 --batches 2,37,256 --search 10
     python benchmarks/one_example_more.py --json figures.json
 
-Neighbours are adversarial: alike, cancelling, huge, broken rows, and labels at the kink of a loss, where the rounding of
-a prediction decides the sign of a gradient (``tests/neighbours.py``). The affordable part of it is a test.
+Neighbours are adversarial: alike, cancelling, huge, broken rows, and labels at the kink of a loss, where the rounding
+of a prediction decides the sign of a gradient (``tests/neighbours.py``). The affordable part of it is a test.
 """
 
 from __future__ import annotations

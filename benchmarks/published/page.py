@@ -76,8 +76,8 @@ MORE = (
 )
 WHAT = (
     "Accuracies and ε that were published for private training, beside what hush gets on the same data with the "
-    "published settings, as far as they are given (what differs is said at each table), with ε by hush's accountant. Tables "
-    "I to IV are numbered as they were published. First what follows from it, then every table, last what was "
+    "published settings, as far as they are given (what differs is said at each table), with ε by hush's accountant. "
+    "Tables I to IV are numbered as they were published. First what follows from it, then every table, last what was "
     "[wrong](#what-is-wrong-in-published-results)."
 )
 HOW = (
@@ -86,8 +86,8 @@ HOW = (
     "collect` the records, and `benchmarks/reproduction.py render` this page and its pictures. Noise is from a fixed "
     "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is for one example's "
     "contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded up. All "
-    "private runs were made in [fast arithmetic](sharp-edges.md#arithmetic), so their ε is claimed; the same settings in "
-    "rigorous arithmetic, today's default, have the same ε, proven."
+    "private runs were made in [fast arithmetic](sharp-edges.md#arithmetic), so their ε is claimed; the same settings "
+    "in rigorous arithmetic, today's default, have the same ε, proven."
 )
 
 RUNS = (

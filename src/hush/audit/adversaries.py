@@ -304,9 +304,7 @@ class ReleasedValues:
 
     def applies(self, plan: Plan) -> bool:
         """To plans that release rows or answers, and train on nothing else."""
-        return plan.private and (
-            "labels" in plan.query.channels or ("rows" in plan.query.channels and has_proof(plan))
-        )
+        return plan.private and ("labels" in plan.query.channels or ("rows" in plan.query.channels and has_proof(plan)))
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The sum of all gradients along the canary's direction."""
