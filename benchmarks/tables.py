@@ -89,8 +89,17 @@ def train_hush(table: Table, job: Job) -> dict[str, Any]:
     flags = SAME_FOR_ALL if job.who != "hush" else WAYS[job.way]
     told, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
-        command = ["train", *table.flags, "--epsilon", f"{job.epsilon:g}", *seeds, *flags, "--arithmetic", FAST,
-        "--json"]
+        command = [
+            "train",
+            *table.flags,
+            "--epsilon",
+            f"{job.epsilon:g}",
+            *seeds,
+            *flags,
+            "--arithmetic",
+            FAST,
+            "--json",
+        ]
         if run_hush(command) != 0:
             raise RuntimeError(said.getvalue())
     found = json.loads(told.getvalue())

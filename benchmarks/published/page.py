@@ -77,8 +77,7 @@ MORE = (
 WHAT = (
     "Accuracies and ε that were published for private training, beside what hush gets on the same data with the "
     "published settings, as far as they are given (what differs is said at each table), with ε by hush's accountant. "
-    "Tables "
-    "I to IV are numbered as they were published. First what follows from it, then every table, last what was "
+    "Tables I to IV are numbered as they were published. First what follows from it, then every table, last what was "
     "[wrong](#what-is-wrong-in-published-results)."
 )
 HOW = (
@@ -88,8 +87,7 @@ HOW = (
     "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is for one example's "
     "contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded up. All "
     "private runs were made in [fast arithmetic](sharp-edges.md#arithmetic), so their ε is claimed; the same settings "
-    "in "
-    "rigorous arithmetic, today's default, have the same ε, proven."
+    "in rigorous arithmetic, today's default, have the same ε, proven."
 )
 
 RUNS = (

@@ -7,7 +7,7 @@ that an example's arithmetic does not depend on other rows (`hush.per_example.ch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,14 +98,22 @@ class Aggregator:
         if self._untouched is None:
             return self._sum_pieces(secret, step, indices, public)
         check_model(self._model)  # again: a layer may be in another mode by now
-        kernels = deterministic_kernels() if self._rigorous else nullcontext()
-        with self._untouched.during_forward(complete=self._fresh), kernels:
-            if not self._started and self._mechanism.noisy:
-                found = self.check_start(public)  # after a resume too: it picks this process's engine
-                self.checked, self._started = self.checked or found, True
+        self.start(public)
+        with self._untouched.during_forward(complete=self._fresh), self._kernels():
             sums = self._sum_pieces(secret, step, indices, public)
         self._fresh = self._fresh and not any(map(len, self.list_chosen(secret, step, indices)))
         return sums
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        return deterministic_kernels() if self._rigorous else nullcontext()
+
+    def start(self, public: State) -> None:
+        """Check the arithmetic and pick the engine, once in every process: after a resume too."""
+        if self._started or self._untouched is None or not self._mechanism.noisy:
+            return
+        with self._untouched.during_forward(complete=True), self._kernels():
+            found = self.check_start(public)
+        self.checked, self._started = self.checked or found, True
 
     def check_start(self, public: State) -> int:
         """Refuse a model in which an example's arithmetic depends on other rows; how many inputs were compared.

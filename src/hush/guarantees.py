@@ -312,6 +312,11 @@ def _find_proven(mechanism: Mechanism, claims: Iterable[Claim]) -> Any:
     raise Refused(f"method '{mechanism.method}' has no proven privacy event")
 
 
+def has_proof(mechanism: Mechanism) -> bool:
+    """Whether its event is proven, in whichever arithmetic it is computed."""
+    return any(claim.status == "proven" for claim in _claim_training(mechanism))
+
+
 def claim_attempts(mechanism: Mechanism, attempts: Iterable[Replay]) -> tuple[Claim, ...]:
     """What these attempts cost together, with the releases beside them, by every claim that there is about the
     mechanism; the proven one first."""

@@ -164,6 +164,7 @@ class Run:
         self._check(batch)
         if isinstance(self._query, NeedsPreparation):
             self._query.make_ready(batch.step)
+        self.check_arithmetic()
         if self.ranks.world == 1:
             self.charge()
         sums, channels, private = self._sum(batch)
@@ -199,6 +200,12 @@ class Run:
             yield
         finally:
             self._busy.release()
+
+    def check_arithmetic(self) -> None:
+        """Refuse a model in which an example's arithmetic depends on other rows, on made-up inputs and before anything
+        is charged or released; `step` does it before the first step."""
+        with torch.no_grad():
+            self._summing.start(self._public)
 
     def _may_add_noise(self, channels: Sums) -> bool:
         """Process 0 sees to it that the run is charged and that its noise has met no other sum; all hear it. False

@@ -118,7 +118,7 @@ def test_arithmetic_is_an_axis(write_spec) -> None:
 
 def test_keys_are_those_that_stores_hold(write_spec) -> None:
     text = f'seed = 3\n[[grid]]\n{BASE}method = "dp-ftrl"\nlr = 0.5\naverage = "ema:0.9"\naccept_claimed = false\n'
-    assert [trial.key for trial in expand(write_spec, text)] == [""]
+    assert [trial.key for trial in expand(write_spec, text)] == ["d85780b86791ce9adbe79f7fcccd49aa"]
 
 
 def test_the_secret_seed_is_in_no_configuration(write_spec) -> None:

@@ -21,7 +21,7 @@ from hush.audit.canary import CanarySetup
 from hush.audit.likelihood import Observation, log_ratio
 from hush.clipping.adaptive import CHANNEL
 from hush.errors import NotProvenError
-from hush.guarantees import claim_steps
+from hush.guarantees import has_proof
 from hush.noise.base import NoisyGradient
 from hush.optimizers import Optimizer
 from hush.plan import Plan
@@ -286,7 +286,7 @@ class FeatureCanary:
     def applies(self, plan: Plan) -> bool:
         """To plans that let the layers before a sanitisation layer learn from raw features."""
         channels = plan.query.channels
-        return "rows" in channels and plan.private and not _is_proven(plan)
+        return "rows" in channels and plan.private and not has_proof(plan)
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """How far those weights are from where they began."""
@@ -304,9 +304,7 @@ class ReleasedValues:
 
     def applies(self, plan: Plan) -> bool:
         """To plans that release rows or answers, and train on nothing else."""
-        return plan.private and (
-            "labels" in plan.query.channels or ("rows" in plan.query.channels and _is_proven(plan))
-        )
+        return plan.private and ("labels" in plan.query.channels or ("rows" in plan.query.channels and has_proof(plan)))
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The sum of all gradients along the canary's direction."""
@@ -334,10 +332,6 @@ def _read(game: AuditGame, seen: Transcript) -> list[Observation]:
     if CHANNEL in channels and game.stage.alone and game.plan.neighbours == "add-remove":
         readings.append(Observation(seen.counts, seen.count_stds, -channels[CHANNEL].bound))
     return readings
-
-
-def _is_proven(plan: Plan) -> bool:
-    return any(claim.status == "proven" for claim in claim_steps(plan))
 
 
 def _releases_gradients(plan: Plan, proof: str) -> bool:

@@ -33,6 +33,7 @@ from hush.accounting.accountant import Adjacency
 from hush.datasets.digits import load_digits
 from hush.datasets.splits import as_arrays
 from hush.errors import InvalidInputError
+from hush.guarantees import has_proof
 from hush.plan import Plan
 from hush.sanitize.layer import Sanitize
 
@@ -240,7 +241,7 @@ def make_features_stage(plan: Plan) -> CanarySetup:
     canary[0, PIXEL] = 1.0
     label = torch.full((1,), CLASSES, dtype=labels.dtype)
     hybrid = "head" in plan.query.channels
-    published = not any(claim.status == "proven" for claim in plan.claims())
+    published = not has_proof(plan)
     direction: dict[str, Tensor] = {}
     if hybrid or published:
         front = torch.zeros(WIDTH, 64, dtype=torch.float64)

@@ -40,6 +40,7 @@ from hush.guarantees import find_composed_delta
 from hush.methods import PlanConfig, make_plan
 from hush.methods.config import PlanSettings, list_axes
 from hush.optimizers import SGD
+from hush.per_example.result import find_examples
 from hush.plan import Plan
 from hush.randomness import Secret, seeded, streams
 from hush.run import Run
@@ -158,8 +159,11 @@ class WatchedLosses:
         if scores is None or first is self._seen or torch._C._functorch.is_functorch_wrapped_tensor(scores):
             return
         if scores.dim() == 2 and scores.shape[1] == self._classes:
-            labels = content[-1]
-            self._counted.append(((scores.argmax(1) == labels).sum(), len(labels)))
+            labels, there = content[-1], find_examples(len(content[-1]))
+            right, size = scores.argmax(1) == labels, len(labels)
+            if there is not None:
+                right, size = right & there.to(right.device), int(there.sum())
+            self._counted.append((right.sum(), size))
             self._seen = first
 
 
@@ -527,6 +531,7 @@ class _Trial:
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,
             "status": guarantee.status,
+            "arithmetic": plan.arithmetic,
             "adjacency": guarantee.adjacency,
             "protects": guarantee.protects,
             "accountant": guarantee.accountant,

@@ -38,6 +38,8 @@ def show_text(text: str) -> None:
     """Lines of result, on stdout."""
     for line in text.splitlines():
         show(line)
+
+
 def show_lines(lines: Iterable[str]) -> None:
     """Many lines of result at once, on stdout, as they are: tens of thousands take no longer than writing them."""
     if text := "\n".join(make_printable(line) for line in lines):

@@ -125,6 +125,7 @@ def _search(given: Tuning) -> None:
     with seeded(given.seed):
         network = task.model().to(find_device(given.device))
     first = _start(given, task, losses, network, plan)  # which may refuse, before all is spent
+    first.check_arithmetic()
     RunDirectory(given.out, False).check_release(first, task, given.dataset)
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.utils.deterministic
 from torch import Tensor
 
 from hush._internal.validate import choice
@@ -32,6 +33,7 @@ from hush.errors import HushError, InvalidInputError, UnsupportedModelError
 from hush.randomness import Secret, generator, seeded, streams
 from hush.sampling import Room
 
+_determinism: Any = torch.utils.deterministic  # its types do not declare the flag
 Mode = Literal["rigorous", "fast"]
 MODES = ("rigorous", "fast")
 BLOCK = 400  # places that are summed in the gradients' own type
@@ -290,8 +292,7 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it cannot "
-            f"be "
+            f"the model stops with {type(error).__name__} on made-up inputs of this shape ({error}): it cannot be "
             "checked that an example's arithmetic does not depend on other rows: let it accept random numbers and "
             "zeros, or use fast arithmetic, whose ε is claimed and not proven"
         ) from error
@@ -316,7 +317,7 @@ def _compare(one: RowDigests, other: RowDigests, kept: Tensor, when: str) -> Non
     changed = one.find_changed(other, kept)
     if changed is not None:
         raise UnsupportedModelError(
-            f"rigorous arithmetic needs examples that are computed independently of other rows, and bits of '{changed}' "
+            f"rigorous arithmetic needs examples that are computed independently of other rows; bits of '{changed}' "
             f""
             f"change {when}: let the model treat every row by itself, or use fast arithmetic, whose ε is claimed and "
             "not proven"
@@ -374,9 +375,9 @@ def whole_chunk(rows: int) -> Chunk:
 def deterministic_kernels() -> Iterator[None]:
     """Within it torch uses kernels that give the same bits every time, and stops where it has none."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled, tuned = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    filled, tuned = _determinism.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    _determinism.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
     try:
         yield
@@ -390,5 +391,5 @@ def deterministic_kernels() -> Iterator[None]:
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        _determinism.fill_uninitialized_memory = filled
         torch.backends.cudnn.benchmark = tuned

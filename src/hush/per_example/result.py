@@ -187,6 +187,14 @@ def microbatch_scope(piece: Chunk, digests: RowDigests | None = None) -> Iterato
         _CURRENT.reset(token)
 
 
+def find_examples(rows: int) -> Tensor | None:
+    """Which of so many rows of the present piece are examples; None where all are, or where it is another number."""
+    seen = _CURRENT.get()
+    if seen is None or seen.piece.empty is None or len(seen.piece.empty) != rows:
+        return None
+    return ~seen.piece.empty
+
+
 def fit_to_piece(tape: PerExampleGradients) -> PerExampleGradients:
     """The tape as the run's present piece wants it."""
     seen = _CURRENT.get()

@@ -68,6 +68,12 @@ class Row:
         return str(self.record.get("status", ""))
 
     @property
+    def accounted(self) -> str:
+        """The status of the formula that its ε is from: proven, too, where the ε is claimed for fast arithmetic."""
+        fast = self.status == "claimed" and self.config.get("arithmetic") == "fast"
+        return "proven" if fast else self.status
+
+    @property
     def metric(self) -> str:
         """accuracy or loss."""
         if self.record.get("metric") in ("accuracy", "loss"):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hush.accounting.guarantee import findings, rounded_up
-from hush.bench.selection_cost import WORST, ChoicePrice, Pricing, find_status, price_store, read_event
+from hush.bench.selection_cost import ChoicePrice, Pricing, find_status, price_store, read_event
 from hush.report.rows import CARD, Audited, Reading, Row
 
 
@@ -135,8 +135,7 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
     settings = group_settings(rows)
     alive = [setting for setting in settings if setting.score(part, sign) > -math.inf]
     done = [row for row in rows if row.figure(part) is not None and row.figure("test") is not None]
-    stated = [row.status for row in rows if row.status in WORST]
-    audited = _find_audit(audits, method, stated)
+    audited = _find_audit(audits, method, [row.accounted for row in rows])
     refuted = audited is not None and audited.verdict == "refuted"
     status = "refuted" if refuted else find_status(row.record for row in rows)
     return Group(
