@@ -6,7 +6,9 @@ do to its last bits is met before the first step (`hush.per_example.chunks`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +21,18 @@ from hush.data_source import Parts, Source, list_parts, refuse_other_parts, tens
 from hush.distributed.consistency import add_standing, mark_step, take_standing
 from hush.distributed.group import ProcessGroup
 from hush.errors import Refused
-from hush.per_example.chunks import Chunk, Seats, check_batch_invariance, effect_of_extra_row
-from hush.per_example.engine import SpotChecks
-from hush.per_example.model_checks import ModelStateGuard, check_model
+from hush.per_example.chunks import (
+    Chunk,
+    Seats,
+    Summed,
+    check_batch_invariance,
+    effect_of_extra_row,
+    synthetic_batch,
+)
+from hush.per_example.engine import ExamplesNotIndependent, SpotChecks, count_spot_checks
+from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
 from hush.per_example.model_rng import model_randomness
+from hush.per_example.reads import ReadChecks, checking_reads
 from hush.per_example.result import GradientWarning, microbatch_scope
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
@@ -31,6 +41,8 @@ if TYPE_CHECKING:
     from hush.plan import Mechanism
 
 COMPANY = ROUNDING + " ({}; rigorous arithmetic rules it out)"
+SEPARATE = "the model and its loss treat every example separately (checked at {} of {} steps)"
+EXTREMES = (1.0, 0.0, 1e4, 1e-40, math.nan, math.inf)  # times random inputs: their reads are compared
 
 
 class Aggregator:
@@ -56,12 +68,14 @@ class Aggregator:
         self._untouched = self._watch_model()
         self._fresh = True  # no forward of this run has been seen yet
         self._met = False
+        self._reads = ReadChecks()
+        self._restored: bool | None = None  # whether the steps before a resume computed every example by itself
         self._shapes: list[torch.Size] | None = None  # of the rows, in rigorous arithmetic
         self._parts: Parts | None = None  # what every batch holds beside tensors
 
-    def restore(self, microbatch: int, company: str, *, begun: bool) -> None:
+    def restore(self, microbatch: int, company: str, *, begun: bool, isolated: bool | None = None) -> None:
         """Go on as another run did, with the model as it is now; once it has ``begun``, nobody else may change it."""
-        self.microbatch, self.company = microbatch, company
+        self.microbatch, self.company, self._restored = microbatch, company, isolated if begun else None
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
         if begun:
             self.settle()
@@ -109,6 +123,7 @@ class Aggregator:
 
         bounds = {name: c.bound for name, c in self._mechanism.channels.items() if c.proof in ADDED}
         rows = self.seats().rows()
+        self._settle_reads(summed, rows[-1])
         if self._mechanism.arithmetic == "rigorous":
             check_batch_invariance(summed, self._source, rows, self._device)
             return ""
@@ -120,6 +135,51 @@ class Aggregator:
             return COMPANY.format("it could not be measured on random inputs, and the data picked the engine")
         size = rounded_up(moved, 1)
         return COMPANY.format(f"one row more moved a sum of random inputs by {size} of an example's bound")
+
+    def _settle_reads(self, summed: Summed, rows: int) -> None:
+        """Find out on made-up inputs whether the model reads values into Python, and whether they decide them.
+
+        Where they read other values than empty rows do, the model is computed one example at a time. A model that does
+        not run on made-up inputs stays unsettled: every batch is watched thoroughly."""
+        checks = self._reads
+        checks.deciding = True
+        try:
+            if self._try_reads(summed, rows, 1.0):
+                checks.settled = True
+                for factor in EXTREMES if checks.found else ():
+                    self._try_reads(summed, rows, factor)
+        finally:
+            checks.deciding = checks.batched = False
+
+    def _try_reads(self, summed: Summed, rows: int, factor: float) -> bool:
+        """Whether the model ran on random inputs times this factor; integers are 0 and 1 where the model takes 1."""
+        everywhere = torch.arange(rows)
+        for below in (2, 1) if self._device.type == "cpu" else (1,):
+            content = synthetic_batch(self._source, rows, 1, self._device, below=below)
+            content = to_each(lambda t: t * factor if t.is_floating_point() else t, content)
+            try:
+                summed(Chunk(everywhere, everywhere, ((0, rows),)), content)
+            except (GradientWarning, ExamplesNotIndependent):
+                raise
+            except Exception:  # whatever a model says to made-up inputs: a batch on which it stops is not released
+                continue
+            return True
+        return False
+
+    @property
+    def isolated(self) -> bool:
+        """Whether every example was computed by itself in all steps; not before that is known."""
+        known = [self._restored, not self._reads.batched if self._met else None]
+        return any(known) and False not in known
+
+    def describe_separation(self) -> str:
+        """What is assumed of a model that computes its examples together; empty where nothing is.
+
+        The number of checks is the planned one, which is public. How many steps were checked by now is not said: which
+        ones are is derived from the secret."""
+        if not self._mechanism.noisy or self.isolated or is_known_separate(self._model, self.losses):
+            return ""
+        return SEPARATE.format(count_spot_checks(self._mechanism.steps), self._mechanism.steps)
 
     def seats(self) -> Seats:
         """The places of a step, cut into pieces."""
@@ -187,9 +247,11 @@ class Aggregator:
             )
 
     def _sum_piece(self, secret: Secret, step: int, piece: Chunk, losses: Losses, content: Any, public: State) -> Sums:
-        query = self._query
+        query, checks = self._query, self._reads if self._mechanism.noisy else None
+        if self._reads.found and len(piece.places):
+            piece, content = self._add_empty_row(piece, content)
         randomness = model_randomness(secret, step, piece.places, self._device, self._units.most)
-        with randomness, torch.enable_grad(), microbatch_scope(piece) as seen:
+        with randomness, torch.enable_grad(), checking_reads(checks), microbatch_scope(piece) as seen:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
             raise Refused(
@@ -198,6 +260,14 @@ class Aggregator:
                 "count empty places as examples: use the default arithmetic"
             )
         return sums
+
+    def _add_empty_row(self, piece: Chunk, content: Any) -> tuple[Chunk, Any]:
+        """One row more, that is always empty and in no sum: what a model asks of all its rows (is any of them padded?)
+        has the same answer whether or not the others are empty."""
+        place, last = torch.tensor([self._mechanism.room.places]), torch.ones(1, dtype=torch.bool)
+        empty = torch.zeros(len(piece.places), dtype=torch.bool) if piece.empty is None else piece.empty
+        more = replace(piece, places=torch.cat([piece.places, place]), empty=torch.cat([empty, last]))
+        return more, to_each(lambda t: torch.cat([t, t.new_zeros(1, *t.shape[1:])]), content)
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""

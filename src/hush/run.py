@@ -288,6 +288,7 @@ class Run:
             "microbatch": self.microbatch,
             "world": self.ranks.world,
             "company": self._summing.company,
+            "isolated": self._summing.isolated,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
             "rule": self._rule,
@@ -320,7 +321,8 @@ class Run:
         if isinstance(self._query, NeedsPreparation):
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
-        self._summing.restore(state["microbatch"], state["company"], begun=self.next > 0)
+        isolated = bool(state.get("isolated", False))
+        self._summing.restore(state["microbatch"], state["company"], begun=self.next > 0, isolated=isolated)
 
     @property
     def losses(self) -> Losses:
@@ -336,6 +338,7 @@ class Run:
         """The plan with what this run adds to its assumptions."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
+        stated = stated.assuming(self._summing.describe_separation())
         return stated.assuming(self._summing.company).assuming(hooked).assuming(trained)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
