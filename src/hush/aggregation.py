@@ -6,8 +6,10 @@ that an example's arithmetic does not depend on other rows (`hush.per_example.ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,21 +23,27 @@ from hush.distributed.group import ProcessGroup
 from hush.errors import NotProvenError, RunStateError
 from hush.per_example.chunks import (
     Chunk,
+    Compute,
     RowDigests,
     Seats,
     check_batch_invariance,
     choose_engine,
     deterministic_kernels,
+    synthetic_batch,
 )
-from hush.per_example.engine import SpotChecks
-from hush.per_example.model_checks import ModelStateGuard, check_model
+from hush.per_example.engine import ExamplesNotIndependent, SpotChecks, count_spot_checks
+from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
 from hush.per_example.model_rng import model_randomness
+from hush.per_example.reads import ReadChecks, checking_reads
 from hush.per_example.result import GradientWarning, microbatch_scope
 from hush.privacy_unit import as_units
 from hush.randomness import Secret, streams
 
 if TYPE_CHECKING:
     from hush.plan import Mechanism
+
+SEPARATE = "the model and its loss treat every example separately (checked at {} of {} steps)"
+EXTREMES = (1.0, 0.0, 1e4, 1e-40, math.nan, math.inf)  # times random inputs: their reads are compared
 
 
 class Aggregator:
@@ -62,11 +70,13 @@ class Aggregator:
         self._untouched = self._watch_model()
         self._fresh = True  # no forward of this run has been seen yet
         self._started = False
-        self._parts: Parts | None = None  # the public shapes, and what every batch holds beside tensors
+        self._reads = ReadChecks()
+        self._restored: bool | None = None  # whether the steps before a resume computed every example by itself
+        self._parts: Parts | None = None  # the public shapes, and what every batch holds besides tensors
 
-    def restore(self, microbatch: int, checked: int, *, begun: bool) -> None:
-        """Go on as another run did, with the model as it is now; once it has ``begun``, nobody else may change it."""
-        self.microbatch, self.checked = microbatch, checked
+    def restore(self, microbatch: int, checked: int, *, begun: bool, isolated: bool | None = None) -> None:
+        """Continue as another run did, with the model as it is now; once it has ``begun``, only the run changes it."""
+        self.microbatch, self.checked, self._restored = microbatch, checked, isolated if begun else None
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
         if begun:
             self.settle()
@@ -130,6 +140,7 @@ class Aggregator:
             return digests
 
         rows = self.seats().rows()
+        self._settle_reads(compute, rows[-1])
         if self._rigorous:
             return check_batch_invariance(compute, self._source, rows, self._device)
         try:
@@ -139,6 +150,51 @@ class Aggregator:
         except Exception:  # whatever a model says to made-up inputs: it may take the data
             return 0
         return 0
+
+    def _settle_reads(self, compute: Compute, rows: int) -> None:
+        """Find out on made-up inputs whether the model reads values into Python, and whether they decide them.
+
+        Where they read other values than empty rows do, the model is computed one example at a time. A model that does
+        not run on made-up inputs stays unsettled: every batch is watched thoroughly."""
+        checks = self._reads
+        checks.deciding = True
+        try:
+            if self._try_reads(compute, rows, 1.0):
+                checks.settled = True
+                for factor in EXTREMES if checks.found else ():
+                    self._try_reads(compute, rows, factor)
+        finally:
+            checks.deciding = checks.batched = False
+
+    def _try_reads(self, compute: Compute, rows: int, factor: float) -> bool:
+        """Whether the model ran on random inputs times this factor; integers are 0 and 1 where the model takes 1."""
+        everywhere = torch.arange(rows)
+        for below in (2, 1) if self._device.type == "cpu" else (1,):
+            content = synthetic_batch(self._source, rows, 1, self._device, below=below)
+            content = to_each(lambda t: t * factor if t.is_floating_point() else t, content)
+            try:
+                compute(Chunk(everywhere, everywhere, ((0, rows),)), content)
+            except (GradientWarning, ExamplesNotIndependent):
+                raise
+            except Exception:  # whatever a model says to made-up inputs: a batch on which it stops is not released
+                continue
+            return True
+        return False
+
+    @property
+    def isolated(self) -> bool:
+        """Whether every example was computed by itself in all steps; not before that is known."""
+        known = [self._restored, not self._reads.batched if self._started else None]
+        return any(known) and False not in known
+
+    def describe_separation(self) -> str:
+        """What is assumed of a model that computes its examples together; empty where nothing is.
+
+        The number of checks is the planned one, which is public. How many steps were checked by now is not said: which
+        ones are is derived from the secret."""
+        if not self._mechanism.noisy or self.isolated or is_known_separate(self._model, self.losses):
+            return ""
+        return SEPARATE.format(count_spot_checks(self._mechanism.steps), self._mechanism.steps)
 
     def seats(self) -> Seats:
         """The places of a step, cut into pieces."""
@@ -203,9 +259,13 @@ class Aggregator:
         public: State,
         digests: RowDigests | None = None,
     ) -> Sums:
-        query = self._query
+        query, checks = self._query, self._reads if self._mechanism.noisy else None
+        if self._reads.found and len(piece.places):
+            piece, content = self._add_empty_row(piece, content)
+            if digests is not None:
+                digests.rows = len(piece.places)
         randomness = model_randomness(secret, step, piece.places, self._device, self._units.most)
-        with randomness, torch.enable_grad(), microbatch_scope(piece, digests) as seen:
+        with randomness, torch.enable_grad(), checking_reads(checks), microbatch_scope(piece, digests) as seen:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
             raise NotProvenError(
@@ -214,6 +274,14 @@ class Aggregator:
                 "them from there, or use fast arithmetic, whose ε is claimed and not proven"
             )
         return sums
+
+    def _add_empty_row(self, piece: Chunk, content: Any) -> tuple[Chunk, Any]:
+        """One row more, that is always empty and in no sum: what a model asks of all its rows (is any of them padded?)
+        has the same answer whether or not the others are empty."""
+        place, last = torch.tensor([self._mechanism.room.places]), torch.ones(1, dtype=torch.bool)
+        empty = torch.zeros(len(piece.places), dtype=torch.bool) if piece.empty is None else piece.empty
+        more = replace(piece, places=torch.cat([piece.places, place]), empty=torch.cat([empty, last]))
+        return more, to_each(lambda t: torch.cat([t, t.new_zeros(1, *t.shape[1:])]), content)
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret picks."""

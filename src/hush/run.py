@@ -348,6 +348,7 @@ class Run:
             "microbatch": self.microbatch,
             "world": self.ranks.world,
             "checked": self._summing.checked,
+            "isolated": self._summing.isolated,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
             "rule": self._rule,
@@ -384,7 +385,8 @@ class Run:
         if isinstance(self._query, NeedsPreparation):
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
-        self._summing.restore(state["microbatch"], state["checked"], begun=self.next > 0)
+        begun, isolated = self.next > 0, bool(state.get("isolated", False))
+        self._summing.restore(state["microbatch"], state["checked"], begun=begun, isolated=isolated)
 
     @property
     def losses(self) -> Losses:
@@ -401,7 +403,8 @@ class Run:
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
         checked = self._summing.checked
-        return stated.with_arithmetic(CHECKED.format(checked) if checked else "").assuming(hooked).assuming(trained)
+        stated = stated.with_arithmetic(CHECKED.format(checked) if checked else "")
+        return stated.assuming(self._summing.describe_separation()).assuming(hooked).assuming(trained)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """No copy is made, by whatever means: it would have the same noise for other sums."""

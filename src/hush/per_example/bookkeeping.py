@@ -27,6 +27,7 @@ from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import replacing_forwards
 from hush.per_example.functional import compute_gradients, recording, refuse_unseen
 from hush.per_example.model_rng import NotPerExample, drawing
+from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
 from hush.per_example.rounding import exact_products
 from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms
@@ -99,6 +100,7 @@ def record_book_keeping(
     terms: dict[str, list[Term]] = {name: [] for name in params}
     first: Tensor | None = None
     rewind = make_rewinder(next(iter(params.values())).device)
+    start_again()
     for point in points:
         rewind()
         values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
@@ -132,7 +134,7 @@ def _record_point(
         replacing_forwards(map_over_examples(model, alone, session, known)),
     ):
         try:
-            with drawing():
+            with drawing(), watching_reads():
                 values = losses(model, content if point.content is None else point.content)
         except NotPerExample as stop:
             raise NoLayerRule([], str(stop)) from stop
@@ -147,7 +149,7 @@ def _backward(session: Session, values: Tensor, coefficient: float, params: Name
         return
     leaves, originals = list(session.leaves), list(params.values())
     inputs = [session.anchor, *(leaf for _, leaf in leaves), *originals]
-    _, *found = compute_gradients(values, inputs, torch.full_like(values, coefficient))
+    _, *found = compute_gradients(values, inputs, torch.full_like(values, coefficient), watched=True)
     refuse_unseen(params, found[len(leaves) :])
     for (entry, _), gradient in zip(leaves, found, strict=False):
         if gradient is not None:

@@ -202,7 +202,7 @@ class RowDigests:
         for (label, one), (other_label, two) in itertools.zip_longest(self.found, other.found, fillvalue=("", None)):
             if one is None or two is None or label != other_label:
                 return label or other_label
-            if not torch.equal(one[kept], two[kept]):
+            if not torch.equal(one[: len(kept)][kept], two[: len(kept)][kept]):  # without an empty row at the end
                 return label
         return None
 

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hush._internal.tensors import Losses
 from hush.data_source import to_each
-from hush.errors import HushError, Refused
+from hush.errors import HushError, UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.bookkeeping import BookkeepingGradients, Known, record_book_keeping
 from hush.per_example.functional import is_compiled, record_functional, record_one_by_one
@@ -33,7 +33,7 @@ from hush.per_example.isolation import (
     Book,
     EngineComparison,
     explain_difference,
-    is_unmixed,
+    is_mixed,
     judge_in_float64,
     keeping_generator,
     measure_difference,
@@ -41,6 +41,7 @@ from hush.per_example.isolation import (
     rows_agree,
 )
 from hush.per_example.model_rng import drawing_only, is_by_place
+from hush.per_example.reads import logging_to
 from hush.per_example.result import GradientWarning, PerExampleGradients
 from hush.per_example.tracking import NoLayerRule
 from hush.randomness import Secret, streams
@@ -60,6 +61,7 @@ class EngineChoice:
 
     engine: str = "book-keeping"
     checked: bool = False
+    read: bool = False  # torch.func could not map it, because it reads values of the examples into Python
     alone: frozenset[str] = frozenset()  # modules that torch.func maps by themselves
     known: Known = field(default_factory=dict)  # which of their inputs hold the examples
 
@@ -165,7 +167,8 @@ def record_automatic(
     """The fastest engine that is right for this model; what is slow is said once."""
     verdict = verdict_of(model, losses)
     if not verdict.checked and n > 1:
-        _compare_engines(EngineComparison(model, losses, content, n, [Point()]), verdict)
+        with logging_to(None):
+            _compare_engines(EngineComparison(model, losses, content, n, [Point()]), verdict)
     if verdict.checked and verdict.engine == "book-keeping":
         try:
             return _keep_book(model, losses, verdict, content, n, points)
@@ -226,6 +229,7 @@ def _compare_engines(case: EngineComparison, verdict: EngineChoice) -> None:
             )
         if not found.why and case.n > len(which):
             found = _judge_batch(case, which, book, found, rewind)
+    verdict.read = found.read
     verdict.checked = True  # only now: where a comparison stops with an error, the next recording compares
     if found.why:
         _turn_slow(verdict, found.engine, found.why)
@@ -238,6 +242,7 @@ class _Found:
     engine: str
     random: bool
     why: str
+    read: bool = False  # by what torch.func says
 
 
 def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = False) -> _Found:
@@ -255,37 +260,44 @@ def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = 
             raise
         trouble = f"book-keeping stopped with {type(error).__name__}"
     random = rewind()
-    theirs, engine = case.record_alone()
+    alone = case.record_alone()
+    theirs, engine = alone.tape, alone.engine
     rewind()
     if ours is None:
-        return _Found(engine, random, trouble)
+        return _Found(engine, random, trouble, alone.read)
     if engine == "one by one" and random and not is_by_place():
         _warn("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
-        return _Found(engine, random, "")
+        return _Found(engine, random, "", alone.read)
     every = torch.arange(case.n)
     agree = rows_agree(ours, every, theirs) and norms_agree(ours, every, theirs)
-    return _Found(engine, random, "" if agree else explain_difference(case, theirs))
+    return _Found(engine, random, "" if agree else explain_difference(case, theirs), alone.read)
 
 
 def _judge_batch(case: EngineComparison, which: Tensor, book: Book, found: _Found, rewind: Any) -> _Found:
     """The few in their batch against themselves alone; what only rounding tells apart in float32 is the same."""
-
-    def is_different(case: EngineComparison) -> bool:
-        rewind()
-        tape = case.keep_book(book)
-        return not is_unmixed(case, tape, which, found.engine, found.random, rewind)
-
+    rewind()
     try:
-        mixed = is_different(case) and judge_in_float64(case, is_different, lambda: True)
+        mixed = is_mixed(case, case.keep_book(book), which, book, found.engine, found.random, rewind)
     except NoLayerRule as stop:  # a rule that three examples fitted
-        return _Found(found.engine, found.random, stop.why)
-    return _Found(found.engine, found.random, MIXED if mixed else "")
+        return replace(found, why=stop.why)
+    return replace(found, why=MIXED if mixed else "")
 
 
 def _turn_slow(verdict: EngineChoice, engine: str, why: str) -> None:
     verdict.engine = engine
     road = "torch.func computes" if engine == "functional" else "one backward pass an example computes"
     _warn(f"{road} the per-example gradients of this model, which is slow: {why}")
+
+
+def compute_one_by_one(model: nn.Module, losses: Losses, why: str) -> None:
+    """From now on every example of this model with this loss is computed by itself."""
+    _turn_slow(verdict_of(model, losses), "one by one", why)
+
+
+def reads_by_torch_func(model: nn.Module, losses: Losses) -> bool:
+    """Whether torch.func found that an example's values are read into Python, and examples are computed together."""
+    verdict = verdict_of(model, losses)
+    return verdict.read and verdict.engine == "book-keeping"
 
 
 def _warn(text: str) -> None:
@@ -308,7 +320,7 @@ FIRST = 2  # and the steps up to this one are
 FEW = 0.05  # of the numbers of a view that rounding may change
 
 
-class ExamplesNotIndependent(Refused):
+class ExamplesNotIndependent(UnsupportedModelError):
     """Examples met that were taken to be independent: this run takes no further step and releases nothing."""
 
 
@@ -332,14 +344,7 @@ class CheckedLosses:
         which = torch.tensor(self._pick(case.n))
         with keeping_generator(start) as rewind:
             random = not torch.equal(start, torch.get_rng_state())
-
-            def is_different(case: EngineComparison) -> bool:
-                rewind()
-                return not is_unmixed(case, case.keep_book(book), which, engine, random, rewind)
-
-            if is_unmixed(case, tape, which, engine, random, rewind):
-                return
-            if judge_in_float64(case, is_different, lambda: True):
+            if is_mixed(case, tape, which, book, engine, random, rewind):
                 raise ExamplesNotIndependent(self._explain())
 
     def check_views(
@@ -382,6 +387,13 @@ def _compare_views(views: Sequence[Point], place: int, others: Sequence[Point], 
     """The largest share of numbers in which one row of the views is not the same as a row of others."""
     pairs = zip(views, others, strict=True)
     return max(measure_difference(ours.content, place, theirs.content, at) for ours, theirs in pairs)
+
+
+def count_spot_checks(steps: int) -> int:
+    """How many of so many steps are checked, at least: a public number. One step of the last period is due as well, and
+    whether it comes before the end is the secret's."""
+    first = min(steps, FIRST + 1)
+    return first + max(0, steps // PERIOD - 1)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from hush.errors import Refused
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import substituting
 from hush.per_example.model_rng import computing_again, drawing, drawing_only, is_by_place
+from hush.per_example.reads import differentiate
 from hush.per_example.result import MaterializedGradients
 
 # A model for the length of one recording: other tensors in its parameters' places, and everything exactly back after.
@@ -239,9 +240,14 @@ def _make_parameter_like(old: Tensor, new: Tensor) -> Tensor:
     return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-def compute_gradients(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
-    """autograd's gradients of these inputs, None for an input that the values do not depend on."""
+def compute_gradients(
+    values: Tensor, inputs: Sequence[Tensor], start: Tensor, *, watched: bool = False
+) -> tuple[Tensor | None, ...]:
+    """autograd's gradients of these inputs, None for an input that the values do not depend on; ``watched`` where the
+    examples are together, and what they read is logged."""
     try:
+        if watched:
+            return differentiate(values, inputs, start)
         return torch.autograd.grad(values, inputs, start, allow_unused=True)
     except RuntimeError as error:
         if not _has_reentrant_checkpoint(values):

@@ -8,22 +8,32 @@ optimization on large model at small cost") give the same tape.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, trainable
 from hush._internal.validate import choice
+from hush.data_source import to_each
 from hush.errors import Refused
 from hush.per_example.augmentation import Augmented, Point, average_rows, read_batch_size
 from hush.per_example.bookkeeping import record_book_keeping
-from hush.per_example.engine import CheckedLosses, SpotChecks, record_automatic
+from hush.per_example.engine import (
+    CheckedLosses,
+    ExamplesNotIndependent,
+    SpotChecks,
+    compute_one_by_one,
+    reads_by_torch_func,
+    record_automatic,
+)
 from hush.per_example.functional import record_functional, record_one_by_one, recording
-from hush.per_example.isolation import EngineComparison
+from hush.per_example.isolation import EngineComparison, keeping_generator
 from hush.per_example.model_checks import ModelStateGuard, check_model, to_group_norm
 from hush.per_example.model_rng import NotPerExample, drawing, probe_rng
+from hush.per_example.reads import ReadChecks, ReadLog, current_checks, logging_to, watching_reads
 from hush.per_example.result import EmptyGradients, GradientWarning, PerExampleGradients, fit_to_piece, microbatch_scope
 from hush.per_example.rounding import exact_products
 from hush.per_example.tracking import NoLayerRule
@@ -78,21 +88,105 @@ def per_example_gradients(
         params = trainable(model)
         like = next(iter(params.values()))
         return EmptyGradients(like.new_zeros(0), {name: p.detach() for name, p in params.items()})
-    chosen = list(points or [Point()])
+    own = _Recording(model, losses, list(points or [Point()]), engine)
     with probe_rng(model, losses, lambda few: _draw_all(model, losses, few), content, n):
-        if isinstance(losses, Augmented):
-            before = torch.get_rng_state() if spot else None
-            chosen = _draw_views(losses, content, chosen)
-            if spot and before is not None:
-                draw = partial(_draw_views, losses, points=[Point()])
-                spot.check_views(draw, content, n, chosen[: losses.views], before)
-            losses = losses.losses
-        start = torch.get_rng_state() if spot else None
-        with exact_products():
-            tape = _ENGINES[engine](model, losses, content, n, chosen)
-        if spot and start is not None:
-            spot.check(EngineComparison(model, losses, content, n, chosen), tape, start)
-        return fit_to_piece(tape)
+        return fit_to_piece(own.record(content, n, spot))
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A model with a loss, its points and an engine, to record a batch with; in a run also what the batch reads."""
+
+    model: nn.Module
+    losses: Losses
+    points: Sequence[Point]
+    engine: str
+
+    @property
+    def inner(self) -> Losses:
+        """The losses of one view."""
+        return self.losses.losses if isinstance(self.losses, Augmented) else self.losses
+
+    def record(self, content: Any, n: int, spot: CheckedLosses | None) -> PerExampleGradients:
+        """The tape of a batch; refuses one whose values decide what is computed."""
+        checks, before = current_checks(), torch.get_rng_state()
+        logs = (None, None) if checks is None else (checks.start_log(), checks.start_log())
+        points = self._draw(content, logs[0])
+        if spot and isinstance(self.losses, Augmented):
+            draw = partial(_draw_views, self.losses, points=[Point()])
+            spot.check_views(draw, content, n, points[: self.losses.views], before)
+        start = torch.get_rng_state()
+        tape = self._compute(content, n, points, logs[1])
+        if checks is not None and self._is_alone(content, n, checks, logs, before):
+            torch.set_rng_state(start)
+            tape = self._compute(content, n, points, None)
+        if spot:
+            spot.check(EngineComparison(self.model, self.inner, content, n, points), tape, start)
+        return tape
+
+    def _draw(self, content: Any, log: ReadLog | None) -> list[Point]:
+        if not isinstance(self.losses, Augmented):
+            return list(self.points)
+        with logging_to(log), watching_reads():
+            return _draw_views(self.losses, content, self.points)
+
+    def _compute(self, content: Any, n: int, points: Sequence[Point], log: ReadLog | None) -> PerExampleGradients:
+        with logging_to(log), exact_products():
+            return _ENGINES[self.engine](self.model, self.inner, content, n, points)
+
+    def _is_alone(
+        self, content: Any, n: int, checks: ReadChecks, logs: tuple[ReadLog | None, ...], before: Tensor
+    ) -> bool:
+        """Whether this batch read other values than empty rows do, and its examples are computed alone because of it.
+
+        Only while made-up inputs decide: later, the values of the data would decide who is computed how, so a batch
+        that reads something else stops the run. The first made-up batch has no empty row yet, and decides nothing but
+        that there are reads."""
+        view_log, model_log = logs
+        assert view_log is not None
+        assert model_log is not None
+        if not (view_log.reads or model_log.reads):
+            hidden = checks.deciding and reads_by_torch_func(self.model, self.inner)
+            if hidden:
+                compute_one_by_one(self.model, self.inner, READ.format("values of its examples"))
+            return hidden
+        known, checks.found = checks.found, True
+        if checks.deciding and not known:
+            return False
+        empty_views, empty_model = self._log_empty(content, n, checks, before)
+        if view_log.find_difference(empty_views):
+            raise ExamplesNotIndependent(_explain_read(view_log.find_difference(empty_views), "augmentation"))
+        name = model_log.find_difference(empty_model)
+        if name and not (checks.deciding and self.engine == "auto"):
+            raise ExamplesNotIndependent(_explain_read(name, "model or its loss"))
+        if name:
+            compute_one_by_one(self.model, self.inner, READ.format(f"values of its batch ('{name}')"))
+        return bool(name)
+
+    def _log_empty(self, content: Any, n: int, checks: ReadChecks, before: Tensor) -> tuple[ReadLog, ReadLog]:
+        """What a batch of empty rows reads, of the same size, at the same weights and with the same random numbers."""
+
+        def blank(content: Any) -> Any:
+            return None if content is None else to_each(torch.zeros_like, content)
+
+        points = [replace(point, content=blank(point.content)) for point in self.points]
+        own, empty, logs = replace(self, points=points), blank(content), (checks.start_log(), checks.start_log())
+        with keeping_generator(before) as rewind:
+            rewind()
+            own._compute(empty, n, own._draw(empty, logs[0]), logs[1])
+        return logs
+
+
+READ = "it reads {} into Python, where they can decide what is computed for other examples"
+
+
+def _explain_read(name: str, where: str) -> str:
+    return (
+        f"the {where} read a value of a batch into Python ('{name}') that a batch of empty rows does not have, so the "
+        "values of one example can decide what is computed for the others, and clipping does not bound that. Nothing "
+        "of this step was released, and this run releases nothing more: compute with tensors (torch.where) in place "
+        "of Python's if, item and masks, and start a new run"
+    )
 
 
 def _draw_all(model: nn.Module, losses: Losses, content: Any) -> None:

@@ -1,9 +1,10 @@
 """Whether the examples of a batch meet: a few of them in their batch against the same ones alone.
 
 An example alone is the reference's: torch.func runs it in a batch of one. Two things are compared, losses and whole
-gradients. In float32 they agree to rounding, which one layer can make large; so a difference there is looked at again
-with model and data in float64, and only what is still different is called mixing. A model that cannot run in float64
-is judged in float32.
+gradients. In float32 they agree to rounding, which one layer can magnify: another number of rows rounds differently,
+and a kink makes much of it. A difference in float32 is excused only if float64 does not show it, and if it is slight or
+is there as well when all other examples of the batch are replaced by empty rows. Float64 alone excuses nothing, because
+it does not overflow where float32 does. A model that cannot run in float64 is judged in float32.
 """
 
 from __future__ import annotations
@@ -30,14 +31,25 @@ from hush.per_example.functional import (
     widen,
 )
 from hush.per_example.model_rng import drawing, drawing_only, is_by_place
+from hush.per_example.reads import is_read_error
 from hush.per_example.result import PerExampleGradients
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
+SLIGHT = 0.05  # of an example's gradient: what rounding in float32 may change, if float64 shows no difference
 MIXED = "examples are not independent of each other in this model or its loss"
 MISSED = "a part of its gradients goes past the book-keeping rules"
 
 Book = Callable[[Any, int, Sequence[Point]], PerExampleGradients]
 """Book-keeping of one model and loss: content, number of examples, points."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Examples each by itself: the engine that computed them, and whether torch.func stopped at a read of values."""
+
+    tape: PerExampleGradients
+    engine: str
+    read: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,20 @@ class EngineComparison:
         points = [Point(p.coefficient, p.params, None if p.content is None else rows(p.content)) for p in self.points]
         return EngineComparison(self.model, self.losses, rows(self.content), len(which), points)
 
+    def blank_others(self, which: Tensor) -> EngineComparison:
+        """The same batch with empty rows in the places of all other examples."""
+
+        def blank(t: Tensor) -> Tensor:
+            out, rows = torch.zeros_like(t), which.to(t.device)
+            out[rows] = t[rows]
+            return out
+
+        def rows(content: Any) -> Any:
+            return None if content is None else to_each(blank, content)
+
+        points = [Point(p.coefficient, p.params, rows(p.content)) for p in self.points]
+        return EngineComparison(self.model, self.losses, rows(self.content), self.n, points)
+
     def widen(self) -> EngineComparison:
         """The same in float64, for a model that is in float64."""
 
@@ -72,17 +98,17 @@ class EngineComparison:
         """By book-keeping, all together."""
         return book(self.content, self.n, self.points)
 
-    def record_alone(self, engine: str = "") -> tuple[PerExampleGradients, str]:
-        """Every example by itself, by torch.func where it can map the model; and the engine that it took."""
-        given = (self.model, self.losses, self.content, self.n, self.points)
+    def record_alone(self, engine: str = "") -> Alone:
+        """Every example by itself, by torch.func where it can map the model."""
+        given, read = (self.model, self.losses, self.content, self.n, self.points), False
         if engine != "one by one":
             try:
-                return record_functional(*given), "functional"
+                return Alone(record_functional(*given), "functional")
             except HushError:
                 raise
-            except Exception:  # torch.func cannot map every operation; the user's own error comes again below
-                pass
-        return record_one_by_one(*given), "one by one"
+            except Exception as error:  # torch.func cannot map every operation; a user's own error comes again below
+                read = is_read_error(error)
+        return Alone(record_one_by_one(*given), "one by one", read)
 
     def compute_losses_alone(self) -> Tensor:
         """Every example's loss as if it were alone, under the model randomness of its place in the batch."""
@@ -120,6 +146,42 @@ def judge_in_float64(
         return otherwise()
 
 
+def is_mixed(
+    case: EngineComparison,
+    tape: PerExampleGradients,
+    which: Tensor,
+    book: Book,
+    engine: str,
+    random: bool,
+    rewind: Callable[[], Any],
+) -> bool:
+    """Whether the tape of a batch, made by ``book``, gives these examples something else than they have alone."""
+    given = (which, engine, random, rewind)
+    if is_unmixed(case, tape, *given):
+        return False
+    if not (is_unmixed(case, tape, *given, close=SLIGHT) or _is_own(case, tape, which, book, rewind)):
+        return True
+
+    def is_different(case: EngineComparison) -> bool:
+        rewind()
+        return not is_unmixed(case, case.keep_book(book), *given)
+
+    return bool(judge_in_float64(case, is_different, lambda: True))
+
+
+def _is_own(
+    case: EngineComparison, tape: PerExampleGradients, which: Tensor, book: Book, rewind: Callable[[], Any]
+) -> bool:
+    """Whether these examples have the same losses and gradients in a batch of the same size with nobody else in it:
+    then what differs from the examples alone is the rounding of another number of rows."""
+    rewind()
+    try:
+        blank = case.blank_others(which).keep_book(book)
+    except Exception:  # a model that does not take empty rows: nothing is excused
+        return False
+    return rows_agree(tape, which, blank, at=which)
+
+
 def is_unmixed(
     case: EngineComparison,
     tape: PerExampleGradients,
@@ -127,8 +189,9 @@ def is_unmixed(
     engine: str,
     random: bool,
     rewind: Callable[[], Any],
+    close: float | None = None,
 ) -> bool:
-    """Whether the tape of a batch gives these examples what they have alone.
+    """Whether the tape of a batch gives these examples what they have alone, up to ``close`` (rounding by default).
 
     By place, an example draws the same in every batch. Without places, what a model draws belongs to the rows of the
     batch: a model that draws is then compared by the losses of all of them, and one that torch.func cannot map either
@@ -136,24 +199,33 @@ def is_unmixed(
     if not random or is_by_place():
         rewind()
         with drawing_only(which):
-            return rows_agree(tape, which, case.take(which).record_alone(engine)[0])
+            return rows_agree(tape, which, case.take(which).record_alone(engine).tape, close=close)
     if engine == "one by one":
         return True
     rewind()
     right = case.compute_losses_alone()
-    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12, close)
 
 
-def rows_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
-    """Whether these examples of a tape have the losses and the gradients that they have alone."""
-    found, right = _take_rows(tape, which), _take_rows(alone, torch.arange(len(which)))
+def rows_agree(
+    tape: PerExampleGradients,
+    which: Tensor,
+    other: PerExampleGradients,
+    *,
+    at: Tensor | None = None,
+    close: float | None = None,
+) -> bool:
+    """Whether these examples of a tape have the losses and the gradients that they have in another, where they are all
+    examples or those ``at`` some rows."""
+    rows = torch.arange(len(which)) if at is None else at
+    found, right = _take_rows(tape, which), _take_rows(other, rows)
     sizes = [float(g.nan_to_num(0, 0, 0).norm()) for row in right for g in row.values()]
     scale = max(sizes, default=0.0) + 1e-12
-    losses = alone.losses.detach()
+    losses = other.losses.detach()[rows.to(other.losses.device)]
     here = tape.losses[which.to(losses.device)].detach()
-    if not are_near(here, losses, scale):
+    if not are_near(here, losses, scale, close):
         return False
-    return all(_is_same(a[name], b[name], scale) for a, b in zip(found, right, strict=True) for name in b)
+    return all(_is_same(a[name], b[name], scale, close) for a, b in zip(found, right, strict=True) for name in b)
 
 
 def norms_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
@@ -189,20 +261,20 @@ def _share_of_others(a: Tensor, b: Tensor) -> float:
     return 1.0 - float(same.double().mean())
 
 
-def are_near(a: Tensor, b: Tensor, scale: float) -> bool:
+def are_near(a: Tensor, b: Tensor, scale: float, close: float | None = None) -> bool:
     """Whether numbers agree, and are finite in the same places."""
     finite = torch.isfinite(b)
     if not torch.equal(finite, torch.isfinite(a)):
         return False
     a, b = a[finite].detach(), b[finite].detach()
-    return bool(((a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)).all())
+    return bool(((a - b).abs() <= (close or CLOSE.get(b.dtype, 0.05)) * (b.abs() + 1e-2 * scale)).all())
 
 
-def _is_same(a: Tensor, b: Tensor, scale: float) -> bool:
+def _is_same(a: Tensor, b: Tensor, scale: float, close: float | None = None) -> bool:
     size = b.norm()
     if not bool(torch.isfinite(size)):
         return not bool(torch.isfinite(a).all())
-    return bool((a - b).norm() <= CLOSE.get(b.dtype, 0.05) * (size + 1e-2 * scale))
+    return bool((a - b).norm() <= (close or CLOSE.get(b.dtype, 0.05)) * (size + 1e-2 * scale))
 
 
 def _take_rows(tape: PerExampleGradients, which: Tensor) -> list[Named]:

@@ -65,6 +65,32 @@ def check_model(model: nn.Module) -> None:
             )
 
 
+def is_known_separate(model: nn.Module, losses: Any) -> bool:
+    """Whether model and loss are of hush's own making, or of such layers of torch as treat every row by itself."""
+    while hasattr(losses, "losses"):
+        if not _is_ours(type(losses)) or not _is_ours(getattr(losses, "augment", type(losses))):
+            return False
+        losses = losses.losses
+    return _is_ours(losses) and all(map(_is_row_wise, model.modules()))
+
+
+def _is_ours(thing: Any) -> bool:
+    return (getattr(thing, "__module__", None) or "").split(".")[0] == "hush"
+
+
+def _is_row_wise(module: nn.Module) -> bool:
+    if "forward" in module.__dict__:
+        return False
+    if isinstance(module, (nn.Flatten, nn.Unflatten)):
+        first = module.start_dim if isinstance(module, nn.Flatten) else module.dim
+        return type(module) in _ROW_WISE and isinstance(first, int) and first >= 1
+    return type(module) in _ROW_WISE or _is_ours(type(module))
+
+
+_ROW_WISE = {nn.Sequential, nn.Linear, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Dropout, nn.Flatten, nn.Unflatten}
+_ROW_WISE |= {nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm}
+
+
 def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of the model with GroupNorm in place of every BatchNorm (and InstanceNorm with running statistics).
 

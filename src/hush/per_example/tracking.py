@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hush.per_example.reads import COMPARED, VALUES
 from hush.per_example.terms import Term
 
 
@@ -181,6 +182,8 @@ _HARMLESS: set[Any] = {
     Tensor.__len__,
     Tensor.__hash__,
     Tensor.__repr__,
+    *VALUES,  # a parameter is public, and reading it leaves no gradient
+    *COMPARED,
     torch.is_floating_point,
     torch.is_complex,
     torch.numel,
