@@ -1,4 +1,4 @@
-"""Other people's objects by the name ``package.module:attribute``, so that nothing needs to be registered."""
+"""Imports of third-party objects by the name ``package.module:attribute``, without registration; versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def explain_errors(path: str) -> Iterator[None]:
 
 
 def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Call a factory with those of the options that it takes by name."""
+    """Call a factory with the options that it accepts by name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return function(**options)
@@ -66,16 +66,16 @@ def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 
 
 def find_version(path: str) -> str | None:
-    """The version of the distribution that ``package.module:attribute`` comes from; None where it is in none."""
+    """The version of the distribution that provides ``package.module:attribute``, or None."""
     package = path.partition(":")[0].partition(".")[0]
     found = metadata.packages_distributions().get(package)
     return metadata.version(found[0]) if found else None
 
 
-# The versions of hush and of what it stands on, by the names under which files keep them.
+# Versions of hush and of its dependencies, under the names that files store.
 
-DISTRIBUTION = "hush-dp"  # what is installed; it is imported, and called in the shell, as hush
-BEFORE = "hush"  # the distribution's name up to 0.1.0, where an installation was not made anew
+DISTRIBUTION = "hush-dp"  # the installed distribution; it is imported, and called in the shell, as hush
+BEFORE = "hush"  # the distribution's name up to 0.1.0, for installations made then
 
 
 def read_own_version() -> str:

@@ -1,4 +1,10 @@
-"""The only code that sees data: what it releases, and the bound on what one example adds to it."""
+"""Queries: the only code that sees data. A query turns a batch into sums with a bound on each example's contribution.
+
+    clipping.ClippedSum(clip=1.0, mode="normalised")
+
+In scope: clipping rules and other aggregates with bounded sensitivity. Computing per-example gradients is
+`hush.per_example`; cutting a batch into microbatches is `hush.aggregation`.
+"""
 
 from hush.clipping.adaptive import Adaptive, Quantile
 from hush.clipping.base import (

@@ -1,4 +1,11 @@
-"""Gaussian noise over steps, independent or correlated, and what it declares to the plan."""
+"""Gaussian noise over steps, independent or correlated, and the strategy it declares to the plan.
+
+    noise.Independent(steps=1000)
+    noise.Banded(bands=8)            # built for the plan's steps by Plan.calibrated
+
+In scope: turning standard normal rows into the noise of each step. The matrices are in `hush.matrix_factorization`, the
+secret bits in `hush.randomness`, adding noise to a run's sums in `hush.noise_addition`.
+"""
 
 from hush.noise.base import Noise, NoiseFactory, NoisyGradient, Rows, Stream
 from hush.noise.correlated import Banded, DenseNoise, make_noise

@@ -1,4 +1,9 @@
-"""What happens after the noise: post-processing, which cannot break privacy."""
+"""Optimizers: the update of the parameters from a noisy gradient. Post-processing, which cannot weaken privacy.
+
+    chain(KalmanFilter(kappa=0.7), SGD(lr=1.0, momentum=0.9), EMA(0.999))
+
+In scope: anything computed from noisy gradients and public numbers. Out of scope: anything that reads data or losses.
+"""
 
 from hush.optimizers.adam import Adam, AdamBC
 from hush.optimizers.base import Cosine, Linear, Optimizer, Rate

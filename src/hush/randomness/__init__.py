@@ -1,12 +1,16 @@
-"""Every random number of hush is made here, as a pure function of (secret, stream, step) or of a public seed.
+"""All random numbers of hush: pure functions of (secret, stream, step) or of a public seed.
 
-Sampling and noise must be unpredictable to whoever sees the released model, and the same again after a resume. So a
-run holds one 256-bit secret, and each (stream, step) pair keys a counter-based generator of its own through BLAKE2b:
-AES-256 for noise on the CPU and for draws inside a model, Philox for coins and orders. torch's CPU generator is not
-used for noise: it keeps 32 bits of its seed, so that two of 100 000 steps would share their noise almost surely.
+    secret = Secret.fresh()
+    noise = normal(secret, streams.noise("gradient"), step=0, like=torch.empty(10))
 
-`secret` derives keys, `cipher` makes bytes and tags of them, `normals` makes the noise, `generators` those of numpy and
-torch, `counter` numbers the draws of a forward pass.
+Sampling and noise must be unpredictable to anyone who sees the released model, and reproducible after a resume. A run
+therefore holds one 256-bit secret. BLAKE2b derives a key for each (stream, step) pair, and the key seeds a
+counter-based generator: AES-256 for noise on the CPU and for draws inside a model, Philox for coins and orders. torch's
+CPU generator is not used for noise: it keeps only 32 bits of its seed, so two of 100 000 steps would almost surely
+share their noise.
+
+`secret` derives keys, `streams` names them, `cipher` expands them to bytes and tags, `normals` makes the noise,
+`generators` wraps numpy and torch, and `counter` numbers the draws of a forward pass.
 """
 
 from hush.randomness import streams

@@ -1,4 +1,11 @@
-"""Which examples take part in a step, and what that says publicly."""
+"""Samplers: which examples take part in a step, and the participation that this publicly declares.
+
+    sampling.Poisson(examples=60_000, rate=256 / 60_000, steps=4_700)
+    sampling.CyclicPoisson(examples=60_000, batch_size=256, groups=8, steps=4_700)
+
+In scope: drawing indices from public numbers and the secret. Reading the data is `hush.data_source`; the proof for a
+participation is in `hush.guarantees`.
+"""
 
 from hush.sampling.participation import (
     CyclicPoissonSampled,

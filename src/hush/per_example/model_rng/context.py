@@ -259,7 +259,7 @@ def number_from(number: int) -> None:
     """Count the draws that follow from this number on: how many there were before decides nothing about them."""
     draws = _CURRENT.get()
     if draws is not None:
-        draws.counter.stand_at(number)
+        draws.counter.set_number(number)
 
 
 def saved_tensors_are_hooked() -> bool:
@@ -315,7 +315,7 @@ def _try_model(draws: RngScope, forward: Callable[[Any], Any], content: Any) -> 
         first = torch.zeros(size, dtype=torch.int64)
         few = pytree.tree_map(lambda t, first=first: t[first.to(t.device)] if isinstance(t, Tensor) else t, content)
         found.append([])
-        rewind = draws.counter.remembered()
+        rewind = draws.counter.bookmark()
         trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
         others = _read_other_generators()
         with torch.no_grad(), _setting_current(trial), drawing(again=True):

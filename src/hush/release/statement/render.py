@@ -53,7 +53,7 @@ def _finalize(value: Any) -> Any:
 
 # The statement as Markdown: PRIVACY.md.
 
-OBEYED = re.compile(r"([\\`*_\[\]<>|~&#])")
+INTERPRETED = re.compile(r"([\\`*_\[\]<>|~&#])")
 MARKS = {"plain": "- ", "numbered": "1. ", "boxes": "- [ ] "}
 
 
@@ -68,7 +68,7 @@ def render_privacy_text(card: Mapping[str, Any], *, dataset: str, date: str, dig
 
 def escape_markdown(text: object) -> str:
     """Text that stays text: on one line, and no link, picture, tag, cell or heading begins in it."""
-    shown = OBEYED.sub(r"\\\1", " ".join(make_printable(text).split()))
+    shown = INTERPRETED.sub(r"\\\1", " ".join(make_printable(text).split()))
     shown = shown.replace("://", ":\\//").replace("www.", "www\\.")
     return re.sub(r"^([-+=]|\d+(?=[.)]\s))", r"\\\1" if shown[:1] in ("-", "+", "=") else r"\1\\", shown)
 

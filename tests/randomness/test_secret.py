@@ -73,7 +73,7 @@ def test_the_counter_counts_and_sees_what_was_drawn_without_it() -> None:
     before = torch.get_rng_state()
     with Counter.counting(CPU) as counter:
         assert [counter.take() for _ in range(3)] == [0, 1, 2]
-        rewind = counter.remembered()
+        rewind = counter.bookmark()
         assert counter.take() == 3
         rewind()
         assert counter.take() == 3
