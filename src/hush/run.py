@@ -254,6 +254,7 @@ class Run:
         overwrite: bool = False,
         dataset: str = "",
         figures: Mapping[str, Any] | None = None,
+        model: nn.Module | None = None,
     ) -> Path:
         """Write the released artefact, the folder that may be copied: weights, description and privacy card.
 
@@ -261,7 +262,9 @@ class Run:
         does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
         replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
-        ``figures`` go into the card (`hush.guarantees.make_card`). Of several processes only process 0 writes."""
+        ``figures`` go into the card (`hush.guarantees.make_card`). ``model`` is written in place of the trained one:
+        what was made of it and of released values alone, such as its outputs for the classes. Of several processes
+        only process 0 writes."""
         from hush.release.description import Description  # a service, in a layer above this one
         from hush.release.folder import check_room, write_release
 
@@ -275,7 +278,7 @@ class Run:
         card = make_card(stated, steps_taken=taken, history=self.history, coordinates=self.coordinates, figures=figures)
         card |= {"dataset": dataset, "date": date.today().isoformat()}
         told = description or Description("other")
-        return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
+        return write_release(Path(directory), model or self.model, card, told, overwrite=overwrite)
 
     def state(self) -> State:
         """Everything that a checkpoint needs, private parts and secret included; views, not copies."""
