@@ -290,6 +290,7 @@ class Run:
         overwrite: bool = False,
         dataset: str = "",
         figures: Mapping[str, Any] | None = None,
+        model: nn.Module | None = None,
     ) -> Path:
         """Write the released artefact, the folder that may be copied: weights, description and privacy card.
 
@@ -297,7 +298,9 @@ class Run:
         does for
         a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
         replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
-        ``figures`` go into the card (`hush.guarantees.make_card`). Of several processes only process 0 writes."""
+        ``figures`` go into the card (`hush.guarantees.make_card`). ``model`` is written in place of the trained one:
+        what was made of it and of released values alone, such as its outputs for the classes. Of several processes
+        only process 0 writes."""
         from hush.release.description import Description  # a service, in a layer above this one
         from hush.release.folder import check_room, write_release
 
@@ -308,7 +311,9 @@ class Run:
         if self._witness is not None:
             self._witness.releasing()
         told = description or Description("other")
-        return write_release(Path(directory), self.model, self._card(dataset, figures), told, overwrite=overwrite)
+        return write_release(
+            Path(directory), model or self.model, self._card(dataset, figures), told, overwrite=overwrite
+        )
 
     def check_release(self, *, description: Description | None = None, dataset: str = "") -> int:
         """Before the first step: pack the release in memory and drop it, so that whatever cannot be written stops the

@@ -247,7 +247,7 @@ def _check_out(out: Path, path: Path, overwrite: bool) -> None:
 
 def _write(looked: _Looked, target: str | None, public: tuple[str, ...]) -> str:
     schema = looked.schema
-    classes = schema.classes if schema is not None and "categories" in public else ()
+    classes = schema.classes if schema is not None and {"categories", "classes"} & {*public} else ()
     limits = schema.target_range if schema is not None and schema.target_range is not None else ()
     return write_toml(looked.found, target=target, classes=classes, target_range=limits, public=public)
 

@@ -312,6 +312,7 @@ PUBLIC_ROWS = "the rows that were tested on are public"
 
 
 WEIGHT_SHARE = 0.05
+CLASS_SHARE = 0.2  # of ε alone; composed with training it takes about its square of the noise's budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +353,8 @@ class TaskOptions:
     public: str | None = field(
         default=None,
         metadata=option(
-            "Your own data: what may be read off the rows, as it is public: ranges, categories or ranges+categories.",
+            "Your own data: what may be read off the rows, as it is public: ranges, categories, classes or several "
+            "with + between them.",
             DATA,
         ),
     )
@@ -398,6 +400,15 @@ class TaskOptions:
         metadata=option(
             "Your own data: release ranges of the numeric columns that have none with noise before training, which "
             "alone costs this share of --epsilon.",
+            PRIVACY,
+            metavar="EPS_SHARE",
+        ),
+    )
+    private_classes: float | None = field(
+        default=None,
+        metadata=option(
+            "Your own data: release the classes of a table with noise before training, which alone costs this share of "
+            f"--epsilon; {CLASS_SHARE:g} where they are neither in the schema nor public.",
             PRIVACY,
             metavar="EPS_SHARE",
         ),
@@ -452,6 +463,11 @@ def load_task(given: TaskOptions) -> Problem:
     if given.rows_per_unit is not None:
         validate.positive_int(rows_per_unit=given.rows_per_unit)
     found = _load(given)
+    if found.pending_classes is not None and (given.class_weights is not None or given.private_metrics is not None):
+        raise InvalidInputError(
+            "--class-weights and --private-metrics need the classes: name them in a schema (classes = […]), or say "
+            "that they are public (--public classes)"
+        )
     if read_weight_share(given.class_weights) is not None:
         found = found.awaiting_weights()
     elif given.class_weights is not None:
@@ -506,9 +522,13 @@ def check_described(given: TaskOptions) -> None:
     """Refuse what describes data of one's own where there are none."""
     described = (given.target, given.model, given.schema, given.test_data, given.public)
     numbers = (given.target_range, given.loss, None if given.task == TASKS[0] else given.task, given.unit)
-    if given.unit_normalise or any(value is not None for value in (*described, *numbers, given.private_ranges)):
-        own = "--target, --model, --schema, --test-data, --public, --private-ranges, --task, --target-range, --loss"
-        raise InvalidInputError(f"{own}, --unit and --unit-normalise describe your own data: give it with --data")
+    if given.unit_normalise or any(
+        value is not None for value in (*described, *numbers, given.private_ranges, given.private_classes)
+    ):
+        own = "--target, --model, --schema, --test-data, --public, --private-ranges, --private-classes, --task"
+        raise InvalidInputError(
+            f"{own}, --target-range, --loss, --unit and --unit-normalise describe your own data: give it with --data"
+        )
 
 
 def _load(given: TaskOptions) -> Problem:
@@ -531,10 +551,12 @@ def _load(given: TaskOptions) -> Problem:
         target_range=given.target_range,
         loss=given.loss,
         private_ranges=given.private_ranges is not None,
+        private_classes=getattr(given, "method", METHOD) != "sgd",
         unit=given.unit,
         unit_normalise=given.unit_normalise,
         tell=say,
     )
+    _say_classes(given, found)
     say(found.summary)
     _say_whose(given)
     if found.schema is not None:
@@ -545,6 +567,22 @@ def _load(given: TaskOptions) -> Problem:
         for line in (*found.notes.private, *(f"warning: {text}" for text in warnings)):
             say(line)
     return found
+
+
+def _say_classes(given: TaskOptions, found: Problem) -> None:
+    """How the classes of a table become known, where they are released with noise."""
+    if found.pending_classes is None:
+        if given.private_classes is not None:
+            raise InvalidInputError(
+                "--private-classes releases the classes of a table that are neither in its schema nor public: leave it "
+                "out"
+            )
+        return
+    share = CLASS_SHARE if given.private_classes is None else given.private_classes
+    say(
+        f"the classes are released with noise before training, for {share:g} of ε (--private-classes); a schema or "
+        "--public classes names them at no cost"
+    )
 
 
 def _say_whose(given: TaskOptions) -> None:

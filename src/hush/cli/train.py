@@ -39,6 +39,7 @@ from hush.cli.console import (
     show_text,
 )
 from hush.cli.options import (
+    CLASS_SHARE,
     EPSILON_OR_THREE,
     MACHINE,
     Given,
@@ -71,6 +72,7 @@ from hush.cli.run_directory import (
     open_keeper,
     warn_not_saved,
 )
+from hush.clipping.base import NeedsPreparation
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
@@ -83,7 +85,7 @@ from hush.distributed.group import (
     on_rank_zero,
     shutdown_distributed,
 )
-from hush.errors import BudgetExceededError, FormatError, HushError, InvalidInputError, ResumeError
+from hush.errors import BudgetExceededError, FormatError, HushError, InvalidInputError, NotProvenError, ResumeError
 from hush.guarantees import account_steps
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import check_name
@@ -551,7 +553,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def asks_for_releases(given: TaskOptions) -> bool:
     """Whether anything is to be released before training."""
-    shares = given.private_ranges, read_weight_share(given.class_weights)
+    shares = given.private_ranges, read_weight_share(given.class_weights), given.private_classes
     check_shares(*shares)
     return any(share is not None for share in shares)
 
@@ -561,14 +563,23 @@ def plan_before(
 ) -> tuple[Plan, tuple[DataRelease, ...]]:
     """The plan with the releases before training, and these; σ such that all stays within the ``total`` ε, if there is
     one. Without one they cost their share of what training alone costs, and come on top of it."""
-    if not asks_for_releases(given):
+    if not asks_for_releases(given) and task.pending_classes is None:
         return plan, ()
+    share = None
+    if task.pending_classes is not None:
+        share = CLASS_SHARE if given.private_classes is None else given.private_classes
+        if isinstance(plan.query, NeedsPreparation):
+            raise NotProvenError(
+                f"method '{plan.method}' needs the classes before anything is released: name them in a schema (classes "
+                "= […]), or say that they are public (--public classes)"
+            )
     parts = plan_releases(
         task,
         plan,
         plan.guarantee().epsilon if total is None else total,
         range_share=given.private_ranges,
         weight_share=read_weight_share(given.class_weights),
+        class_share=share,
         units=task.whose,
     )
     both = replace(plan, beside=(*plan.beside, *(part.beside for part in parts)))
@@ -584,6 +595,8 @@ def release_before(
     folder = None if keeper.checkpoints is None else keeper.checkpoints.directory
     values = release_first(run.ranks, lambda: make_releases(run, parts, folder))
     task, told = take_releases(task, run, values)
+    if "private_classes" in told:
+        say(f"{len(told['private_classes'])} classes, released with noise: {', '.join(told['private_classes'])}")
     for name, (low, high) in told.get("private_ranges", {}).items():
         say(f"column '{name}': range {low:.4g} … {high:.4g}, released with noise")
     for name, weight in told.get("private_class_weights", {}).items():
@@ -815,7 +828,7 @@ def _plan(
             "automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain"
         )
     with delayed_status(f"computing the noise of {given.method}"), keeper.keep_matrices():
-        others = given.private_metrics is not None or asks_for_releases(given)
+        others = given.private_metrics is not None or asks_for_releases(given) or task.pending_classes is not None
         plan = make_plan(given.method, setting, calibrate=not others, **chosen)
         plan, parts = plan_before(plan, task, given, setting.epsilon)
         if given.private_metrics is not None:
@@ -859,7 +872,8 @@ def _train_and_measure(
     if run.ranks.rank:
         return None
     run.model.eval()
-    evaluation = evaluate_problem(run.model, task)
+    model = task.trim(run.model) if "private_classes" in before else run.model
+    evaluation = evaluate_problem(model, task)
     measured = make_fields(evaluation, task)
     keep_figures(keeper, measured)
     keep_notes(keeper, task)
@@ -867,7 +881,8 @@ def _train_and_measure(
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
         named, told = given.dataset or task.name, {**before, **released, **ended, **keeper.total_for_card()}
-        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, dataset=named, figures=told)
+        how: dict[str, Any] = {"overwrite": keeper.replaces, "dataset": named, "figures": told, "model": model}
+        run.release(keeper.release, description=task.describe(), **how)
     guarantee = run.guarantee
     return {
         "problem": task.name,

@@ -114,6 +114,11 @@ def tune(given: Tuning) -> None:
 
 def _search(given: Tuning) -> None:
     task = t.load_task(given)
+    if task.pending_classes is not None:
+        raise InvalidInputError(
+            "a search needs the classes of its data: name them in a schema (classes = […]), or say that they are "
+            "public (--public classes)"
+        )
     losses = t.with_views(task, given.augment, given.views)
     given = fit_batch(apply_table_defaults(given, task), task.examples)
     space = read_space(given.search or SPACE)

@@ -172,11 +172,11 @@ def _count_stray(seen: ColumnProfile, column: Column) -> int:
 
 # What the columns of a table are, found from the file, and what that takes to be public.
 #
-# Only kinds of columns, how their cells are written and the set of classes are inferred by default. Ranges and
-# categories come from a schema that a person writes, or from the rows themselves if that person says that they are
-# public.
+# Only kinds of columns and how their cells are written are inferred by default. Ranges, categories and classes come
+# from a schema that a person writes, or from the rows themselves if that person says that they are public; ranges and
+# classes may also be released with noise before training.
 
-FACTS = ("ranges", "categories")
+FACTS = ("ranges", "categories", "classes")
 MOST_WHOLE = 20  # different whole numbers: a target with more of them looks like a number and not like classes
 NUMBERS = "predict numbers with --task regression (task='regression'), or put them into classes first"
 NAMED = "predict it with --task regression (task='regression'), or name its classes in a schema (classes = […])"
@@ -189,6 +189,7 @@ class Inferred:
     inspection: Inspection
     schema: Schema | None
     problems: tuple[str, ...]
+    labels: tuple[str, ...] = ()  # of the rows, private, where the classes are to be released with noise
 
     def require(self) -> Schema:
         """The schema, or the first problem and how many more there are."""
@@ -212,8 +213,8 @@ def infer_schema(
     count: Count = lambda rows: None,
 ) -> Schema:
     """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
-    may be read off the rows because they are public anyway: "ranges", "categories". In a ``regression`` the target is a
-    number with a public range. ``unit`` is the column of who a row is about, which is no input. ``count``
+    may be read off the rows because they are public anyway: "ranges", "categories", "classes". In a ``regression`` the
+    target is a number with a public range. ``unit`` is the column of who a row is about, which is no input. ``count``
     is told how many rows were looked at."""
     return infer(path, target, given, public, regression=regression, unit=unit, count=count).require()
 
@@ -227,8 +228,10 @@ def infer(
     regression: bool = False,
     unit: str = "",
     count: Count = lambda rows: None,
+    private_classes: bool = False,
 ) -> Inferred:
-    """The same, with what it was found from and with all problems at once."""
+    """The same, with what it was found from and with all problems at once. With ``private_classes``, classes that are
+    neither given nor public are left open, and the labels of the rows are given apart from the schema."""
     for fact in public:
         choice(FACTS, public_fact=fact)
     target = target or given.get("target")
@@ -253,8 +256,10 @@ def infer(
         return Inferred(found, None, (str(error), *found.problems))
     if found.problems:
         return Inferred(found, None, found.problems)
-    assumed = _assumed(given, given.get("columns", {}), columns, public, limits)
-    return Inferred(found, Schema(columns, target, classes, assumed, limits), ())
+    pending = private_classes and not regression and "classes" not in given and "classes" not in public
+    assumed = _assumed(given, given.get("columns", {}), columns, public, limits, pending)
+    schema = Schema(columns, target, () if pending else classes, assumed, limits)
+    return Inferred(found, schema, (), tuple(sorted(classes)) if pending else ())
 
 
 def find_target_range(given: Mapping[str, Any], own: Column, what: str) -> Range:
@@ -338,6 +343,7 @@ def _assumed(
     found: Collection[Column],
     public: Collection[str],
     limits: Range | None = None,
+    pending: bool = False,
 ) -> tuple[str, ...]:
     """What the guarantee takes to be public, in words."""
     read_off = {*given.get("read_off", ()), *public}
@@ -345,15 +351,17 @@ def _assumed(
     said = ["the number of rows and the order in which they are split are public"]
     if limits is not None:
         said.append(say_target_range(limits))
-    else:
+    elif not pending:
         said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
     if guessed:
         said.append("the names and kinds of the columns are public (kinds were read off the rows)")
     if any(column.is_written_specially() for column in guessed):
         said.append("how dates and numbers are written in the columns is public (it was read off the rows)")
-    if (columns or "range" in given) and not {*FACTS} & {*given.get("read_off", ())}:
+    if (columns or "range" in given) and not {*FACTS[:2]} & {*given.get("read_off", ())}:
         said.append("the ranges and categories of the given schema are public and were not computed from the rows")
-    said += [f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS if fact in read_off]
+    said += [
+        f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS[:2] if fact in read_off
+    ]
     return tuple(said)
 
 

@@ -19,7 +19,15 @@ from hush._internal.validate import choice
 from hush.accounting.guarantee import HELD, say_own_data
 from hush.datasets.images import DEFAULT_LABELS, has_array, list_folders, read_arrays, read_images
 from hush.datasets.models import Encoder, build_shipped, shipped
-from hush.datasets.problem import LOSSES, Notes, Problem, make_classification, make_regression
+from hush.datasets.problem import (
+    LOSSES,
+    Notes,
+    PendingClasses,
+    PendingLosses,
+    Problem,
+    make_classification,
+    make_regression,
+)
 from hush.datasets.splits import (
     Arrays,
     Identities,
@@ -31,7 +39,7 @@ from hush.datasets.splits import (
     hold_out,
     hold_out_units,
 )
-from hush.errors import InvalidInputError, nearest
+from hush.errors import DataError, InvalidInputError, nearest
 from hush.randomness import seeded, streams
 from hush.release.description import Architecture, Inputs
 from hush.tabular.cache import load_rows
@@ -53,6 +61,7 @@ from hush.tabular.unit_ids import check_apart, read_owner_array, read_owners
 
 ROW = "example"  # what the unit of privacy is called where it is a row
 TASKS = ("classification", "regression")
+MOST_RELEASED = 32  # outputs of a model whose classes are released before training
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 MLP = (128, 64)  # the hidden layers of mlp where their widths are not in its name
 EARLIER = "mlp or cnn"  # what a run had that was begun when every table got the same mlp
@@ -79,6 +88,7 @@ def from_files(
     target_range: tuple[float, float] | None = None,
     loss: str | None = None,
     private_ranges: bool = False,
+    private_classes: bool = False,
     unit: str | None = None,
     unit_normalise: bool = False,
     tell: Tell = keep_silent,
@@ -88,15 +98,16 @@ def from_files(
     ``target``: the column (or array) of labels. ``model``: mlp, or mlp-64-32 with hidden layers of these widths,
     logistic, lenet, cnn or ``package.module:factory``, called with those of (shape, features, classes) that it takes;
     by default cnn for images, for a table's classes as :mod:`hush.tabular.defaults` says, else mlp. ``schema``:
-    the public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off
-    the rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
-    ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
-    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
+    the public facts, as a dict or a .toml or .json file. ``public``: "ranges", "categories" and "classes" where reading
+    them off the rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the
+    same kind. ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or
+    in the schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
     column (or array) that names the unit of each row, where all rows of one unit are one example; it is no feature, is
     read as exact text, and no unit is both trained and tested on. ``unit_normalise`` makes ids one unit that differ in
     Unicode form, case, surrounding spaces or a trailing ".0" alone; without it such ids are refused. ``tell`` is told
     how far the reading of a long table is. ``private_ranges``: numeric columns without a range await one that is
-    released with noise before training (`hush.statistics.releases`)."""
+    released with noise before training (`hush.statistics.releases`). ``private_classes``: so do the classes of a table,
+    where they are neither in the schema nor public; without it they have to be one or the other."""
     place, given = Path(path), read_schema(schema)
     if unit == ROW:
         raise InvalidInputError(
@@ -107,15 +118,28 @@ def from_files(
         given["target_range"] = read_range(target_range, "the target's range")
     if unit_normalise and unit is None:
         raise InvalidInputError("--unit-normalise is about the ids of the column that --unit names: give both")
-    read = _read(place, target, given, public, task == "regression", tell, unit, unit_normalise)
+    read = _read(place, target, given, public, task == "regression", tell, unit, unit_normalise, private_classes)
     if private_ranges:
         read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
     examples, tested = count_examples(split.train), count_examples(split.test)
     model = model or _choose_model(read, examples if split.owners is None else split.owners.count)
-    architecture = _choose_architecture(model, find_shape(split.train), read.schema, len(read.classes) or 1)
-    network = _choose_factory(architecture, read.schema)
+    shape = find_shape(split.train)
+
+    def build(classes: int, schema: Schema | None) -> tuple[Architecture, Callable[[], nn.Module]]:
+        found = _choose_architecture(model, shape, schema, classes)
+        return found, _choose_factory(found, schema)
+
+    architecture, network = build(MOST_RELEASED if read.labels else len(read.classes) or 1, read.schema)
+    if read.labels and architecture.source != "shipped":
+        raise InvalidInputError(
+            f"the outputs of '{model}' cannot be matched with classes that are released before training: name the "
+            "classes in a schema (classes = […]), or say that they are public (--public classes)"
+        )
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
+    if read.labels:
+        pending = PendingClasses.of(read.labels, MOST_RELEASED, build)
+        base = replace(base, pending_classes=pending, losses=PendingLosses(pending.slots, pending.used))
     whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
     summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
@@ -148,6 +172,7 @@ class _Own:
     whose: Identities | None = None  # of the rows, where they have a unit
     test_whose: Identities | None = None
     notes: Notes | None = None
+    labels: tuple[str, ...] = ()  # of a table whose classes are released before training, private
 
 
 def _make_problem(
@@ -161,6 +186,8 @@ def _make_problem(
     }
     if read.target_range is not None:
         return make_regression(split, network, limits=read.target_range, losses=LOSSES[loss], **shared)
+    if read.labels:
+        return make_classification(split, network, classes=MOST_RELEASED, **shared)
     return make_classification(split, network, classes=len(read.classes), class_names=read.classes, **shared)
 
 
@@ -173,6 +200,7 @@ def _read(
     tell: Tell = keep_silent,
     unit: str | None = None,
     unit_normalise: bool = False,
+    private_classes: bool = False,
 ) -> _Own:
     if not place.exists() and not is_pattern(place):
         raise InvalidInputError(f"there is no file or folder '{place}'")
@@ -182,7 +210,7 @@ def _read(
             f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table"
         )
     if table:
-        return _read_table(place, target, given, public, regression, tell, unit, unit_normalise)
+        return _read_table(place, target, given, public, regression, tell, unit, unit_normalise, private_classes)
     if place.is_dir():
         list_folders(place)
         if regression:
@@ -214,6 +242,7 @@ def _read_table(
     tell: Tell,
     unit: str | None,
     unit_normalise: bool,
+    private_classes: bool,
 ) -> _Own:
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
     watch = ReadProgress(place.name, estimate_rows(find_parts(place)), tell)
@@ -222,16 +251,23 @@ def _read_table(
         raise InvalidInputError(
             f"column '{unit}' of '{place}' is to be predicted, and cannot be both that and the unit"
         )
-    inferred = infer(place, target, given, public, regression=regression, unit=unit or "", count=watch.count)
+    how: dict[str, Any] = {"regression": regression, "unit": unit or "", "count": watch.count}
+    inferred = infer(place, target, given, public, **how, private_classes=private_classes)
     schema, looked = inferred.require(), inferred.inspection
+    if not (regression or private_classes or "classes" in given or "classes" in public):
+        raise DataError(
+            f"the classes in column '{schema.target}' of '{place}' are values of private rows: name them in the schema "
+            "(classes = […]), say that they are public (public=('classes',)), or release them with noise "
+            "(private_classes=True)"
+        )
     whose = None if unit is None else read_owners(place, unit, normalise=unit_normalise)
     schema = schema if unit is None else _leave_out(schema, unit)
-    rows = load_rows(place, schema, watch)
+    rows = load_rows(place, replace(schema, classes=inferred.labels or schema.classes), watch)
     watch.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
     own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
     own = replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
-    return replace(own, unit_normalise=unit_normalise)
+    return replace(own, unit_normalise=unit_normalise, labels=inferred.labels)
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
@@ -337,9 +373,9 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
             raise InvalidInputError(f"there is no file or folder '{test}'")
         if read.schema is not None and holds_table(Path(test)):
             watch = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), tell)
-            how = read.unit_normalise
+            how, schema = read.unit_normalise, replace(read.schema, classes=read.labels or read.schema.classes)
             whose = None if read.unit is None else read_owners(Path(test), read.unit, normalise=how)
-            return _with_owners(Split(read.rows, load_rows(Path(test), read.schema, watch)), read, whose)
+            return _with_owners(Split(read.rows, load_rows(Path(test), schema, watch)), read, whose)
         same = read.target is not None and read.target != DEFAULT_LABELS and has_array(Path(test), read.target)
         named = read.target if same else target
         other = _read(

@@ -18,7 +18,7 @@ MOST_CLASSES = 1000
 MOST_LINES = 200  # of columns, shown to people
 FACTS_OF_COLUMNS = ("kind", "low", "high", "values", "buckets", "fill", "missing", "decimal", "format", "time", "waves")
 ENTRIES = ("target", "classes", "range", "target_range", "columns", "read_off")
-READ_OFF = ("kinds", "ranges", "categories")  # what a schema may say was read off private rows
+READ_OFF = ("kinds", "ranges", "categories", "classes")  # what a schema may say was read off private rows
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Schema:
 
     def _describe_target(self) -> str:
         if self.target_range is None:
-            return f"{len(self.classes)} classes"
+            return (
+                f"{len(self.classes)} classes" if self.classes else "classes to be released with noise before training"
+            )
         return "a number from {:g} to {:g}; those to train on are cut to that".format(*self.target_range)
 
     def to_json(self) -> dict[str, Any]:
