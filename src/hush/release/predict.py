@@ -20,7 +20,7 @@ from torch import Tensor
 from hush._internal.storage import atomic_writer, explain
 from hush.datasets.images import DEFAULT_LABELS, iterate_images, list_images, read_arrays, read_unlabelled
 from hush.datasets.splits import Arrays
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 from hush.release.description import Description, Inputs
 from hush.release.load import ReleasedModel, encode_features, map_range
 from hush.statistics.metrics import Figures, ValueFigures, judge_classes, judge_values
@@ -112,7 +112,7 @@ def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise InvalidInputError("writing .parquet needs pyarrow: pip install 'hush-dp[files]'") from error
+        raise MissingDependencyError("writing .parquet needs pyarrow: pip install pyarrow") from error
     writer: Any = None
 
     def write(part: Columns) -> None:
