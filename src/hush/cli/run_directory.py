@@ -24,7 +24,7 @@ from hush.cli.console import say
 from hush.cli.options import KEEPING, write_settings
 from hush.data_release import find_releases
 from hush.datasets.problem import Problem
-from hush.errors import DataError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
+from hush.errors import HushError, InvalidInputError, Refused, ReleaseError, ResumeError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
@@ -190,15 +190,6 @@ def check_out(given: KeepingOptions, *, data: Path | None, private: bool) -> Non
     if data is not None and private and given.out is None:
         raise InvalidInputError(
             "--data without --out would spend ε on a model that is not kept: give a folder with --out DIR"
-        )
-
-
-def check_columns(task: Problem) -> None:
-    """`DataError` for a table without a column that a model can use."""
-    if task.schema is not None and not task.schema.features:
-        raise DataError(
-            f"the table of '{task.name}' has no usable column besides the target '{task.schema.target}': see what was "
-            "left out with `hush data inspect`, or describe the columns in a --schema"
         )
 
 

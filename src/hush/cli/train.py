@@ -64,7 +64,6 @@ from hush.cli.run_directory import (
     OPTIONS,
     KeepingOptions,
     RunDirectory,
-    check_columns,
     check_out,
     open_keeper,
     warn_not_saved,
@@ -734,7 +733,6 @@ def train(given: Training) -> None:
             _answer(answer, given)
             return
         task = t.load_task(_with_own_data(given))
-        check_columns(task)
         losses = t.with_views(task, given.augment, given.views)
         given = fit_batch(apply_table_defaults(given, task), task.examples)
         plan, parts, candidates = _plan(given, task, keeper)

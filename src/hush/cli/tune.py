@@ -28,7 +28,7 @@ from hush.cli.options import (
     take,
     unset_options,
 )
-from hush.cli.run_directory import RunDirectory, check_columns, check_out, open_search, warn_not_saved
+from hush.cli.run_directory import RunDirectory, check_out, open_search, warn_not_saved
 from hush.cli.train import Training, asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import Problem
@@ -112,7 +112,6 @@ def tune(given: Tuning) -> None:
 
 def _search(given: Tuning) -> None:
     task = t.load_task(given)
-    check_columns(task)
     losses = t.with_views(task, given.augment, given.views)
     given = fit_batch(apply_table_defaults(given, task), task.examples)
     space = read_space(given.search or SPACE)

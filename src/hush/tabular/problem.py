@@ -30,7 +30,7 @@ from hush.datasets.splits import (
     hold_out,
     hold_out_units,
 )
-from hush.errors import InvalidInputError, nearest
+from hush.errors import DataError, InvalidInputError, nearest
 from hush.randomness import seeded
 from hush.release.description import Architecture, Inputs
 from hush.tabular.cache import load_rows
@@ -109,6 +109,11 @@ def from_files(
         read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
     examples, tested = count_examples(split.train), count_examples(split.test)
+    if read.schema is not None and not read.schema.features:
+        raise DataError(
+            f"'{place.name}' has no usable column besides the target '{read.schema.target}': see what is left out with "
+            "`hush data inspect`, or describe the columns in a --schema"
+        )
     model = model or _choose_model(read, examples if split.owners is None else split.owners.count)
     architecture = _choose_architecture(model, find_shape(split.train), read.schema, len(read.classes) or 1)
     network = _choose_factory(architecture, read.schema)
