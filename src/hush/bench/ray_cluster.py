@@ -32,7 +32,7 @@ from hush._internal.storage import NoLocks, make_scratch
 from hush.bench.executors import RETRIES, WAIT, Job, Watch, WorkerFailures, count_cores, try_trial
 from hush.bench.store import DISK, NotShared, SharedStoreProbe, Store, StoreFullError, open_probe
 from hush.bench.trial import RunOptions, Trial
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 
 # One run as a text that travels to another process, and its answer as a text that comes back.
 #
@@ -336,7 +336,7 @@ def _import_ray(address: str | None) -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise InvalidInputError("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
+        raise MissingDependencyError("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
     return ray
 
 

