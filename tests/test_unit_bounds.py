@@ -86,8 +86,8 @@ def _tape(model: nn.Module, rows: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_clipping_rows_before_their_mean_is_not_needed_and_adding_them_up_fails() -> None:
-    """The mean of clipped rows obeys the bound that the clipped mean obeys; their sum has three times as much. The twins
-    take their gradients in a way of their own, which fast arithmetic alone allows."""
+    """The mean of clipped rows obeys the bound that the clipped mean obeys; their sum has three times as much. The
+    twins take their gradients in a way of their own, which fast arithmetic alone allows."""
     plan, table = make(steps=6, arithmetic="fast"), make_table()
     assert moved(plan, table) <= 1.0 + 1e-6
     assert 0.5 < moved(replace(plan, query=RowWise(add=False)), table) <= 1.0 + 1e-6

@@ -1,7 +1,8 @@
 """Guarantee: what is known about the privacy of a release, printed as one honest sentence.
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
-could not be proven, or the accountant's for a run in fast arithmetic), ``refuted`` (an audit showed that it does not hold), ``none`` (no privacy: ordinary training).
+could not be proven, or the accountant's for a run in fast arithmetic), ``refuted`` (an audit showed that it does not
+hold), ``none`` (no privacy: ordinary training).
 Only a proven ε reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status
 ``none``. Printed numbers are rounded up, never down.
 

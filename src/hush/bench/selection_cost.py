@@ -43,9 +43,7 @@ class Choice:
     def sentence(self) -> str:
         """One line for people."""
         known = self.selection_epsilon
-        whole = (
-            "not known (what a run spent is not recorded or not proven)" if known is None else f"{rounded_up(known)}"
-        )
+        whole = "not known (what a run spent is not said, or not proven)" if known is None else f"{rounded_up(known)}"
         return (
             f"best of {self.runs} runs, {self.method} on {self.problem}: {self.figure.replace('_', ' ')} "
             f"{self.best:.4g}; the winner's own ε = {rounded_up(self.winner_epsilon)}, ε of the whole selection = "

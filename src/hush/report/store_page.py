@@ -76,7 +76,7 @@ COLUMNS = ("problem", "method", "ε", "audited lower bound", "best run", "best s
 SAY = (
     "Best run and best setting are chosen by the validation part, and their test figures are shown. The ε is that of "
     "one run alone; below each best run stands what having chosen it has cost. A proven ε follows from accounting, a "
-    "claimed one is not proven (a paper's formula, or a run in fast arithmetic), a refuted one was measured to be wrong."
+    "claimed one is not proven (a paper's formula, or fast arithmetic), a refuted one was measured to be wrong."
 )
 PUBLIC = (
     "Figures of validation and test rows are exact, and no ε covers them: hand this page on only if those rows are "
