@@ -287,8 +287,8 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it cannot "
-            "be checked that an example's arithmetic does not depend on other rows: let it accept random numbers and "
+            f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it "
+            "cannot be checked that an example's arithmetic does not depend on other rows: let it accept random numbers and "
             "zeros, or use fast arithmetic, whose ε is claimed and not proven"
         ) from error
 
@@ -313,8 +313,8 @@ def _compare(one: RowDigests, other: RowDigests, kept: Tensor, when: str) -> Non
     if changed is not None:
         raise UnsupportedModelError(
             f"rigorous arithmetic needs examples that are computed independently of other rows, and bits of "
-            f"'{changed}' change {when}: let the model treat every row by itself, or use fast arithmetic, whose ε is claimed and "
-            "not proven"
+            f"'{changed}' change {when}: let the model treat every row by itself, or use fast arithmetic, whose ε is "
+            "claimed and not proven"
         )
 
 
