@@ -33,7 +33,6 @@ from hush.errors import HushError, InvalidInputError, UnsupportedModelError
 from hush.randomness import Secret, generator, seeded, streams
 from hush.sampling import Room
 
-_determinism: Any = torch.utils.deterministic  # its types do not declare the flag
 Mode = Literal["rigorous", "fast"]
 MODES = ("rigorous", "fast")
 BLOCK = 400  # places that are summed in the gradients' own type
@@ -157,14 +156,11 @@ def _cut_evenly(low: int, high: int, most: int) -> list[int]:
 #
 # Rigorous arithmetic keeps the number of rows. It remains that at the same shape and position the *content* of the
 # other rows changes nothing: kernels that look at values, or a model that mixes examples a little, would. So a piece of
-# made-up
-# rows is computed once, and again with some of its rows replaced, and everything that was computed for a row that
-# stayed
-# (:class:`RowDigests`) must have the same bits. Which rows stay is such that every ordered pair of rows is separated:
-# in
-# some pass the first stays and the second is replaced. The inputs are made up and the weights public, before any data:
-# what is found may be published, and the engine that the model gets here (:mod:`hush.per_example.engine`) is not picked
-# by who is in a batch.
+# made-up rows is computed once, and again with some of its rows replaced, and everything that was computed for a row
+# that stayed (:class:`RowDigests`) must have the same bits. Every ordered pair of rows is separated: in some pass the
+# first stays and the second is replaced. The inputs are made up and the weights public, before any data: what is found
+# may be published, and the engine that the model gets here (:mod:`hush.per_example.engine`) is not picked by who is in
+# a batch.
 
 KINDS = ("random", "zero", "large", "subnormal", "non-finite")
 """What other rows are replaced by."""
@@ -292,9 +288,9 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model stops with {type(error).__name__} on made-up inputs of this shape ({error}): it cannot be "
-            "checked that an example's arithmetic does not depend on other rows: let it accept random numbers and "
-            "zeros, or use fast arithmetic, whose ε is claimed and not proven"
+            f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it "
+            "cannot be checked that an example's arithmetic does not depend on other rows: let it accept random numbers "
+            "and zeros, or use fast arithmetic, whose ε is claimed and not proven"
         ) from error
 
 
@@ -317,10 +313,9 @@ def _compare(one: RowDigests, other: RowDigests, kept: Tensor, when: str) -> Non
     changed = one.find_changed(other, kept)
     if changed is not None:
         raise UnsupportedModelError(
-            f"rigorous arithmetic needs examples that are computed independently of other rows; bits of '{changed}' "
-            f""
-            f"change {when}: let the model treat every row by itself, or use fast arithmetic, whose ε is claimed and "
-            "not proven"
+            f"rigorous arithmetic needs examples that are computed independently of other rows, and bits of "
+            f"'{changed}' change {when}: let the model treat every row by itself, or use fast arithmetic, whose ε is "
+            "claimed and not proven"
         )
 
 
@@ -375,9 +370,10 @@ def whole_chunk(rows: int) -> Chunk:
 def deterministic_kernels() -> Iterator[None]:
     """Within it torch uses kernels that give the same bits every time, and stops where it has none."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled, tuned = _determinism.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    settings: Any = torch.utils.deterministic
+    filled, tuned = settings.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
-    _determinism.fill_uninitialized_memory = False
+    settings.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
     try:
         yield
@@ -386,10 +382,9 @@ def deterministic_kernels() -> Iterator[None]:
             raise
         raise UnsupportedModelError(
             f"rigorous arithmetic needs operations that give the same bits every time: {error}; follow that, or use "
-            f"fast "
-            "arithmetic, whose ε is claimed and not proven"
+            "fast arithmetic, whose ε is claimed and not proven"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        _determinism.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = filled
         torch.backends.cudnn.benchmark = tuned
