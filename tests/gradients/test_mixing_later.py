@@ -156,3 +156,59 @@ def test_one_piece_of_a_step_is_checked():
     steps = [step for step, _ in found]
     assert len(steps) == len(set(steps))
     assert {piece for _, piece in found} == {0, 1, 2}
+
+
+HUGE = X.clone()
+HUGE[7] = 3e30  # its square is finite in float64 alone
+
+
+def skipping(model, content):
+    """A batch with a loss that is not finite counts for nothing."""
+    values = cross_entropy(model, content) + 1e-9 * content[0].square().square().sum(1)
+    return values * torch.isfinite(values).all()
+
+
+def replacing(model, content):
+    values = cross_entropy(model, content)
+    total = content[0].square().sum()
+    return torch.where(torch.isfinite(total), values, values.detach() * 0 + 30 * model(content[0])[:, 0].sin())
+
+
+def shrinking(model, content):
+    """A little of the others' size, but only where it overflows."""
+    values = cross_entropy(model, content)
+    return values / torch.where(torch.isfinite(content[0].square().sum()), 1.0, 1.2)
+
+
+@pytest.mark.parametrize("losses", [skipping, replacing, shrinking])
+@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
+def test_what_float32_alone_shows_is_not_excused(monkeypatch, losses, arithmetic):
+    every = {"period": 1}
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, **every))
+    monkeypatch.setattr("hush.aggregation.check_batch_invariance", lambda *given: None)  # the check at the start
+    plan = make_plan(
+        "dp-sgd", examples=24, batch_size=12, steps=4, noise_multiplier=2.0, delta=1e-3, arithmetic=arithmetic
+    )
+    run = plan.start(nn.Linear(4, 3), losses, (HUGE, Y), secret=5)
+    odd = next(step for step in range(4) if 7 in run.batch(step).indices)
+    for step in range(odd):
+        run.step(run.batch(step))
+    with pytest.raises(ExamplesNotIndependent):
+        run.step(run.batch(odd))
+    assert run.next == odd
+
+
+def test_a_kink_that_rounding_flips_is_not_mixing(monkeypatch):
+    """Labels within rounding of the prediction: the sign of a residual depends on the number of rows."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 1)
+    x = torch.randn(203, 64)
+    y = model(x).detach().squeeze(1)
+
+    def losses(model, content):
+        return (model(content[0]).squeeze(1) - content[1]).abs()
+
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, period=1))
+    plan = make_plan("dp-sgd", examples=203, batch_size=101, steps=3, noise_multiplier=2.0, delta=1e-3, lr=1e-12)
+    run = plan.start(model, losses, (x, y), secret=1)
+    assert taken(run) == 3

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, Named, trainable
 from hush.data_source import list_parts, tensors_of, to_each
 from hush.errors import HushError
-from hush.per_example.augmentation import Point
+from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.functional import (
     compute_losses_alone,
     computing_in_float64,
@@ -101,6 +101,7 @@ class EngineComparison:
     def record_alone(self, engine: str = "") -> Alone:
         """Every example by itself, by torch.func where it can map the model."""
         given, read = (self.model, self.losses, self.content, self.n, self.points), False
+        rewind = make_rewinder(next(self.model.parameters()).device)
         if engine != "one by one":
             try:
                 return Alone(record_functional(*given), "functional")
@@ -108,6 +109,7 @@ class EngineComparison:
                 raise
             except Exception as error:  # torch.func cannot map every operation; a user's own error comes again below
                 read = is_read_error(error)
+                rewind()  # what torch.func drew before it stopped is drawn again
         return Alone(record_one_by_one(*given), "one by one", read)
 
     def compute_losses_alone(self) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
 from hush._internal.tensors import WIDTH, Named, fold_words
-from hush.errors import Refused
+from hush.errors import Refused, UnsupportedModelError
 from hush.per_example.engine import ExamplesNotIndependent
 from hush.per_example.functional import explain_jit
 
@@ -179,12 +179,12 @@ class ModelStateGuard:
                 "alone change the weights, or start a new run from weights that were not made from these data"
             )
         if self._why:
-            raise Refused(self._why)
+            raise UnsupportedModelError(self._why)
         for name, tensor in others.items():
             writes, digest = self._known.get(name, (None, ""))
             if (complete or writes != _count_writes(tensor)) and digest != _digest(tensor):
                 self._why = _explain_change(f"{'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} '{name}'")
-                raise Refused(self._why)
+                raise UnsupportedModelError(self._why)
 
     def check_release(self) -> None:
         """Refuse to release a model that holds more than its trained parameters and what it began with. Where no step

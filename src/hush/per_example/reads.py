@@ -337,7 +337,7 @@ def _find_kind(func: Any) -> str:
     return "shape" if torch.Tag.dynamic_output_shape in func.tags else ""
 
 
-_READ_ERRORS = ("data-dependent control flow", ".item()", "dynamic shape", "data-dependent")
+_READ_ERRORS = ("data-dependent control flow", ".item() on a Tensor")
 
 
 def is_read_error(error: BaseException) -> bool:
