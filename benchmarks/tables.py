@@ -113,7 +113,9 @@ Numbers = tuple[np.ndarray, np.ndarray]
 
 def read_features(table: Table, *, encoded: bool, public: tuple[str, ...] = ()) -> tuple[Numbers, Numbers]:
     """Features and labels to train and to test on: the encoder's inputs, or the columns' own numbers and codes."""
-    found = from_files(table.path, target=table.target, unit=table.unit, test=table.test or 0.2, public=public)
+    found = from_files(
+        table.path, target=table.target, unit=table.unit, test=table.test or 0.2, public=(*public, "classes")
+    )
     encode = Encoder(found.schema.features) if encoded and found.schema is not None else nn.Identity()
     train, test = ((encode(x).numpy(), y.numpy()) for x, y in (found.train, found.test))
     return train, test

@@ -110,7 +110,7 @@ def test_ranges_released_before_training_are_charged(capsys, tmp_path) -> None:
     path.write_text("x,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(500)))
     flags = ("plan", "--data", str(path), "--target", "y", "--epsilon", "2", "--batch-size", "100", "--epochs", "2")
     (plain,), (charged,) = answer(capsys, *flags), answer(capsys, *flags, "--private-ranges", "0.3")
-    problem = from_files(path, target="y", private_ranges=True)
+    problem = from_files(path, target="y", public=("classes",), private_ranges=True)
     alone = make_plan("dp-sgd", examples=400, batch_size=100, epochs=2, epsilon=2)
     (part,) = plan_releases(problem, alone, 2.0, range_share=0.3)
     both = replace(alone, beside=(part.beside,)).with_epsilon(2.0)

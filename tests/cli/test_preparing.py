@@ -273,7 +273,7 @@ def test_a_unit_counts_once_however_many_rows_it_has(capsys, tmp_path: Path) -> 
 
 
 def test_in_python(people: Path) -> None:
-    problem = from_files(people, target="y", private_ranges=True).awaiting_weights()
+    problem = from_files(people, target="y", public=("classes",), private_ranges=True).awaiting_weights()
     setting = {"examples": len(problem.train[0]), "batch_size": 64, "steps": 20, "epsilon": 6.0, "counted": True}
     alone = make_plan("dp-sgd", **setting)
     parts = releases.plan_releases(problem, alone, 6.0, range_share=0.2, weight_share=0.1)

@@ -84,7 +84,7 @@ def test_everything_says_whose_the_guarantee_is(table: Path, tmp_path, train) ->
 
 
 def test_the_plan_is_over_units(table: Path, train) -> None:
-    problem = from_files(table, target="sick", unit="patient_id")
+    problem = from_files(table, target="sick", public=("classes",), unit="patient_id")
     assert problem.unit == "patient_id"
     assert problem.owners is not None
     assert problem.examples == len(set(problem.owners.train.tolist())) < PATIENTS
@@ -99,7 +99,7 @@ def test_the_plan_is_over_units(table: Path, train) -> None:
 
 
 def test_nobody_is_on_two_sides_and_the_unit_is_no_feature(table: Path) -> None:
-    problem = from_files(table, target="sick", unit="patient_id", validation=0.2)
+    problem = from_files(table, target="sick", public=("classes",), unit="patient_id", validation=0.2)
     assert problem.owners is not None
     whose: dict[tuple[float, ...], int] = {
         (round(float(a), 3), round(float(b), 3)): identify(name)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_one_patient_more_moves_no_other_to_the_test_rows(table: Path, tmp_path)
     lines = table.read_text().splitlines()
     fewer = tmp_path / "fewer.csv"
     fewer.write_text("\n".join(line for line in lines if "P0005" not in line) + "\n")
-    both = [from_files(path, target="sick", unit="patient_id").owners for path in (table, fewer)]
+    both = [from_files(path, target="sick", public=("classes",), unit="patient_id").owners for path in (table, fewer)]
     assert {*both[0].test.tolist()} - {identify("P0005")} == {*both[1].test.tolist()}
     assert {*both[0].train.tolist()} - {identify("P0005")} == {*both[1].train.tolist()}
 
@@ -214,7 +214,7 @@ class _Silent:
 
 def test_a_unit_counts_once_in_figures_with_noise(table: Path) -> None:
     """Whatever its rows are: the counts of all cells sum to the number of units, not of rows."""
-    problem = from_files(table, target="sick", unit="patient_id")
+    problem = from_files(table, target="sick", public=("classes",), unit="patient_id")
     assert problem.owners is not None
     rows, units = len(problem.test[0]), len(set(problem.owners.test.tolist()))
     assert rows > units

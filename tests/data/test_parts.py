@@ -195,18 +195,18 @@ def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     (images / "labels.csv").write_text("file,class\n")  # beside class folders, as some come
     assert holds_table(tables)
     assert not holds_table(images)
-    assert from_files(tables, target="y").schema is not None
+    assert from_files(tables, target="y", public=("classes",)).schema is not None
     found = from_files(images)
     assert (found.schema, found.class_names) == (None, ("dark", "light"))
     (tables / "notes.md").touch()
     with pytest.raises(InvalidInputError, match=r"holds 'notes\.md', which is no table: give a pattern"):
-        from_files(tables, target="y")
-    assert from_files(tables / "*.csv", target="y").name == "parts"
+        from_files(tables, target="y", public=("classes",))
+    assert from_files(tables / "*.csv", target="y", public=("classes",)).name == "parts"
 
 
 def test_a_pattern_that_fits_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"the pattern '.*none-\*\.csv' fits no file"):
-        from_files(tmp_path / "none-*.csv", target="y")
+        from_files(tmp_path / "none-*.csv", target="y", public=("classes",))
 
 
 def test_a_broken_gz_is_one_sentence(tmp_path: Path) -> None:

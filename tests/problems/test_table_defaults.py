@@ -57,7 +57,9 @@ def read_options(out: Path) -> dict[str, Any]:
 
 
 def widths(model: str | None, table: Path, **more: Any) -> tuple[int, ...]:
-    return tuple(from_files(table, target="y", model=model, **more).architecture.arguments["widths"])[1:-1]
+    return tuple(
+        from_files(table, target="y", public=("classes",), model=model, **more).architecture.arguments["widths"]
+    )[1:-1]
 
 
 class TestNumbers:
@@ -81,7 +83,7 @@ class TestNumbers:
 
 class TestModels:
     def test_a_small_table_gets_logistic_regression(self, table: Path) -> None:
-        assert from_files(table, target="y").architecture.name == "logistic"
+        assert from_files(table, target="y", public=("classes",)).architecture.name == "logistic"
 
     def test_a_longer_one_a_hidden_layer(self, tmp_path: Path) -> None:
         assert widths(None, write_table(tmp_path / "long.csv", 6_250)) == (32,)  # 5 000 to train on
@@ -92,7 +94,7 @@ class TestModels:
     @pytest.mark.parametrize("model", ["mlp-", "mlp-0", "mlp-x", "mlp-1000000", "mlp-4-", "mlp-²"])
     def test_what_is_no_width_is_refused(self, table: Path, model: str) -> None:
         with pytest.raises(InvalidInputError, match=r"whole numbers, as in mlp-64-32"):
-            from_files(table, target="y", model=model)
+            from_files(table, target="y", public=("classes",), model=model)
 
     def test_a_number_to_predict_keeps_the_mlp(self, table: Path) -> None:
         found = from_files(table, target="price", task="regression", target_range=(-5, 5))
@@ -164,7 +166,7 @@ def test_patients_at_8_are_within_two_hundredths_of_no_privacy(tmp_path: Path, c
         assert main(keep(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"])) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert all(found["epsilon"] <= 8 and found["unit"] == "patient_id" for found in told)
-    task = from_files(path, target="y", unit="patient_id")
+    task = from_files(path, target="y", public=("classes",), unit="patient_id")
     assert task.schema is not None
     encode = Encoder(task.schema.features)
     (x, y), (held, labels) = ((encode(rows).numpy(), truth.numpy()) for rows, truth in (task.train, task.test))

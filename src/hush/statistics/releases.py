@@ -1,6 +1,6 @@
 """A problem's releases before training (`hush.data_release`): the ranges of its columns and the weights of its classes.
 
-    problem = from_files("my.csv", target="y", private_ranges=True).awaiting_weights()
+    problem = from_files("my.csv", target="y", public=("classes",), private_ranges=True).awaiting_weights()
     setting = {"examples": problem.examples, "counted": True, "batch_size": 64, "epochs": 20, "epsilon": 3}
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
     plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
