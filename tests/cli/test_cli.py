@@ -14,6 +14,7 @@ from typing import get_args
 
 import pytest
 
+from hush.accounting.guarantee import SECRET_SEED
 from hush.cli import main
 from hush.cli.options import read_method_options
 from hush.cli.train import Training, read_recipes
@@ -156,7 +157,7 @@ def test_a_secret_seed_reproduces(capsys, tmp_path) -> None:
         answer(capsys, *TRAIN, "--secret-seed", 5, "--out", tmp_path / name)
         runs.append((tmp_path / name / "release" / "model.safetensors").read_bytes())
     assert runs[0] == runs[1]
-    assert "secret seed" in (tmp_path / "a" / "release" / "PRIVACY.md").read_text()
+    assert SECRET_SEED in (tmp_path / "a" / "release" / "PRIVACY.md").read_text()
 
 
 def test_set(capsys) -> None:

@@ -200,5 +200,6 @@ def load(longest: int) -> DataLoader:
 def test_padding_to_a_batch_is_company_too() -> None:
     one, other = (released(Pooling(), load(longest)) for longest in (3, 6))
     assert torch.equal(one[OTHERS], other[OTHERS])
+    run = plan("sanitize-hybrid", steps=1, batch_size=N).start(Pooling(frozen=False), losses, load(6), secret=3)
     with pytest.raises(DataError, match=r"content\[0\]"):
-        plan("sanitize-hybrid", steps=1, batch_size=N).start(Pooling(frozen=False), losses, load(6), secret=3)
+        run.step(next(run.batches()))
