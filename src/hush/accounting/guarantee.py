@@ -1,11 +1,11 @@
-"""Guarantee: what is known about the privacy of a release, printed as one honest sentence.
+"""Guarantee: what is known about the privacy of a release, printed as one sentence.
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
 could not be proven), ``refuted`` (an audit showed that it does not hold), ``none`` (no privacy: ordinary training).
-Only a proven ε reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status
-``none``. Printed numbers are rounded up, never down.
+Only a proven ε reads as a guarantee. An infinite ε or a δ of 1 proves nothing and has the status ``none``. Printed
+numbers are rounded up, never down.
 
-`refuted.json` beside this file ships the findings of audits, as a list of objects:
+`refuted.json` in this folder contains the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
 "confidence": 0.95, "source": "what was run"}``, where the confidence is that of ``epsilon_lower``. A guarantee made for
 a listed method, with the listed status, becomes refuted. ``status`` says which kind of ε the audit broke ("claimed" or
@@ -54,9 +54,9 @@ class AuditFinding:
     status: str = "claimed"
     source: str = ""
 
-    def tell(self) -> str:
-        """What was found. A trade-off curve can be refuted, which takes 99.99 %, by runs that are too few to bound the
-        single ε beyond what was stated: both are said then."""
+    def describe(self) -> str:
+        """One sentence. Runs that refute a trade-off curve, at 99.99 % confidence, may be too few to bound the single ε
+        above its stated value: the sentence then states both."""
         measured = (
             f"measured at least ε = {rounded_down(self.epsilon_lower)} at δ = {rounded_up(self.delta)} "
             f"({self.confidence:.0%} confidence) where ε = {rounded_up(self.claimed_epsilon)} was stated"
@@ -102,7 +102,7 @@ class Guarantee:
         finding = _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
-            object.__setattr__(self, "reason", "; ".join(part for part in (finding.tell(), self.reason) if part))
+            object.__setattr__(self, "reason", "; ".join(part for part in (finding.describe(), self.reason) if part))
 
     @property
     def private(self) -> bool:
@@ -126,7 +126,7 @@ class Guarantee:
         return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{assuming(self.assumptions)}."
 
     def _neighbours(self) -> str:
-        """What the two datasets differ in that cannot be told apart."""
+        """How the two indistinguishable datasets differ."""
         if self.protects == "example":
             return MEANING[self.adjacency].format(unit=self.unit)
         return f"{WHAT[self.protects]}one {self.unit} changing; the rest of it is taken to be public"
@@ -249,7 +249,7 @@ def _finding(method: str, status: str) -> AuditFinding | None:
     return next((found for found in findings() if found.method == method and found.status == status), None)
 
 
-# What a guarantee may rest on that no proof can show, in the words in which it is listed.
+# Texts of assumptions that no proof can show. They are part of plans, and so of fingerprints: do not edit them.
 
 SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
 SECRET_GIVEN = "the secret that was handed in for sampling and noise stays secret and is used for no other run"

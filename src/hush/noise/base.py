@@ -23,8 +23,8 @@ from hush.matrix_factorization import Strategy
 from hush.matrix_factorization.sensitivity import Array
 
 Rows = Callable[[int], Tensor]
-"""``z(j)``: the j-th row of Z, a flat standard normal vector. It is a pure function, so any row can be recomputed; every
-call returns a new tensor, which the noise may change."""
+"""``z(j)``: the j-th row of Z, a flat standard normal vector. It is a pure function, so any row can be recomputed;
+every call returns a new tensor, which the noise may change."""
 
 
 class Noise(Protocol):
