@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hush
 from hush._internal.tensors import Losses, State, Sums
-from hush.audit.canary import LONG, CanarySetup, make_digits_stage
+from hush.audit.canary import LONG, CanarySetup, make_digits_setup
 from hush.clipping.adaptive import CHANNEL, Adaptive
 from hush.clipping.clipped import clipped_sums
 from hush.noise.base import Noise, Rows
@@ -161,13 +161,13 @@ def add_float32_noise(
         flat = flat[count:]
 
 
-def make_crowded_stage() -> CanarySetup:
+def make_crowded_setup() -> CanarySetup:
     """Every other example pulls against the canary, at the clip."""
-    stage = make_digits_stage()
-    blank = stage.canary[0].expand(200, -1).clone()
+    setup = make_digits_setup()
+    blank = setup.canary[0].expand(200, -1).clone()
 
     def losses(model: nn.Module, content: Any) -> Tensor:
         images, _, kinds, amounts = content
         return torch.where(kinds, LONG * amounts, -LONG * torch.ones_like(amounts)) * model(images).sum(1)
 
-    return dataclasses.replace(stage, losses=losses, rows=(blank, torch.zeros(200, dtype=torch.int64)))
+    return dataclasses.replace(setup, losses=losses, rows=(blank, torch.zeros(200, dtype=torch.int64)))

@@ -20,7 +20,7 @@ from hush.data_source import as_source
 from hush.errors import Refused
 from hush.per_example.augmentation import Augmented
 from hush.sanitize.side_effects import ModelSnapshot
-from hush.sanitize.split_model import check_nothing_passes, find_cut
+from hush.sanitize.split_model import check_no_bypass, find_cut
 
 
 def is_large(x) -> bool:
@@ -284,7 +284,7 @@ class RunningOfResults(nn.Module):
 def test_what_is_tried_leaves_nothing_in_losses() -> None:
     loss = Counting()
     model = Model(frozen=False)
-    check_nothing_passes(find_cut(model, as_source(neighbours()[0])), loss)
+    check_no_bypass(find_cut(model, as_source(neighbours()[0])), loss)
     assert (loss.calls, loss.last, float(loss.criterion.largest)) == (0, None, 0.0)
 
 

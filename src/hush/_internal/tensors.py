@@ -35,7 +35,7 @@ hush relies on the following:
 3. Every use of a trained parameter goes through the model, where its gradient is tracked; another use is refused.
 4. Random numbers are drawn with torch; Python's and numpy's generators are refused.
 5. Neither the model nor the loss writes into a buffer or a parameter; a run that detects such a write stops with an
-error.
+   error.
 """
 
 

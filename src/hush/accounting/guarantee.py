@@ -7,7 +7,7 @@ infinite ε or a δ of 1: such a pair has the status
 ``none``. Printed numbers are rounded up, never down. A proof rests on conditions that hush cannot check; where there
 are any, ``proven`` is printed as "proven, on conditions", and all of them are listed, the most important first.
 
-`refuted.json` beside this file ships the findings of audits, as a list of objects:
+`refuted.json` in this folder contains the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
 "confidence": 0.95, "source": "what was run"}``, where the confidence is that of ``epsilon_lower``. A guarantee made for
 a listed method, with the listed status, becomes refuted. ``status`` says which kind of ε the audit broke ("claimed" or
@@ -57,9 +57,9 @@ class AuditFinding:
     status: str = "claimed"
     source: str = ""
 
-    def tell(self) -> str:
-        """What was found. A trade-off curve can be refuted, which takes 99.99 %, by runs that are too few to bound the
-        single ε beyond what was stated: both are said then."""
+    def describe(self) -> str:
+        """One sentence. Runs that refute a trade-off curve, at 99.99 % confidence, may be too few to bound the single ε
+        above its stated value: the sentence then states both."""
         measured = (
             f"measured at least ε = {rounded_down(self.epsilon_lower)} at δ = {rounded_up(self.delta)} "
             f"({self.confidence:.0%} confidence) where ε = {rounded_up(self.claimed_epsilon)} was stated"
@@ -120,7 +120,7 @@ class Guarantee:
         finding = None if FAST in self.reason else _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
-            object.__setattr__(self, "reason", "; ".join(part for part in (finding.tell(), self.reason) if part))
+            object.__setattr__(self, "reason", "; ".join(part for part in (finding.describe(), self.reason) if part))
 
     @property
     def private(self) -> bool:
@@ -186,7 +186,7 @@ class Guarantee:
         return "".join(f"{before}{text[:1].upper()}{text[1:]}." for text in notes) if self.status != "none" else ""
 
     def _neighbours(self) -> str:
-        """What the two datasets differ in that cannot be told apart."""
+        """How the two indistinguishable datasets differ."""
         if self.protects == "example":
             return MEANING[self.adjacency].format(unit=self.unit)
         return f"{WHAT[self.protects]}one {self.unit} changing; the rest of it is taken to be public"

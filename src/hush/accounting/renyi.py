@@ -1,9 +1,9 @@
-"""Rényi accounting by dp-accounting, with its two unsound corners closed.
+"""Rényi accounting by dp-accounting, with two unsound cases corrected.
 
 ε = min over α of ε(α) − [ln(δ(α−1)) − α ln(1 − 1/α)]/(α − 1) (Canonne, Kamath and Steinke 2020, with the divergences of
 Mironov 2017, Mironov, Talwar and Zhang 2019, Wang, Balle and Kasiviswanathan 2019, Papernot and Steinke 2022).
-dp-accounting answers ε = 0 where rounding makes a divergence negative, and mistakes integers for unknown events inside
-a sample; here every divergence gets a slack of more than its rounding, and events arrive in plain floats.
+dp-accounting returns ε = 0 if rounding makes a divergence negative, and does not recognise events with integers inside
+a sample. Here every divergence gets a slack larger than its rounding, and events are converted to floats.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def find_delta(parts: CountedEvents, epsilon: float, adjacency: str, orders: tup
 
 
 def divergences(event: Any, adjacency: str, orders: tuple[float, ...] | None = None) -> dict[float, float]:
-    """The Rényi divergences by order; refused where dp-accounting knows none."""
+    """The Rényi divergences by order; raises if dp-accounting has none."""
     parts = find_leaves(event)
     for leaf, _ in parts.others:
         check_leaf(leaf, adjacency)
@@ -55,7 +55,7 @@ def divergences(event: Any, adjacency: str, orders: tuple[float, ...] | None = N
 
 
 def check_leaf(leaf: Any, adjacency: str) -> None:
-    """Refuses a leaf that dp-accounting's RDP cannot account for under this adjacency, with the remedy."""
+    """Raise on a leaf that dp-accounting's RDP cannot account for under this adjacency."""
     name = name_event(leaf)
     match leaf:
         case dp_event.PoissonSampledDpEvent() if adjacency == "replace":
@@ -99,14 +99,14 @@ _compute_cached = lru_cache(maxsize=1024)(_compute)
 
 
 def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> None:
-    """dp-accounting's selection takes a divergence at or below rounding for no privacy loss at all: refuse it."""
+    """Raise on a divergence at or below rounding, which dp-accounting's selection takes for no privacy loss."""
     inner = RdpAccountant(alphas, RELATIONS[adjacency])
     with _quiet():
         inner.compose(leaf.event)
     steps = sum(count for _, count in find_leaves(leaf.event).others) + 1
     if float(np.min(inner.rdp)) <= 1e3 * SLACK * steps:
         raise NotProvenError(
-            f"the privacy loss of {name_event(leaf.event)} is too small to compute the price of selection"
+            f"the privacy loss of {name_event(leaf.event)} is too small to compute the cost of a selection"
         )
     if not (leaf.mean >= 1 and leaf.shape >= 0 and not math.isnan(leaf.shape)):
         raise InvalidInputError(
@@ -116,7 +116,7 @@ def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """dp-accounting warns of every order at which its series does not converge; such an order is simply not used."""
+    """Silence dp-accounting's warnings about orders at which its series does not converge; these are not used."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

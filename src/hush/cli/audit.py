@@ -159,14 +159,14 @@ def _audit_now(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
 
 
 def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:
-    from hush.audit.audit import audit_stage, make_audit_plan, make_audit_stage
+    from hush.audit.audit import audit_claims, make_audit_plan, make_audit_setup
 
     plan = make_audit_plan(method, settings.epsilon, settings.delta)
     with show_progress(quiet=quiet) as bar:
         task = bar.add_task(f"auditing {method}", total=settings.runs)
-        return audit_stage(
+        return audit_claims(
             plan,
-            make_audit_stage(plan, settings.problem),
+            make_audit_setup(plan, settings.problem),
             runs=settings.runs,
             seed=settings.seed,
             comparisons=settings.comparisons,

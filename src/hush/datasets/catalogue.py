@@ -1,7 +1,6 @@
 """Problems by name: data, model, loss and metric together.
 
-Those that come with hush are rows of ``hush.datasets.catalogue``. A problem of one's own is a function somewhere else,
-named ``package.module:factory``.
+The built-in problems are rows of the table here. A user's problem is a function named ``package.module:factory``.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture, Inputs
 from hush.sanitize.problem import LayerPlace, insert_layer
 
-# The problems that come with hush, as two tables: the data, and the models that are trained on it.
+# The built-in problems, as two tables: the data, and the models that are trained on them.
 #
-# A new problem is a row of ``PROBLEMS``; one on a new dataset is also a row of data, and a loader in ``hush.tabular``.
-# Nothing is read, and no package with data in it is imported, before a problem is loaded.
+# A new problem is a row of ``PROBLEMS``; a new dataset also needs a row of data and a loader in this package. Nothing
+# is read, and no package that contains data is imported, before a problem is loaded.
 #
-# All scaling is by constants that are written down here or beside the loader, never by a statistic of the rows: MNIST's
-# pixels by the mean and deviation that the literature publishes for them, those of Fashion-MNIST and CIFAR-10 so that
-# their range becomes [−1, 1], and the 8×8 digits, which count the dark dots of a 4×4 block, by 16.
+# Scaling uses constants defined here or in the loader, never statistics of the rows: MNIST's pixels use the published
+# mean and deviation, those of Fashion-MNIST and CIFAR-10 are mapped to [−1, 1], and the 8×8 digits, which count the
+# dark dots of a 4×4 block, are divided by 16.
 
 PUBLISHED = (0.1307, 0.3081)
 CENTRED = (0.5, 0.5)

@@ -86,9 +86,9 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate in eval mode, ``batch_size`` examples at a time; ``seconds`` is the time the model took.
 
-    With ``classes``, the model's output (one score per class) is caught on its way to the loss and its largest entry
-    is the prediction; the labels are the last part of the content. With a ``target_range``, the output is a number that
-    stands for one of that range (`hush.datasets.problem.to_units`), and so is the last part of the content."""
+    With ``classes``, the model's output (one score per class) is intercepted on its way to the loss and its largest
+    entry is the prediction; the labels are the last part of the content. With a ``target_range``, the output and the
+    last part of the content are numbers mapped from that range (`hush.datasets.problem.to_units`)."""
     positive_int(batch_size=batch_size)
     source = as_source(data)
     total, seconds = 0.0, 0.0

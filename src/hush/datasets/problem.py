@@ -76,16 +76,16 @@ class PendingClasses:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
+    """Data, model, loss and metric of a run. ``assumptions`` are added to the guarantee: what is taken to be public.
 
-    ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
-    model; without them the weights are released alone, and loaded into a module that their reader brings.
+    ``architecture`` and ``inputs`` describe how ``model`` is built and what an example is, for the users of a released
+    model; without them only the weights are released, to be loaded into a module that the user builds.
 
     ``target`` is the column or array of the labels, where they have a name. ``target_range`` is the public range of a
     target that is a number (regression); the data holds it mapped to [−1, 1]. ``class_weights`` are for training alone;
-    ``awaited_weights`` hold those that are released with noise before it (`hush.statistics.releases`). ``owners`` says
-    whose each row is, where all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the
-    owner of the rows. Where ``pending_classes`` are released before training, ``classes`` counts the outputs of the
+    ``awaited_weights`` hold those that are released with noise before training (`hush.statistics.releases`). ``owners``
+    has the unit of each row, if all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the
+    owner of the data. Where ``pending_classes`` are released before training, ``classes`` counts the outputs of the
     model that is trained; `settle_classes` gives the problem with the classes, and `trim` the model."""
 
     name: str
@@ -117,7 +117,7 @@ class Problem:
 
     @property
     def whose(self) -> Any:
-        """Whose each row of the training part is; None where an example is a row."""
+        """The unit of each training row; None if an example is a row."""
         return None if self.owners is None else self.owners.train
 
     @property
@@ -276,7 +276,7 @@ def from_units(targets: Tensor, limits: Range) -> Tensor:
 
 
 def to_units(outputs: Tensor, limits: Range) -> Tensor:
-    """The inverse of `from_units`: what a model's output stands for."""
+    """The inverse of `from_units`: a model's output in the units of the target."""
     low, high = limits
     return low + (outputs + 1) * ((high - low) / 2)
 

@@ -215,7 +215,8 @@ def _banded(workload: Workload, bands: int, rtol: float) -> dict[str, Array]:
 
 
 def _toeplitz(workload: Workload, bands: int, times: int, apart: int, rtol: float) -> dict[str, Array]:
-    """L-BFGS over c₁, … at c₀ = 1; where columns can meet, over falls cⱼ − cⱼ₊₁ ≥ 0, which keep the formula exact."""
+    """L-BFGS over c₁, … at c₀ = 1; where columns can overlap, over differences cⱼ − cⱼ₊₁ ≥ 0, which keep the formula
+    exact."""
     loss = _toeplitz_loss(workload, bands, times, apart)
     root = square_root(workload, bands).coefficients
 

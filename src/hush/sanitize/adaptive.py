@@ -75,8 +75,8 @@ def measure_norm(weight: Tensor) -> float:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """``inner`` with a C that is set anew after every ``turn`` steps. C is kept with the run's state, so that a resumed
-    run goes on with the same one; the noise follows it, so that what is claimed does not change."""
+    """``inner`` with a C that is recomputed every ``turn`` steps. C is stored with the run's state, so a resumed run
+    uses the same value; the noise scales with C, so the claims do not change."""
 
     inner: Published
     threshold: AdaptiveThreshold
@@ -102,7 +102,7 @@ class AdaptiveClip:
         """Nothing is computed before the first step."""
 
     def recall(self, public: State) -> None:
-        """The C of the run that goes on, in place of the one that the first weights gave."""
+        """Set the C of the resumed run in place of the one from the initial weights."""
         if self.model is not None:
             find_layer(self.model)[1].clip = float(public["clip"])
 

@@ -17,7 +17,7 @@ label is answered for in exactly one part, and once. ∎
 
 ε is 1/σ, so that more noise means a smaller ε. Pure ε-privacy is, for any δ, dominated by binary randomised response at
 ε: the event. Answers are those of (secret, stream, number of the example): the same whenever they are asked for, so a
-resumed run answers again alike and spends nothing; the data's digest sees to it that the labels are the same. Answers
+resumed run gives the same answers and spends nothing; the data's digest ensures that the labels are the same. Answers
 of the second part are kept with the run's state. No answer is drawn before the first step, when a ledger is charged.
 """
 
@@ -48,7 +48,7 @@ from hush.randomness import Secret, streams
 from hush.randomness.cipher import encrypt_counters
 from hush.sampling import Participation
 from hush.sanitize.privatised import UNBOUNDED
-from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_up
+from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_synthetic
 
 # Randomised response on labels with a prior, drawn with exact probabilities.
 #
@@ -248,9 +248,9 @@ class RandomisedLabels:
         return {"second": torch.full((len(self.answers.source),), -1, dtype=torch.int64)}, {}
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The gradient of the answered examples' summed loss; in the first stage of so many times their share."""
+        """The gradient of the answered examples' summed loss, divided by their share in the first stage."""
         if self.answers is None:
-            raise RunStateError("labels are answered for by a run: start the plan")
+            raise RunStateError("labels are randomised only within a run: start the plan")
         *inputs, numbers = content
         labels = self.answers.find(public)[numbers.cpu()]
         rows = torch.nonzero(labels >= 0).squeeze(1)
@@ -277,7 +277,7 @@ class RandomisedLabels:
 
 
 def dominating_pair(epsilon: float) -> Any:
-    """Binary randomised response at ε, (2 − p)/p = e^ε: no ε-private release is told apart better."""
+    """Binary randomised response at ε, (2 − p)/p = e^ε: it dominates every ε-private release."""
     small = math.exp(-epsilon)
     return dp_event.RandomizedResponseDpEvent(noise_parameter=2 * small / (1 + small), num_buckets=2)
 
@@ -371,11 +371,11 @@ class RandomizedLabels:
 
 
 def count_outputs(model: nn.Module, source: Source) -> int:
-    """How many classes the model tells apart, from made-up inputs: a public fact of its architecture."""
+    """The number of classes of the model's output, from synthetic inputs: a public fact of its architecture."""
     like = source.take(torch.empty(0, dtype=torch.int64))
     device = next(model.parameters()).device
     with torch.no_grad(), evaluating(model):
-        scores = model(first_of(make_up(like, device)))
+        scores = model(first_of(make_synthetic(like, device)))
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < 2:
         raise InvalidInputError(
             "randomised response needs a model that gives one score for each of two or more classes"

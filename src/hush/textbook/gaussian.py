@@ -120,12 +120,13 @@ def private_mean(
     Numbers are clipped to [lower, bound] (lower is −bound unless given), vectors (rows) to norm ``bound``; what is not
     finite counts as zero. With n values, replacing one moves the mean by (bound − lower)/n (vectors: 2·bound/n) and
     zeroing one by max(|lower|, |bound|)/n. Under add-remove the number of values is itself private, so the sum is
-    divided by a public ``divisor`` that must be given. ``rng`` must be unpredictable to whoever sees the result.
+    divided by a public ``divisor`` that must be given. ``rng`` must be unpredictable to anyone who sees the result.
 
     Every clipped value is rounded towards zero to a whole number of a public unit, 2⁻³⁶ of the bound or less, so the
     sum is a sum of integers: exact, in any order, and it moves by no more than the clipped value does. The noise is
     rounded to the same unit, which makes sum plus noise the Gaussian release rounded, and the result is rounded once
-    more to the grid of `hush.accounting.noise_tails`, as its last bits would else show the resolution of the draw.
+    more to the grid of `hush.accounting.noise_tails`, because its last bits would otherwise show the resolution of the
+    draw.
     """
     positive(bound=bound)
     _check(epsilon, delta, 1.0)
@@ -158,7 +159,7 @@ def _noisy_sum(rows: NDArray[np.float64], moved: float, std: float, rng: np.rand
     unit = min(2.0 ** (math.frexp(moved)[1] - UNIT_BITS), spacing)
     if moved / unit > 2.0**50:
         raise NotProvenError(
-            f"noise of {std:g} is too little beside values of up to {moved:g} for exact sums: lower epsilon"
+            f"noise of {std:g} is too small relative to values of up to {moved:g} for exact sums: lower epsilon"
         )
     whole_rows = np.trunc(rows / unit).astype(np.int64)  # a power of two: the division is exact
     cut = int(2**61 * unit / moved)
