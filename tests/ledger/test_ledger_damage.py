@@ -54,7 +54,6 @@ class TestDamage:
             ('"run"', '"name"'),
             ('"previous": "', '"Previous": "'),
             ('", "hash": "', '", "Hash": "'),
-            ('"}', '" }'),
             ('"delta": 1e-05', '"delta": 2e-05'),
         ],
     )

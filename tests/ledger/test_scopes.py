@@ -319,7 +319,7 @@ def book(path: Path, run: str = "run", planned: int = 100, **about: Any) -> Acco
     def cost(steps: int) -> Cost:
         return gaussian(20.0 / math.sqrt(steps), **about)
 
-    return Account(Ledger(path), "d", run=run, method="m", planned=100, cost=cost)
+    return Account(Ledger(path), "d", run=run, method="m", planned=planned, cost=cost)
 
 
 class TestBudgets:
@@ -338,7 +338,7 @@ class TestBudgets:
         rows = book(path, "rows").room()
         for unit in (PATIENT, "Example", "row"):
             assert 0 < book(path, unit, unit=unit).room() < rows
-        book(path, PATIENT, unit=PATIENT).charge()
+        book(path, PATIENT, unit=PATIENT, planned=1).charge()
         assert book(path, "rows").room() < rows
 
     def test_rows_do_not_fit_a_budget_per_person(self, path):
@@ -350,8 +350,8 @@ class TestBudgets:
         waiting = book(path, "rows")
         assert waiting.room() == 0
         Ledger(path).cap("d", PATIENT, 3)
-        waiting.charge()
-        assert 0 < waiting.room() < book(path, PATIENT, unit=PATIENT).room()
+        book(path, planned=10).charge()
+        assert 0 < book(path, "rows").room() < book(path, PATIENT, unit=PATIENT).room()
         assert Ledger(path).total("d").assumptions[0].startswith("no patient_id has more than 3 rows")
 
     def test_raising_a_budget_keeps_what_it_is_for(self, path):

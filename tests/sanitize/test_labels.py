@@ -241,14 +241,14 @@ def test_nothing_is_answered_before_a_ledger_covers_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("hush.sanitize.labels.respond", watch)
     run = _start(_plan(), _data())
 
-    def refuse(steps: int) -> None:
+    def refuse() -> None:
         raise BudgetExceededError("nothing is left")
 
-    run.covered_by(refuse)
+    run.charged_by(refuse)
     with pytest.raises(BudgetExceededError):
         run.step(run.batch(0))
     assert answered == []
-    run.covered_by(lambda steps: None)
+    run.charged_by(lambda: None)
     run.step(run.batch(0))
     assert answered == ["answered"]
 
