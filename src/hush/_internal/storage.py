@@ -34,6 +34,7 @@ from hush.errors import InvalidInputError
 PRIVATE = 0o600
 PUBLIC = 0o644
 MARK = "written by hush"  # in a comment at the begin or end of every page that hush writes to a path of the user's
+FOLDER = 0o755  # of folders that others may read, whatever the umask
 Value = TypeVar("Value")
 
 
@@ -140,7 +141,7 @@ def write_folder(target: Path, content: Mapping[str, bytes], *, replace: bool = 
     empty one gives way. What a kill leaves beside is cleared by `remove_temporaries`."""
     target = target.resolve()
     beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
-    beside.mkdir()
+    beside.mkdir(mode=FOLDER)
     held = os.open(beside, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # says to others that this one is being written; a courtesy
@@ -246,11 +247,19 @@ def remove_parts(directory: Path, name: str = "*") -> None:
             part.unlink(missing_ok=True)
 
 
-def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
+def make_directory(directory: Path, *, mode: int = FOLDER) -> None:
+    """Create a directory with this mode and its missing parents with `FOLDER`, whatever the umask."""
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(mode=FOLDER, exist_ok=True)
+    directory.mkdir(mode=mode, exist_ok=True)
+
+
+def writable_directory(directory: Path, *, mode: int = FOLDER) -> Path:
     """Create a directory, and prove by a small write that files can be put there, before anything expensive starts."""
     probe = directory / f".probe.{secrets.token_hex(6)}"
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=mode)
+        make_directory(directory, mode=mode)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
@@ -387,7 +396,7 @@ def cache_get(path: Path, parse: Callable[[IO[bytes]], Value]) -> Value | None:
 def cache_put(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
     """Put a file into the cache, whole; a disk that does not take it is no reason to fail."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         write_atomic(path, content, mode=mode)
 
 

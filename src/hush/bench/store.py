@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from hush._internal.storage import (
+    FOLDER,
     PRIVATE,
     NoLocks,
     explain,
     file_lock,
+    make_directory,
     move_atomic,
     try_lock,
     unlock,
@@ -382,7 +384,7 @@ class Store:
     def working(self, key: str) -> Path:
         """The directory for a run's checkpoint; only the holder of its lock may use it."""
         path = self.root / "working" / key
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path, mode=0o700)
         for left in path.glob("result.*"):
             shutil.rmtree(left, ignore_errors=True)
         return path
@@ -475,7 +477,7 @@ def _is_of_another_version(working: Path) -> bool:
 
 
 def _write(folder: Path, result: Result) -> None:
-    folder.mkdir()
+    folder.mkdir(mode=FOLDER)
     if result.release is not None:
         result.release(folder)
     secret = folder / SECRET_PART

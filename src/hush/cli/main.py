@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -107,4 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """The entry point of the installed program."""
+    protect_process()
     sys.exit(main())
+
+
+def protect_process() -> None:
+    """For this process and its children: others cannot write into folders that it makes, whatever the umask, and no
+    core dump holds memory, in which the secret is."""
+    os.umask(os.umask(0o022) | 0o022)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError):  # Linux: for handlers that receive dumps through a pipe, whatever the limit
+        Path("/proc/self/coredump_filter").write_text("0")

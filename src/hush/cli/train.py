@@ -250,11 +250,14 @@ def tell_stop(stop: Mapping[str, Any]) -> str:
 # The steps of `hush train`, with progress: to their end, or to where they are stopped.
 
 
+ALONE = 2  # steps after which a process that was interrupted, and whose process 0 was not, ends by itself
+
+
 def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor, *, every: int, quiet: bool) -> None:
     """Train to the end or to where ``watch`` says so, or leave cleanly: asked to (exit 130), out of budget or without a
     process (exit 1)."""
     stopped: str | None = None
-    asked_for = False
+    asked_for, alone = False, 0
     with note_interrupts() as asked, show_progress(quiet) as bar:
         shown = bar.add_task(
             f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
@@ -268,6 +271,9 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
                 if run.next < run.plan.steps and run.ranks.hear(asked()):  # all processes stop at the same step
                     stopped, asked_for = "as asked", True
                     break
+                alone += bool(run.ranks.rank and asked())
+                if alone > ALONE:
+                    raise Interrupted("as asked of this process alone")
             if watch.after is not None:
                 keeper.save(run)
         except (BudgetExceededError, LostRank, Stopped) as why:

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from hush._internal.storage import explain, write_folder
+from hush._internal.storage import explain, make_directory, write_folder
 from hush._internal.text import dump_json
 from hush.errors import InvalidInputError
 from hush.release.description import Description
@@ -46,7 +46,7 @@ def write_release(
     check_room(directory, overwrite=overwrite)
     content = pack_release(model, card, description)
     try:
-        directory.resolve().parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory.resolve().parent)
         write_folder(directory, content, replace=overwrite)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise InvalidInputError(f"cannot write to '{directory}': {explain(error)}") from error
