@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import pytest
 from contextlib import contextmanager
+
+import pytest
+
 from hush.checkpointing import SECRETS, Checkpoints
-from hush.checkpointing.checkpoint import read_checkpoint
-from hush.errors import Refused, BudgetExceededError, InvalidInputError, ResumeError
+from hush.errors import BudgetExceededError, InvalidInputError, Refused, ResumeError
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge, close_run, fit_budget
 from hush.ledger.total import Scope

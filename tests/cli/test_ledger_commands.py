@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import dp_event
 
-from hush.accounting.guarantee import SECRET_SEED, rounded_up
+from hush.accounting.guarantee import SECRET_SEED
 from hush.cli import main
 from hush.errors import NotProvenError
 from hush.ledger.book import Ledger
