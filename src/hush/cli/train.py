@@ -273,7 +273,8 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
                     break
                 alone += bool(run.ranks.rank and asked())
                 if alone > ALONE:
-                    raise Interrupted("as asked of this process alone")
+                    stopped, asked_for = "as asked of this process alone", True
+                    break
             if watch.after is not None:
                 keeper.save(run)
         except (BudgetExceededError, LostRank, Stopped) as why:
