@@ -14,7 +14,7 @@ from replaced import OTHERS, REPLACED, Branching, Calibrating, Model, neighbours
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, Refused, UnsupportedModelError
 
 
 class Remembering(Model):
@@ -154,7 +154,7 @@ def test_a_forward_that_changes_the_model_is_refused_before_anything_is_released
 
 
 def test_a_front_with_a_generator_of_its_own() -> None:
-    with pytest.raises(Refused, match="is another every time"):
+    with pytest.raises(UnsupportedModelError):
         plan().start(DrawingElsewhere(), losses, data())
 
 
@@ -201,5 +201,5 @@ def test_padding_to_a_batch_is_company_too() -> None:
     one, other = (released(Pooling(), load(longest)) for longest in (3, 6))
     assert torch.equal(one[OTHERS], other[OTHERS])
     run = plan("sanitize-hybrid", steps=1, batch_size=N).start(Pooling(frozen=False), losses, load(6), secret=3)
-    with pytest.raises(Refused, match="records of one shape"):
+    with pytest.raises(UnsupportedModelError):
         run.step(next(run.batches()))
