@@ -152,7 +152,7 @@ def test_a_bound_that_changed_after_the_run_was_started_is_refused() -> None:
         batches = run.batches()
         run.step(next(batches))
         BOUND[0] = 100.0
-        with pytest.raises(Refused, match="the query's bounds are not those that were accounted"):
+        with pytest.raises(Refused):
             run.step(next(batches))
     finally:
         BOUND[0] = 1.0

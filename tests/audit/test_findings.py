@@ -32,6 +32,6 @@ def test_only_refuted_claims_are_found_and_earlier_ones_stay(tmp_path: Path) -> 
 def test_another_file_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "findings.json"
     path.write_text('{"a": 1}')
-    with pytest.raises(InvalidInputError, match="no file of findings"):
+    with pytest.raises(InvalidInputError):
         add_findings(path, [REFUTED])
     assert path.read_text() == '{"a": 1}'

@@ -183,14 +183,14 @@ class TestRefusals:
         how = {"examples": 100, "batch_size": 10, "steps": 20, "noise_multiplier": 0.2}
         with pytest.raises(Refused, match="use clip_mode 'normalised'"):
             make_plan(method, **how, clip_quantile=0.5)
-        with pytest.raises(Refused, match="leave noise_end at 1"):
+        with pytest.raises(Refused, match="noise_end"):
             make_plan(method, **how, noise_end=0.5)
         normalised = make_plan(method, **how, clip_quantile=0.5, clip_mode="normalised")
         assert normalised.event() == make_plan(method, **how).event()
         assert normalised.query.channels["gradient"].bound == 1.0
 
     def test_a_count_that_takes_the_whole_budget(self):
-        with pytest.raises(Refused, match="give them more noise, or lower σ"):
+        with pytest.raises(Refused, match="σ"):
             plan(count_noise=0.4)
 
     def test_bad_values(self):

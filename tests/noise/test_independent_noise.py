@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import event_of, find_sensitivity
 from hush.matrix_factorization import Diagonal
 from hush.methods import make_plan
@@ -150,5 +150,5 @@ def test_a_different_noise_at_every_step_is_refused_in_words() -> None:
     from dataclasses import replace
 
     p = make_plan("dp-sgd", **{**HOW, "steps": 1500})
-    with pytest.raises(Refused, match="let the noise or the rate take fewer values"):
+    with pytest.raises(NotProvenError):
         replace(p, noise=Independent(1500, lambda step: 1.0 + step / 1e4)).guarantee()

