@@ -216,7 +216,8 @@ def table() -> dict[str, str]:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         numbers = ("--epochs", "1", "--epsilon", "3", "--seed", "0", "--secret-seed", str(SEED))
         said(
-            "train", "--data", str(path), "--target", "label", "--public", "classes", *numbers, "--out", f"{directory}/run", "--json"
+            "train", "--data", str(path), "--target", "label", "--public", "classes", *numbers,
+            "--out", f"{directory}/run", "--json"
         )  # fmt: skip
         release = Path(directory, "run", "release")
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in release.iterdir()}

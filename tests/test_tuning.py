@@ -247,7 +247,11 @@ def table(tmp_path: Path) -> Path:
 def test_what_would_fail_in_every_trial_is_refused_before_it_is_paid_for(
     wrong: list[str], said: str, table: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    data = ["--data", str(table), "--target", "y"] if "--model" in wrong else ["--problem", "digits-logistic"]
+    data = (
+        ["--data", str(table), "--target", "y", "--public", "classes"]
+        if "--model" in wrong
+        else ["--problem", "digits-logistic"]
+    )
     given = ["--steps", "8", "--mean-trials", "2", "--public-test", "--ledger", str(tmp_path / "ledger")]
     assert main(keep(["tune", *data, *given, *wrong])) == 2
     assert said in capsys.readouterr().err
@@ -263,7 +267,7 @@ def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: A
         return start(plan, *given, **more)
 
     monkeypatch.setattr(Plan, "start", note)
-    data = ["--data", str(table), "--target", "y", "--public-test"]
+    data = ["--data", str(table), "--target", "y", "--public-test", "--public", "classes"]
     for more, batch in (([], 40), (["--batch-size", "32"], 32)):
         plans.clear()
         assert main(keep(["tune", *data, "--steps", "4", "--mean-trials", "2", *more])) == 0

@@ -49,7 +49,19 @@ def own_table(path: Path, nasty: str) -> Path:
 def test_control_characters_in_a_table_reach_nothing_raw(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = own_table(tmp_path / "a\x1b[31m[red].csv", NASTY)
-    flags = ["train", "--data", str(data), "--target", "label", "--batch-size", "16", "--epochs", "1"]
+    flags = [
+        "train",
+        "--data",
+        str(data),
+        "--target",
+        "label",
+        "--public",
+        "classes",
+        "--batch-size",
+        "16",
+        "--epochs",
+        "1",
+    ]
     for more in (["--out", "run\x1b[31m"], ["--json"]):
         code = main(keep([*flags, *more]))
         shown = capsys.readouterr()

@@ -18,7 +18,7 @@ ROWS = tuple(f"{i % 5}.5,{'ab'[i % 2]},{'yes' if i % 2 else 'no'}" for i in rang
 MARKED = f"1.5,{MARK},yes"
 GOOD = "\n".join([HEAD, *ROWS, MARKED]) + "\n"
 SHORT = ("--batch-size", "8", "--steps", "1")
-LABEL = ("--target", "label")
+LABEL = ("--target", "label", "--public", "classes")
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,16 @@ def test_a_module_of_ones_own_in_the_shell(tmp_path: Path, monkeypatch, capsys) 
     (tmp_path / "code" / "handed_network.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path / "code")
     write_table(workshop / "my.csv", 200, 0)
-    given = ("--data", str(workshop / "my.csv"), "--target", "label", "--model", "handed_network:network")
+    given = (
+        "--data",
+        str(workshop / "my.csv"),
+        "--target",
+        "label",
+        "--public",
+        "classes",
+        "--model",
+        "handed_network:network",
+    )
     assert main(["train", *given, "--out", str(workshop / "run"), *QUICK]) == 0, capsys.readouterr().err
     hand_over(workshop, workshop / "run" / "release", receiver)
     monkeypatch.chdir(receiver)

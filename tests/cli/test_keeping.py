@@ -245,7 +245,19 @@ def rows(path: Path, moved: float = 0.0) -> Path:
     return path
 
 
-OWN = ("train", "--target", "label", "--batch-size", 10, "--noise-multiplier", 2, "--steps", 6, "--public", "ranges")
+OWN = (
+    "train",
+    "--target",
+    "label",
+    "--batch-size",
+    10,
+    "--noise-multiplier",
+    2,
+    "--steps",
+    6,
+    "--public",
+    "ranges+classes",
+)
 
 
 class TestTakenAgain:

@@ -191,7 +191,20 @@ def test_the_ledger_pays_for_the_figures(capsys, tmp_path: Path) -> None:
 
 def test_a_useless_model_is_called_that(rare: Path, capsys) -> None:
     code, out, err = call(
-        capsys, "train", "--data", rare, "--target", "y", "--batch-size", 32, "--epochs", 1, "--epsilon", 0.05
+        capsys,
+        "train",
+        "--data",
+        rare,
+        "--target",
+        "y",
+        "--public",
+        "classes",
+        "--batch-size",
+        32,
+        "--epochs",
+        1,
+        "--epsilon",
+        0.05,
     )
     assert code == 0, err
     lines = out.splitlines()
@@ -253,7 +266,21 @@ def test_numbers_are_predicted(tmp_path: Path, capsys) -> None:
 
 
 def test_class_weights_shift_the_model_and_not_the_noise(rare: Path, capsys) -> None:
-    flags = ("train", "--data", rare, "--target", "y", "--batch-size", 64, "--epochs", 10, "--epsilon", 50)
+    flags = (
+        "train",
+        "--data",
+        rare,
+        "--target",
+        "y",
+        "--public",
+        "classes",
+        "--batch-size",
+        64,
+        "--epochs",
+        10,
+        "--epsilon",
+        50,
+    )
     plain = answer(capsys, *flags, "--secret-seed", 1)
     weighted = answer(capsys, *flags, "--secret-seed", 1, "--class-weights", "a=0.05")
     assert weighted["noise_multiplier"] == plain["noise_multiplier"]

@@ -34,7 +34,20 @@ def own(tmp_path: Path) -> Path:
     return table(tmp_path / "mine.csv", 200, 0)
 
 
-TRAIN = ("train", "--target", "label", "--batch-size", 32, "--epochs", 3, "--secret-seed", 1, "--json")
+TRAIN = (
+    "train",
+    "--target",
+    "label",
+    "--public",
+    "classes",
+    "--batch-size",
+    32,
+    "--epochs",
+    3,
+    "--secret-seed",
+    1,
+    "--json",
+)
 
 
 def test_a_table_trains_and_says_what_is_public(own: Path, capsys) -> None:
@@ -178,7 +191,11 @@ def test_bad_requests_are_one_sentence(own: Path, capsys, monkeypatch, flags, se
     np.savez(
         own.with_name("split.npz"), **{f"{key}_{part}": v for key, v in rows.items() for part in ("train", "test")}
     )
-    arguments = TRAIN if "mine.csv" in flags else tuple(a for a in TRAIN if a not in ("--target", "label"))
+    arguments = (
+        TRAIN
+        if "mine.csv" in flags
+        else tuple(a for a in TRAIN if a not in ("--target", "label", "--public", "classes"))
+    )
     code, out, err = call(capsys, *arguments, *flags)
     assert (code, out) == (2, ""), err
     assert sentence in err

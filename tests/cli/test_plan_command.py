@@ -108,7 +108,21 @@ def test_ranges_released_before_training_are_charged(capsys, tmp_path) -> None:
     """σ is the one that `hush train` finds for both together."""
     path = tmp_path / "rows.csv"
     path.write_text("x,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(500)))
-    flags = ("plan", "--data", str(path), "--target", "y", "--epsilon", "2", "--batch-size", "100", "--epochs", "2")
+    flags = (
+        "plan",
+        "--data",
+        str(path),
+        "--target",
+        "y",
+        "--public",
+        "classes",
+        "--epsilon",
+        "2",
+        "--batch-size",
+        "100",
+        "--epochs",
+        "2",
+    )
     (plain,), (charged,) = answer(capsys, *flags), answer(capsys, *flags, "--private-ranges", "0.3")
     problem = from_files(path, target="y", public=("classes",), private_ranges=True)
     alone = make_plan("dp-sgd", examples=400, batch_size=100, epochs=2, epsilon=2)

@@ -22,7 +22,7 @@ from hush.statistics import releases
 from hush.tabular.problem import from_files
 from keeping import keep
 
-SHORT = ("--target", "y", "--batch-size", 64, "--steps", 30)
+SHORT = ("--target", "y", "--public", "classes", "--batch-size", 64, "--steps", 30)
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -221,7 +221,7 @@ REFUSED = [
     (("--private-ranges", "nan"), "takes a share of ε above 0 and below 1, such as 0.1"),
     (("--private-ranges", 0.6, "--class-weights", "private:0.5"), "take 1.1 of ε and leave nothing for it: give less"),
     (("--class-weights", "private:much"), "--class-weights private:SHARE takes a share of ε such as 0.05, got 'much'"),
-    (("--private-ranges", 0.1, "--public", "ranges"), "has a public range already: leave --private-ranges out"),
+    (("--private-ranges", 0.1, "--public", "ranges+classes"), "has a public range already: leave --private-ranges out"),
     (
         ("--private-ranges", 0.1, "--method", "sgd"),
         "method 'sgd' adds no noise, so releases with noise before it would",

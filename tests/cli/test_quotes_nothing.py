@@ -55,7 +55,7 @@ def test_a_bad_table_is_told_without_its_cells(what, tmp_path, capsys) -> None:
     data, schema = tmp_path / "rows.csv", tmp_path / "schema.json"
     data.write_bytes("\n".join(TABLES[what]).encode("utf-8", "surrogateescape"))
     schema.write_text(json.dumps(SCHEMA))
-    flags = ("--target", "label", "--batch-size", 8, "--steps", 1)
+    flags = ("--target", "label", "--public", "classes", "--batch-size", 8, "--steps", 1)
     code, said = call(capsys, "train", "--data", data, "--schema", schema, *flags)
     assert code == 2, said
     assert MARK.lower() not in said.lower()

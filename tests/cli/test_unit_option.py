@@ -65,7 +65,20 @@ def hush(capsys) -> Callable[..., Said]:
 @pytest.fixture
 def train(hush) -> Callable[..., Said]:
     def call(table: Path, *more: object, code: int = 0) -> Said:
-        return hush("train", "--data", table, "--target", "sick", "--epochs", 2, "--json", *more, code=code)
+        return hush(
+            "train",
+            "--data",
+            table,
+            "--target",
+            "sick",
+            "--public",
+            "classes",
+            "--epochs",
+            2,
+            "--json",
+            *more,
+            code=code,
+        )
 
     return call
 

@@ -130,7 +130,20 @@ def few_rows(tmp_path) -> str:
 
 
 def test_the_default_batch_fits_few_rows(capsys, few_rows, tmp_path) -> None:
-    given = ("train", "--data", few_rows, "--target", "y", "--method", "dp-adam", "--epochs", "1", "--json")
+    given = (
+        "train",
+        "--data",
+        few_rows,
+        "--target",
+        "y",
+        "--public",
+        "classes",
+        "--method",
+        "dp-adam",
+        "--epochs",
+        "1",
+        "--json",
+    )
     code, out, err = call(capsys, *given, "--out", str(tmp_path / "run"))
     assert code == 0, err
     assert "batch size 40, a quarter of 160 examples" in err

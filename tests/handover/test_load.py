@@ -186,7 +186,16 @@ def network(features, classes):
 def test_a_factory_of_ones_own_is_called_only_when_trusted(tmp_path, monkeypatch) -> None:
     (tmp_path / "own_network.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    data = ("--data", str(make_table(tmp_path / "rows.csv")), "--target", "sick", "--model", "own_network:network")
+    data = (
+        "--data",
+        str(make_table(tmp_path / "rows.csv")),
+        "--target",
+        "sick",
+        "--public",
+        "classes",
+        "--model",
+        "own_network:network",
+    )
     (tmp_path / "facts.json").write_text(json.dumps(FACTS))
     assert main(["train", *data, "--schema", str(tmp_path / "facts.json"), *FEW, "--out", str(tmp_path / "run")]) == 0
     calls = sys.modules["own_network"].CALLS

@@ -24,7 +24,7 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("verified")
     lines = ["age,town,sick", *(f"{20 + i % 50},{'ab'[i % 2]},{'yn'[i % 3 == 0]}" for i in range(80))]
     (folder / "rows.csv").write_text("\n".join(lines) + "\n")
-    data = ("--data", str(folder / "rows.csv"), "--target", "sick")
+    data = ("--data", str(folder / "rows.csv"), "--target", "sick", "--public", "classes")
     assert main(["train", *data, *FEW, "--out", str(folder / "run"), "--keep-secret"]) == 0
     return folder / "run"
 

@@ -210,9 +210,9 @@ def _read(
     if not place.exists() and not is_pattern(place):
         raise InvalidInputError(f"there is no file or folder '{place}'")
     table = holds_table(place)
-    if public and not table:
+    if (unread := [fact for fact in public if fact != "classes"]) and not table:
         raise InvalidInputError(
-            f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table"
+            f"only a table's {' and '.join(unread)} are read off its rows, and '{place}' is no table"
         )
     if table:
         return _read_table(place, target, given, public, regression, tell, unit, unit_normalise, private_classes)
