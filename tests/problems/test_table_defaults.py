@@ -151,11 +151,10 @@ class TestRuns:
 
     @pytest.mark.parametrize("epsilon", ["-1", "0", "nan", "inf"])
     def test_an_epsilon_that_is_none_is_one_sentence(self, epsilon: str, table: Path, capsys) -> None:
-<<<<<<< HEAD
-        assert main(keep(["train", "--data", table, "--target", "y", "--epsilon", epsilon])) == 2
-=======
-        assert main(["train", "--data", str(table), "--target", "y", "--public", "classes", "--epsilon", epsilon]) == 2
->>>>>>> tables
+        assert (
+            main(keep(["train", "--data", str(table), "--target", "y", "--public", "classes", "--epsilon", epsilon]))
+            == 2
+        )
         assert "epsilon must be" in capsys.readouterr().err.splitlines()[-1]
 
     def test_a_finished_run_is_recalled(self, table: Path, tmp_path: Path, capsys) -> None:
@@ -180,13 +179,8 @@ def test_patients_at_8_are_within_two_hundredths_of_no_privacy(tmp_path: Path, c
     path = write_patients(tmp_path / "patients.csv")
     told = []
     for seed in ("0", "1"):
-<<<<<<< HEAD
-        flags = ("--data", str(path), "--target", "y", "--unit", "patient_id", "--epsilon", "8")
-        assert main(keep(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"])) == 0
-=======
         flags = ("--data", str(path), "--target", "y", "--public", "classes", "--unit", "patient_id", "--epsilon", "8")
-        assert main(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"]) == 0
->>>>>>> tables
+        assert main(keep(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"])) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert all(found["epsilon"] <= 8 and found["unit"] == "patient_id" for found in told)
     task = from_files(path, target="y", public=("classes",), unit="patient_id")
