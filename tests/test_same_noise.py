@@ -58,7 +58,7 @@ def test_what_changed_the_sums_gets_fresh_noise_and_a_second_charge(which, tmp_p
     assert run.guarantee.epsilon == pytest.approx(both.guarantee().epsilon, rel=1e-4)
     assert run.guarantee.status == "proven"
     again = "steps 4 to 8 were taken again with fresh noise, as their sums had changed or could not be compared"
-    assert again in run.guarantee.sentence()
+    assert again in run.guarantee.reason
     assert BLINDLY in run.guarantee.conditions
     said = capsys.readouterr().err
     assert "the sums of step 4 are not those that its noise has met before" in said
