@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from hush.accounting.guarantee import SECRET_SEED
 from hush.errors import InvalidInputError, Refused
 from hush.methods import make_plan
 from hush.randomness import Secret
@@ -340,8 +341,8 @@ class TestArtefact:
 
     def test_a_chosen_secret_seed_is_said(self, tmp_path):
         seeded, fresh = plan().start(mlp(), losses, data(), secret=4), plan().start(mlp(), losses, data())
-        assert "secret seed" in seeded.guarantee.sentence()
-        assert "secret seed" not in fresh.guarantee.sentence()
+        assert SECRET_SEED in seeded.guarantee.conditions
+        assert SECRET_SEED not in fresh.guarantee.conditions
 
     def test_the_secret_is_never_printed(self):
         secret = Secret.fresh()

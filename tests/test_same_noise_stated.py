@@ -20,7 +20,7 @@ from going_back import (
     taken_back,
     weights,
 )
-from hush.accounting.guarantee import rounded_up
+from hush.accounting.guarantee import SECRET_SEED, rounded_up
 from hush.checkpointing import Checkpoints
 from hush.checkpointing.noise_reuse_guard import read_releases
 from hush.checkpointing.sum_log import ROW, SumLog
@@ -158,4 +158,4 @@ class TestSeed:
         other = begun(p, tmp_path, secret=7, losses=other_losses)
         assert other.history.attempts == (Replay(0, STEPS), Replay(0, STEPS))
         assert other.guarantee.epsilon == pytest.approx(plan(steps=2 * STEPS).guarantee().epsilon, rel=1e-4)
-        assert "secret seed" in other.guarantee.sentence()
+        assert SECRET_SEED in other.guarantee.conditions
