@@ -25,7 +25,7 @@ from hush.datasets.models import lenet5, mlp
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
 from hush.methods import make_plan
-from hush.training import train
+from hush.training import take_steps
 from models import cross_entropy, images
 
 EXAMPLES, BATCH = 60_000, 256
@@ -82,7 +82,7 @@ def measure(model: str, method: str, steps: int, directory: Path, *, every: int 
     run.step(run.batch(0))  # warm up
     often.cpu = often.wall = tags.cpu = 0.0
     cpu, wall = time.process_time(), time.perf_counter()
-    for _ in train(run, checkpoints=kept, every=every):
+    for _ in take_steps(run, checkpoints=kept, every=every):
         pass
     cpu, wall = time.process_time() - cpu - often.cpu, time.perf_counter() - wall - often.wall
     kept.close()

@@ -40,6 +40,7 @@ from hush.bench.spec import read_spec
 from hush.checkpointing import Checkpoints
 from hush.cli import main as command_line
 from hush.methods import catalogue
+from hush.training import take_steps
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 ROWS, BATCH, EPOCH = 400, 64, 7  # ⌈400/64⌉ steps an epoch
@@ -130,7 +131,7 @@ def trained(plan: hush.Plan, model: str, secret: hush.Secret | int) -> hush.Run:
     with tempfile.TemporaryDirectory() as directory:
         first, kept = plan.start(built(model, 0), losses, rows(), secret=secret), Checkpoints(directory)
         kept.begin(first)
-        steps = hush.train(first, checkpoints=kept, every=1)
+        steps = take_steps(first, checkpoints=kept, every=1)
         for _ in range(STOP):
             next(steps)
         steps.close()
@@ -140,7 +141,7 @@ def trained(plan: hush.Plan, model: str, secret: hush.Secret | int) -> hush.Run:
         assert saved is not None
         assert saved.step == STOP
         kept.restore(run, saved)
-        for _ in hush.train(run, checkpoints=kept, every=3):
+        for _ in take_steps(run, checkpoints=kept, every=3):
             pass
         kept.close()
     assert run.next == plan.steps

@@ -28,7 +28,7 @@ from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS = 36, 50
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
@@ -186,7 +186,7 @@ def resume_with_other_processes(rank: int, folder: Path) -> None:
         checkpoints.restore(run, saved)
     share_state(run)
     assert run.next == 4
-    for _ in train(run, checkpoints=checkpoints, every=100):
+    for _ in take_steps(run, checkpoints=checkpoints, every=100):
         pass
     again = [[a.start, a.taken] for a in run.history.attempts]
     (folder / f"{rank}.json").write_text(json.dumps({"again": again, "name": run.secret.name}))

@@ -25,7 +25,7 @@ from hush.matrix_factorization.tree import Tree
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS, BATCH = 40, 8, 10
 
@@ -58,7 +58,7 @@ def start(p: Plan, told=losses, **how) -> Run:
 
 
 def go(run: Run, kept: Checkpoints, until: int) -> Run:
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == until:
             break
     return run
@@ -133,7 +133,7 @@ def test_steps_that_were_taken_before_a_ledger_came_are_entered_without_a_checkp
 ) -> None:
     p, ledger = plan(), Ledger(tmp_path / "l.jsonl")
     run = start(p)
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     charge(run, ledger, "d", Checkpoints(tmp_path / "run") if begun_later else None)
     assert ledger.total("d", p.delta).epsilon >= run.guarantee.epsilon * (1 - 1e-6)
@@ -144,7 +144,7 @@ def test_a_ledger_says_what_arithmetic_assumes_and_never_counts_fast_as_proven(t
     for mode, status in (("rigorous", "proven"), ("fast", "claimed")):
         run, ledger = start(plan(arithmetic=mode)), Ledger(tmp_path / f"{mode}.jsonl")
         charge(run, ledger, "d")
-        for _ in train(run):
+        for _ in take_steps(run):
             pass
         assert run.guarantee.status == status
         totals[mode] = found = ledger.total("d")
@@ -172,7 +172,7 @@ def test_two_runs_that_name_new_data_differently_both_go_on(tmp_path) -> None:
     charge(run, Ledger(ledger), "Patients", kept)
     begun_first = start(p)
     charge(begun_first, Ledger(ledger), "patients")
-    next(iter(train(begun_first)))
+    next(iter(take_steps(begun_first)))
     kept.begin(run)
     go(run, kept, 3)
     kept.close()

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from hush.checkpointing import Checkpoints, Unreadable
 from hush.checkpointing.checkpoint import read_checkpoint, to_bytes
 from hush.errors import Refused
-from hush.training import train
+from hush.training import take_steps
 from stopping import STEPS, plan, resumed, same, start, stopped, straight
 
 
@@ -123,7 +123,7 @@ class TestLog:
         p = plan()
         run, kept = start(p), Checkpoints(tmp_path)
         kept.begin(run)
-        for _ in train(run, checkpoints=kept, every=3):
+        for _ in take_steps(run, checkpoints=kept, every=3):
             if run.next == 5:
                 break
         kept._flush_log()  # lines of steps 3 and 4 reached the disk, their checkpoint did not

@@ -11,7 +11,7 @@ from hush.errors import BudgetExceededError, InvalidInputError, Refused, ResumeE
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge, close_run, fit_budget
 from hush.ledger.total import Scope
-from hush.training import train
+from hush.training import take_steps
 from stopping import METHODS, STEPS, plan, start, stopped
 
 
@@ -29,7 +29,7 @@ class TestLedger:
         run, kept = start(plan(steps=steps)), Checkpoints(tmp_path / "run")
         charge(run, Ledger(tmp_path / "l.jsonl"), "d", kept)
         kept.begin(run)
-        for _ in train(run, checkpoints=kept, every=max(1, steps // 10)):
+        for _ in take_steps(run, checkpoints=kept, every=max(1, steps // 10)):
             if run.next == after:
                 break
         kept.close()
@@ -39,7 +39,7 @@ class TestLedger:
         try:
             kept.restore(run, kept.newest().saved)
             charge(run, Ledger(tmp_path / ledger), dataset, kept)
-            for _ in train(run, checkpoints=kept, every=1):
+            for _ in take_steps(run, checkpoints=kept, every=1):
                 pass
         finally:
             kept.close()
@@ -103,7 +103,7 @@ class TestLedger:
     def test_a_total_that_cannot_be_read_any_more_stops_nothing(self, tmp_path):
         run = start(plan())
         account = charge(run, Ledger(tmp_path / "l.jsonl"), "d")
-        for _ in train(run):
+        for _ in take_steps(run):
             pass
         before = account.total()
         for name in ("l.jsonl", "l.jsonl.head"):
@@ -184,7 +184,7 @@ class TestLedger:
         p = plan(method)
         run = start(p)
         charge(run, Ledger(tmp_path / "l.jsonl"), "d")
-        for _ in train(run):
+        for _ in take_steps(run):
             pass
         stated = p.guarantee()
         book = Ledger(tmp_path / "l.jsonl")

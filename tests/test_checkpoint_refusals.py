@@ -14,7 +14,7 @@ from hush.checkpointing.checkpoint import read_checkpoint, tell_difference
 from hush.errors import HushError, InvalidInputError, Refused
 from hush.optimizers import SGD
 from hush.plan import Plan
-from hush.training import train
+from hush.training import take_steps
 from stopping import STEPS, N, data, losses, model, plan, resumed, same, start, stopped, straight
 
 
@@ -124,7 +124,7 @@ class TestRefusals:
         monkeypatch.setattr(SGD, "step", broken)
         run, kept = plan().start(model(), breaks, data(), secret=3), Checkpoints(tmp_path)
         kept.begin(run)
-        steps = train(run, checkpoints=kept, every=1)
+        steps = take_steps(run, checkpoints=kept, every=1)
         next(steps), next(steps)
         with pytest.raises(KeyboardInterrupt):
             next(steps)

@@ -17,7 +17,7 @@ from hush.checkpointing import Checkpoints
 from hush.data_source import as_source, check_rows, tensors_of
 from hush.errors import DataError
 from hush.per_example.chunks import MODES
-from hush.training import train
+from hush.training import take_steps
 from replay import sensitivities
 
 N, STEPS = 40, 6
@@ -45,7 +45,7 @@ def plan(**more):
 
 def trained(data, p=None, *, calls=losses, secret=1, **more):
     run = (p or plan()).start(network(), calls, data, secret=secret, **more)
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     return run
 
@@ -109,7 +109,7 @@ def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:
     params = {n: p.clone() for n, p in runs[0].model.state_dict().items()}
     runs[1].restore(runs[0].state() | {"params": params}, compared=True)
     for run in runs:
-        for _ in train(run):
+        for _ in take_steps(run):
             pass
     assert same(*runs)
 
@@ -117,13 +117,13 @@ def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:
 def test_a_resume_with_workers_goes_on_to_the_same_bits(tmp_path) -> None:
     loader = DataLoader(PAIRS, num_workers=2)
     run, kept = plan().start(network(), losses, loader, secret=1), Checkpoints(tmp_path)
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == 3:
             break
     kept.close()
     again, kept = plan().start(network(), losses, loader), Checkpoints(tmp_path)
     kept.restore(again, kept.newest().saved)
-    for _ in train(again):
+    for _ in take_steps(again):
         pass
     kept.close()
     assert same(again, trained((X, Y)))
@@ -132,7 +132,7 @@ def test_a_resume_with_workers_goes_on_to_the_same_bits(tmp_path) -> None:
 def test_the_users_own_generator_is_left_alone() -> None:
     run = plan().start(network(), losses, DataLoader(PAIRS, num_workers=1))
     before = torch.get_rng_state()
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     assert torch.equal(before, torch.get_rng_state())
 
@@ -230,7 +230,7 @@ MAKERS = {"collate function": of_loader, "source": Padding}
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_dict_batches_padded_to_a_declared_length_work_and_the_guarantee_lists_its_conditions(make) -> None:
     run = plan().start(Bag(), word_losses, make(pad_to_six))
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     assert run.next == STEPS
     alone = COLLATED if make is of_loader else TAKEN
@@ -278,7 +278,7 @@ def test_one_example_that_changes_the_type_of_its_batch_is_refused(arithmetic) -
 
     run = plan(arithmetic=arithmetic, sampling="same-order", steps=4).start(network(), own, Mixed(), secret=1)
     with pytest.raises(DataError, match=r"content\[1\]"):
-        for _ in train(run):
+        for _ in take_steps(run):
             pass
 
 

@@ -18,7 +18,7 @@ from hush.methods import make_plan
 from hush.noise_addition import cut_shards
 from hush.randomness import BLOCK
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 from scenes import METHODS, STEPS, N, data, losses, model, plan, play, run_the_page, take_all
 
 
@@ -130,7 +130,7 @@ def test_with_other_processes_noise_that_has_met_a_sum_is_drawn_anew(tmp_path: P
     run = plan("dp-bandmf", 9).start(model(), losses, data(), secret=1, microbatch=20)
     checkpoints = Checkpoints(tmp_path / "private")
     checkpoints.begin(run)
-    for record in train(run, checkpoints=checkpoints, every=4):
+    for record in take_steps(run, checkpoints=checkpoints, every=4):
         if record.step == 5:
             break
     checkpoints.close()

@@ -19,7 +19,7 @@ from hush.checkpointing import SECRETS, Checkpoints, read_checkpoint, read_secre
 from hush.cli import main
 from hush.errors import ResumeError
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 from stopping import STEPS, data, losses, model, plan, resumed, same, start, stopped, straight
 
 TRAIN = ("train", "--problem", "digits-logistic", "--noise-multiplier", "2", "--epochs", "2", "--batch-size", "128",
@@ -163,7 +163,7 @@ class TestRenewal:
         """A run that was killed after step 5, whose last checkpoint is of step 4, and then met other sums."""
         run, kept = start(plan()), Checkpoints(directory)
         kept.begin(run)
-        for _ in train(run, checkpoints=kept, every=4):
+        for _ in take_steps(run, checkpoints=kept, every=4):
             if run.next == 5:
                 break
         kept.close()

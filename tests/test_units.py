@@ -22,7 +22,7 @@ from hush.methods import catalogue
 from hush.privacy_unit import ROWS_PER_UNIT, Units, number_units, spread_rows
 from hush.randomness import Secret
 from hush.release.folder import CARD
-from hush.training import train
+from hush.training import take_steps
 from unit_tables import MOST, UNITS, Table, losses, make, make_model, make_table, params, start, trained
 
 # how the rows of a unit are chosen
@@ -230,7 +230,7 @@ def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, s
     right = trained(begin(table, secret=1))
     run, kept = begin(table, secret=1), Checkpoints(tmp_path)
     kept.begin(run)
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == stop:
             kept.save(run)
             break
@@ -244,7 +244,7 @@ def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, s
     again, kept = begin(table), Checkpoints(tmp_path)
     kept.restore(again, kept.newest().saved)
     assert again.next == stop
-    for _ in train(again, checkpoints=kept):
+    for _ in take_steps(again, checkpoints=kept):
         pass
     kept.close()
     assert torch.equal(params(again.model), right)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
 from hush.errors import HushError, InvalidInputError, Refused, ReleaseError, RunStateError
-from hush.guarantees import Replay, ReplayHistory, account_attempts, make_card, pick_secret
+from hush.guarantees import Replay, ReplayHistory, account_attempts, account_steps, make_card, pick_secret
 from hush.noise_addition import NoiseAdder
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
 from hush.privacy_unit import as_units
@@ -36,10 +37,15 @@ from hush.randomness import Secret
 if TYPE_CHECKING:
     from hush.plan import Mechanism
     from hush.release.description import Description
+    from hush.run_directory import RunDirectory
 
 
 class Run:
-    """Made by :meth:`hush.plan.Plan.start`; iterate ``batches()`` and hand each to ``step``."""
+    """A plan on data, made by `hush.start` or :meth:`hush.plan.Plan.start`.
+
+    >>> for record in run:  # one private step per iteration  # doctest: +SKIP
+    ...     print(run.spent)
+    """
 
     def __init__(
         self,
@@ -82,6 +88,8 @@ class Run:
             refuse_new_hooks(model, hooks)
         self._trained_before, self._noted = was_trained(model), False
         self._whole = True
+        self._after_step: list[Callable[[Record], None]] = []
+        self.directory: RunDirectory | None = None  # where it is kept (`hush.start`)
         self._charge: Callable[[], None] | None = None
         self._charged = False
         self._witness: NoiseReuseGuard | None = None
@@ -130,6 +138,11 @@ class Run:
         """Have it known what a record says was taken, which is more than the run knows where it was set back."""
         self._history = self._history.joined(attempts)
 
+    def __iter__(self) -> Iterator[Record]:
+        """Take the steps that remain, one per iteration; the records are private."""
+        while self.next < self.plan.steps:
+            yield self.step()
+
     def batches(self) -> Iterator[Batch]:
         """The batches that remain, in order."""
         while self.next < self.plan.steps:
@@ -155,10 +168,22 @@ class Run:
             yield from self._summing.list_pieces(self._secret, step, self._draw(step))
 
     @torch.no_grad()
-    def step(self, batch: Batch) -> Record:
+    def step(self, batch: Batch | None = None) -> Record:
         """Sum, add noise, update. One step at a time, and only in the process that started the run."""
         with self._alone():
-            return self._step(batch)
+            record = self._step(self.batch(self.next) if batch is None else batch)
+        for call in self._after_step:
+            call(record)
+        return record
+
+    def after_step(self, call: Callable[[Record], None]) -> None:
+        """Have ``call(record)`` called after every step, which is private."""
+        self._after_step.append(call)
+
+    def close(self) -> None:
+        """End the use of the run directory, which another process may then resume."""
+        if self.directory is not None:
+            self.directory.close()
 
     def _step(self, batch: Batch) -> Record:
         self._check(batch)
@@ -273,6 +298,16 @@ class Run:
         """The guarantee of the whole plan with what this run adds: to its assumptions, and by steps taken again."""
         return self.claims()[0]
 
+    @property
+    def spent(self) -> Guarantee:
+        """The guarantee of the steps taken so far. Where steps were taken again it is that of the whole plan."""
+        if self.history.again or not self.plan.private:
+            return self.guarantee
+        if self.next == 0 and not self.plan.beside:
+            whole = self.guarantee
+            return dataclasses.replace(whole, epsilon=0.0, event=None)
+        return account_steps(self.stated(), max(1, self.next), self.coordinates)[0]
+
     def claims(self) -> tuple[Guarantee, ...]:
         """Every ε that is said about this run, the proven one first."""
         return account_attempts(self.stated(), self.history, self.coordinates)
@@ -284,7 +319,7 @@ class Run:
 
     def release(
         self,
-        directory: str | Path,
+        directory: str | Path | None = None,
         *,
         description: Description | None = None,
         overwrite: bool = False,
@@ -304,6 +339,10 @@ class Run:
         from hush.release.description import Description  # a service, in a layer above this one
         from hush.release.folder import check_room, write_release
 
+        if directory is None:
+            if self.directory is None:
+                raise InvalidInputError("this run has no directory: name the folder of the release")
+            return self.directory.publish(self, description=description, dataset=dataset, figures=figures)
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)

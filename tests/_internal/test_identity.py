@@ -19,7 +19,7 @@ from hush.methods import catalogue, make_plan
 from hush.noise import Independent, Stages
 from hush.optimizers import SGD, Adam, Cosine, Grouped, TorchOptim
 from hush.plan import Plan
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS = 40, 10
 
@@ -64,7 +64,7 @@ def secret_of(p: Plan, seed: int = 5) -> bytes:
 def stopped(p: Plan, directory, after: int) -> None:
     run, kept = p.start(model(), losses, data()), Checkpoints(directory)
     kept.begin(run)
-    steps = train(run, checkpoints=kept, every=1)
+    steps = take_steps(run, checkpoints=kept, every=1)
     for _ in range(after):
         next(steps)
     kept.close()
@@ -74,7 +74,7 @@ def resume(p: Plan, directory) -> None:
     run, kept = p.start(model(), losses, data()), Checkpoints(directory)
     try:
         kept.restore(run, kept.newest().saved)
-        for _ in train(run, checkpoints=kept, every=1):
+        for _ in take_steps(run, checkpoints=kept, every=1):
             pass
     finally:
         kept.close()

@@ -34,7 +34,7 @@ from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
 from hush.methods import make_plan
 from hush.randomness import Secret, seeded
-from hush.training import train
+from hush.training import take_steps
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_the_record_is_that_of_the_bare_loop(store, small) -> None:
         model = problem.model()
     secret = Secret.from_seed(7, "bench", trial.key, plan.fingerprint())
     run = plan.start(model, problem.losses, problem.train, secret=secret)
-    numbers = [step.numbers() for step in train(run)]
+    numbers = [step.numbers() for step in take_steps(run)]
     assert record["test_loss"] == evaluate_problem(model, problem).loss
     assert record["validation_loss"] == evaluate_problem(model, problem, part="validation").loss
     kept = load_file(store.folder(trial.key) / "private" / "steps.safetensors")

@@ -149,7 +149,7 @@ def test_figures_that_were_released_are_not_drawn_again_where_the_private_record
 def test_figures_that_are_gone_with_the_release_are_refused(more, capsys, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "run"
     if not more:
-        monkeypatch.setattr("hush.cli.run_directory.RunDirectory.finish", lambda *a, **k: None)
+        monkeypatch.setattr("hush.run_directory.RunDirectory.finish", lambda *a, **k: None)
     answer(capsys, *SHORT, "--private-metrics", 1, *more, "--out", out)
     (out / "release").rename(tmp_path / "moved")
     (out / "private" / METRICS).unlink()

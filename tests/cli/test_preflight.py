@@ -14,9 +14,9 @@ import pytest
 from hush.checkpointing import Checkpoints, InUse
 from hush.cli import main
 from hush.cli.main import app
-from hush.cli.run_directory import TUNED
 from hush.errors import DataError, HushError, InvalidInputError, ReleaseError, ResumeError
 from hush.noise_addition import NoiseAdder
+from hush.run_directory import TUNED
 from hush.tuning import select_best
 
 QUICK = ("--steps", "2", "--batch-size", "32")
@@ -126,7 +126,7 @@ def test_a_delta_is_refused_before_the_table_is_read(delta, place, monkeypatch) 
 
 
 def test_a_full_disk_is_noticed_before_the_first_step(place, monkeypatch) -> None:
-    monkeypatch.setattr("hush.cli.run_directory.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr("hush.run_directory.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(ReleaseError, match="1000"):
         app(args=[*TRAIN, "--out", "out", "--ledger", "spend.jsonl"], standalone_mode=False)
     assert not (place / "spend.jsonl").exists()

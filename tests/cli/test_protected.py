@@ -17,8 +17,8 @@ import pytest
 from hush.bench.store import open_store
 from hush.cli.console import Interruption
 from hush.cli.main import main
-from hush.cli.run_directory import RunDirectory
 from hush.cli.train import ALONE, EarlyStopMonitor, take_all
+from hush.run_directory import RunDirectory
 from hush.sanitize.early_stopping import EpochSpreads
 
 TRAIN = ("train", "--problem", "breast-cancer-logistic", "--steps", "2", "--batch-size", "32")

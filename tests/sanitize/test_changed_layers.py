@@ -9,7 +9,7 @@ from replaced import Model
 
 from hush.errors import RunStateError, UnsupportedModelError
 from hush.sanitize.layer import Sanitize
-from hush.training import train
+from hush.training import take_steps
 
 CHANGES = {
     "clip": 5.0,
@@ -28,7 +28,7 @@ CHANGES = {
 def test_a_layer_that_is_changed_in_a_run(method, setting, after) -> None:
     model = Model(frozen=method == "sanitize-once")
     run = plan(method).start(model, losses, data(), secret=3)
-    steps = train(run)
+    steps = take_steps(run)
     for _ in range(after):
         next(steps)
     setattr(model.layer, setting, CHANGES[setting])
@@ -39,7 +39,7 @@ def test_a_layer_that_is_changed_in_a_run(method, setting, after) -> None:
 def test_a_clip_that_follows_the_weights_and_a_dropout_that_changes() -> None:
     model = Model(frozen=False)
     run = plan("sanitize", threshold_share=0.3).start(model, losses, data(), secret=3)
-    steps = train(run)
+    steps = take_steps(run)
     clips = {(next(steps), model.layer.clip)[1] for _ in range(6)}  # over the end of an epoch
     assert len(clips) > 1
     model.layer.dropout = 0.5

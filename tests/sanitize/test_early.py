@@ -14,7 +14,7 @@ from hush.cli.train import EarlyStopMonitor, read_stop
 from hush.errors import InvalidInputError
 from hush.methods import make_plan
 from hush.sanitize.early_stopping import EpochSpreads, Stop
-from hush.training import train
+from hush.training import take_steps
 
 PER_EPOCH = 12  # ⌈1 438 digits / 128⌉
 RUN = ["train", "--problem", "digits-mlp", "--method", "sanitize", "--noise-multiplier", "1", "--accept-claimed"]
@@ -93,7 +93,7 @@ def interrupt(patch: pytest.MonkeyPatch, after: int) -> None:
     """A run is interrupted after so many steps."""
 
     def few(run, **how):
-        for taken, record in enumerate(train(run, **how), 1):
+        for taken, record in enumerate(take_steps(run, **how), 1):
             yield record
             if taken == after:
                 raise taking.Interrupted("by the test")

@@ -22,7 +22,7 @@ from hush.sanitize.early_stopping import (
     take_until,
     watch_epochs,
 )
-from hush.training import train
+from hush.training import take_steps
 
 NO, YES = False, True
 PLATEAU = [8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0]
@@ -120,25 +120,25 @@ def test_a_run_stops_where_its_own_series_is_flat() -> None:
     def begin():
         return made.start(network("sanitize"), losses, data(), secret=1)
 
-    whole = list(watch_epochs((record.numbers() for record in train(begin())), per_epoch))
+    whole = list(watch_epochs((record.numbers() for record in take_steps(begin())), per_epoch))
     assert len(whole) == 6
     slopes = [abs(find_chord_slope(whole[end - 3 : end])) for end in range(3, 7)]
     stop = Stop(3, sorted(slopes)[1])
     expected = stop.find(whole)
     assert expected is not None
     run = begin()
-    assert take_until((record.numbers() for record in train(run)), stop, per_epoch) == expected
+    assert take_until((record.numbers() for record in take_steps(run)), stop, per_epoch) == expected
     assert run.next == expected * per_epoch
     planned, early = state_stop(made.guarantee(), made.guarantee(run.next))
     assert (planned.status, early.status) == ("refuted", "refuted")
     assert early.epsilon <= planned.epsilon
-    assert take_until((record.numbers() for record in train(begin())), Stop(3, 0.0), per_epoch) is None
+    assert take_until((record.numbers() for record in take_steps(begin())), Stop(3, 0.0), per_epoch) is None
 
 
 def test_the_series_is_that_of_the_noisy_outputs() -> None:
     made = plan("sanitize", steps=5, noise_multiplier=50.0)
     run = made.start(network("sanitize"), losses, data(), secret=1)
-    (found,) = watch_epochs((record.numbers() for record in train(run)), 5)
+    (found,) = watch_epochs((record.numbers() for record in take_steps(run)), 5)
     assert found == pytest.approx(run.model[1].noise_std, rel=0.2)  # which here are nearly all noise
 
 

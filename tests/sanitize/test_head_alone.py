@@ -20,7 +20,7 @@ from hush.randomness import Secret
 from hush.sanitize import privatised
 from hush.sanitize.layer import FrozenLayer
 from hush.sanitize.privatised import Hybrid
-from hush.training import train
+from hush.training import take_steps
 
 ONE_BY_ONE = pytest.mark.filterwarnings("ignore:one backward pass an example")
 
@@ -133,7 +133,7 @@ def test_other_precisions(dtype) -> None:
         model.double()
     else:
         model.front = nn.Sequential(Widened(), model.front)
-    for _ in train(plan("sanitize-hybrid").start(model, losses, (features.to(dtype), labels), secret=3)):
+    for _ in take_steps(plan("sanitize-hybrid").start(model, losses, (features.to(dtype), labels), secret=3)):
         pass
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 

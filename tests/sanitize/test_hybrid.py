@@ -17,7 +17,7 @@ from hush.per_example.model_rng import draw_noise, model_randomness
 from hush.per_example.result import microbatch_scope
 from hush.randomness import Secret, streams
 from hush.sanitize.privatised import Hybrid
-from hush.training import train
+from hush.training import take_steps
 
 NAMES = frozenset({"0.weight", "0.bias"})
 STDS = {"rows": 2.0, "gradient": 0.02, "head": 0.0}
@@ -122,7 +122,7 @@ def test_the_release_has_noise_before_the_layer_and_none_behind_it() -> None:
         return seen["release"]
 
     run._noising.release = watch
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     gradient = seen["release"].gradient
     assert set(gradient) == {"0.weight", "0.bias", "3.weight", "3.bias"}

@@ -23,7 +23,7 @@ from hush.plan import Plan
 from hush.randomness import Secret, seeded
 from hush.run import Run
 from hush.sanitize.labels import RandomisedLabels, RandomizedLabels, dominating_pair, respond
-from hush.training import train
+from hush.training import take_steps
 
 N, FEATURES, CLASSES = 120, 5, 4
 
@@ -135,7 +135,7 @@ def test_the_first_stage_knows_nothing_of_the_second_parts_labels() -> None:
 def test_every_label_is_answered_for_once() -> None:
     run = _start(_plan(stages=2, steps=8), _data())
     first = _answers(run).draw_first()
-    list(train(run))
+    list(take_steps(run))
     second = run.state()["public"]["second"]
     assert bool(((first >= 0) ^ (second >= 0)).all())
     everything = _answers(run).find(run.state()["public"])
@@ -169,7 +169,7 @@ def _reveal(secret: Secret, label: int, sigma: float) -> bool:
     model = nn.Sequential(first)
     plan = make_plan("label-rr", examples=4, batch_size=4, steps=1, noise_multiplier=sigma)
     run = plan.start(model, cross_entropy, (features, labels), secret=secret)
-    list(train(run))
+    list(take_steps(run))
     weight = run.model.get_parameter("0.weight")
     return bool(weight[1, 0] > weight[0, 0])
 
@@ -193,7 +193,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, stop: int) -> None:
     """Before the second stage begins, at that moment, and after it."""
     plan = _plan(stages=2, steps=8)
     whole = _start(plan, _data())
-    list(train(whole))
+    list(take_steps(whole))
     first = _start(plan, _data())
     kept = Checkpoints(tmp_path / "private")
     kept.begin(first)
@@ -208,7 +208,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, stop: int) -> None:
     saved = kept.newest().saved
     assert saved is not None
     kept.restore(second, saved)
-    list(train(second, checkpoints=kept))
+    list(take_steps(second, checkpoints=kept))
     kept.close()
     assert torch.equal(_weights(second), _weights(whole))
     assert second.guarantee.epsilon == whole.guarantee.epsilon
@@ -305,7 +305,7 @@ def test_digits_are_learnt_from_randomised_labels(epsilon: float, stages: int, l
     with seeded(0):
         model = problem.model()
     run = plan.start(model, problem.training_losses, problem.train, secret=1)
-    list(train(run))
+    list(take_steps(run))
     run.model.eval()
     accuracy = evaluate_problem(run.model, problem).accuracy
     assert accuracy is not None

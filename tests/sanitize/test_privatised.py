@@ -20,7 +20,7 @@ from hush.ledger.total import Scope
 from hush.sanitize.layer import Sanitize
 from hush.sanitize.privatised import ReleasedRows
 from hush.sanitize.split_model import Head, find_cut
-from hush.training import train
+from hush.training import take_steps
 
 
 def start(method="sanitize-once", *, model=None, rows=None, secret=3, **changes):
@@ -35,7 +35,7 @@ def rows_of(run) -> ReleasedRows:
 
 
 def finish(run):
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     return {name: value.clone() for name, value in run.model.state_dict().items()}
 
@@ -118,7 +118,7 @@ def test_nothing_is_released_before_the_ledger_is_charged(monkeypatch, tmp_path)
 def test_a_resumed_run_goes_on_to_the_same_bits(method, after, tmp_path) -> None:
     run, kept = start(method), Checkpoints(tmp_path)
     kept.begin(run)
-    steps = train(run, checkpoints=kept, every=1)
+    steps = take_steps(run, checkpoints=kept, every=1)
     for _ in range(after):
         next(steps)
     kept.close()

@@ -17,7 +17,7 @@ from hush.errors import InvalidInputError, ResumeError, RunStateError, Unsupport
 from hush.per_example.augmentation import Augmented
 from hush.sanitize.labels import RandomisedLabels
 from hush.sanitize.layer import Sanitize, find_layer
-from hush.training import train
+from hush.training import take_steps
 
 PROVEN = ("sanitize-once", "sanitize-frozen", "sanitize-hybrid")
 
@@ -178,7 +178,7 @@ def test_noise_of_the_hybrid_that_is_changed_later() -> None:
 def test_a_resume_with_other_rows_under_the_same_noise(change, tmp_path) -> None:
     run, kept = start("sanitize-once", network()), Checkpoints(tmp_path)
     kept.begin(run)
-    steps = train(run, checkpoints=kept, every=1)
+    steps = take_steps(run, checkpoints=kept, every=1)
     next(steps)
     kept.close()
     model = network()
@@ -205,13 +205,13 @@ def test_the_clip_of_a_run_that_goes_on_is_its_own(tmp_path) -> None:
     """Resumed at every step, and at the end where no step is left to set it."""
     straight = start("sanitize", network("sanitize"), threshold_share=0.3)
     clips = [find_layer(straight.model)[1].clip]
-    for _ in train(straight):
+    for _ in take_steps(straight):
         clips.append(find_layer(straight.model)[1].clip)
     assert len(set(clips)) == 3  # before training and after each of the two epochs
     for after in (0, 3, 5, 7, 10):
         run, kept = start("sanitize", network("sanitize"), threshold_share=0.3), Checkpoints(tmp_path / str(after))
         kept.begin(run)
-        steps = train(run, checkpoints=kept, every=1)
+        steps = take_steps(run, checkpoints=kept, every=1)
         for _ in range(after):
             next(steps)
         kept.close()
@@ -219,7 +219,7 @@ def test_the_clip_of_a_run_that_goes_on_is_its_own(tmp_path) -> None:
         kept = Checkpoints(tmp_path / str(after))
         kept.restore(again, kept.newest().saved)
         assert find_layer(again.model)[1].clip == clips[after]
-        for _ in train(again):
+        for _ in take_steps(again):
             pass
         kept.close()
         assert find_layer(again.model)[1].clip == clips[-1]

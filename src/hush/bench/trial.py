@@ -45,7 +45,7 @@ from hush.plan import Plan
 from hush.randomness import Secret, seeded, streams
 from hush.run import Run
 from hush.sanitize.problem import drop_architecture
-from hush.training import train
+from hush.training import take_steps
 
 MAJOR = read_own_version().split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
@@ -471,7 +471,7 @@ class _Trial:
     def _train(self) -> None:
         clock = time.perf_counter()
         ends = set(self.ends)
-        for record in train(self.run):
+        for record in take_steps(self.run):
             numbers = record.numbers()
             self.progress.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
             self.progress.seconds += time.perf_counter() - clock

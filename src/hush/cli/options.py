@@ -37,6 +37,7 @@ from hush.per_example.augmentation import Augmented
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.tabular.defaults import LOGISTIC, choose_numbers
 from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
+from hush.training import EVERY
 
 if TYPE_CHECKING:
     from hush.cli.train import Training
@@ -99,6 +100,11 @@ def write_settings(settings: Any) -> bytes:
     values = {name: getattr(settings, name) for name, found in known.items() if found.option.saved}
     plain = {n: {"path": str(v.resolve())} if isinstance(v, Path) else v for n, v in values.items()}
     return (json.dumps(plain, indent=2) + "\n").encode()
+
+
+def name_flags(kind: type) -> dict[str, str]:
+    """The flag of every setting of a command."""
+    return {name: found.option.flag or f"--{name.replace('_', '-')}" for name, found in list_settings(kind).items()}
 
 
 def read_settings(path: Path, kind: type) -> Given:
@@ -691,3 +697,80 @@ def _count(kind: str) -> int:
 def _list_devices() -> str:
     found = ["cpu", *(f"cuda:{place}" for place in range(_count("cuda")))]
     return ", ".join([*found, "mps"] if _count("mps") else found)
+
+
+# The options about the run directory and the ledger.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryOptions:
+    """What is kept of a run, and where its spend is entered."""
+
+    out: Path | None = field(
+        default=None,
+        metadata=option("Folder of the run: release/ in it may be copied, private/ may not.", KEEPING, saved=False),
+    )
+    resume: bool = field(
+        default=False,
+        metadata=option("Go on with the run in --out, with its own options.", KEEPING, flag="--resume", saved=False),
+    )
+    trust_code: bool = field(
+        default=False,
+        metadata=option(
+            "With --resume: import and call the code that the run's own options name.",
+            KEEPING,
+            flag="--trust-code",
+            saved=False,
+        ),
+    )
+    overwrite: bool = field(
+        default=False,
+        metadata=option("Replace the finished run in --out.", KEEPING, flag="--overwrite", saved=False),
+    )
+    keep_secret: bool = field(
+        default=False,
+        metadata=option(
+            "Keep what can subtract the noise when the run is finished; else it is deleted.",
+            KEEPING,
+            flag="--keep-secret",
+        ),
+    )
+    checkpoint_every: int = field(default=EVERY, metadata=option("Steps between two checkpoints.", KEEPING))
+    ledger: Path | None = field(
+        default=None, metadata=option("File in which the spend on the data is entered.", KEEPING, saved=False)
+    )
+    dataset: str | None = field(
+        default=None,
+        metadata=option("The data's name in the ledger; 'default' if not given.", KEEPING, saved=False),
+    )
+    fit_budget: bool = field(
+        default=False,
+        metadata=option(
+            "Lower --epsilon to what the ledger's budget has left, where it is less.",
+            KEEPING,
+            flag="--fit-budget",
+            saved=False,
+        ),
+    )
+    new_dataset: bool = field(
+        default=False,
+        metadata=option(
+            "Needed where the ledger has a budget and does not know the name yet.", KEEPING, flag="--new-dataset"
+        ),
+    )
+
+
+def check_out(given: DirectoryOptions, *, data: Path | None, private: bool) -> None:
+    """A private model of one's own data is kept: without a folder, what it costs would be spent for nothing."""
+    if data is not None and private and given.out is None:
+        raise InvalidInputError(
+            "--data without --out would spend ε on a model that is not kept: give a folder with --out DIR"
+        )
+
+
+def warn_not_saved(given: DirectoryOptions) -> None:
+    """After the data have paid: what is lost, as nobody said where it should be kept."""
+    if given.out is None:
+        say("the model was not kept, and training it again costs as much again: give --out DIR to keep it")
+    if given.ledger is None and not given.resume and (given.dataset is not None or given.new_dataset):
+        say("nothing was entered in a ledger: give --ledger FILE beside the name of the data")

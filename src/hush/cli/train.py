@@ -23,7 +23,7 @@ from hush._internal import validate
 from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.text import as_json_data, dump_json, make_printable
 from hush.accounting.accountant import Adjacency
-from hush.checkpointing import LOG, Checkpoints, share_state
+from hush.checkpointing import LOG, Checkpoints
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.cli import options as t
 from hush.cli.console import (
@@ -42,6 +42,7 @@ from hush.cli.options import (
     CLASS_SHARE,
     EPSILON_OR_THREE,
     MACHINE,
+    DirectoryOptions,
     Given,
     OutputOptions,
     PlanOptions,
@@ -50,27 +51,21 @@ from hush.cli.options import (
     apply_table_defaults,
     check_delta,
     check_delta_range,
+    check_out,
     compare_candidates,
     default_epsilon,
     find_device,
     fit_batch,
     list_candidates,
+    name_flags,
     read_method_options,
     read_settings,
     read_weight_share,
     split_pair,
     take,
     unset_options,
-)
-from hush.cli.run_directory import (
-    DAMAGED,
-    FINISHED,
-    OPTIONS,
-    KeepingOptions,
-    RunDirectory,
-    check_out,
-    open_keeper,
     warn_not_saved,
+    write_settings,
 )
 from hush.clipping.base import NeedsPreparation
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
@@ -96,6 +91,7 @@ from hush.plan import Mechanism, Plan
 from hush.randomness import Secret, seeded
 from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
+from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
 from hush.sanitize.adaptive import AdaptiveClip
 from hush.sanitize.early_stopping import EpochSpreads, Stop, state_stop
 from hush.sanitize.privatised import Hybrid, Published, Released
@@ -103,7 +99,7 @@ from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, drop_architecture, in
 from hush.statistics.metrics import NO_USE, Counts, from_counts
 from hush.statistics.private_metrics import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
 from hush.statistics.releases import check_shares, plan_releases, take_releases
-from hush.training import train as take_steps
+from hush.training import attach_first, open_first, take_steps
 
 # `hush train` on several processes: process 0 keeps, charges, speaks and releases; the others take the same steps.
 
@@ -124,21 +120,20 @@ def join(device: str) -> Iterator[ProcessGroup]:
         shutdown_distributed()
 
 
-def open_first(stack: ExitStack, ranks: ProcessGroup, given: KeepingOptions) -> RunDirectory:
-    """What is kept of the run, open on process 0 until the stack is left; nothing is kept on the others."""
-    opened: list[RunDirectory] = []
-
-    def enter() -> None:
-        opened.append(stack.enter_context(open_keeper(given.out, resume=given.resume, overwrite=given.overwrite)))
-
-    on_rank_zero(ranks, enter)
-    return opened[0] if opened else RunDirectory(None, False)
-
-
-def attach_first(ranks: ProcessGroup, keeper: RunDirectory, run: Run, given: KeepingOptions) -> None:
-    """Begin the run or set it to where it stopped, on process 0 and then, as it stands there, on all."""
-    on_rank_zero(ranks, lambda: keeper.attach(run, given))
-    share_state(run)
+def open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) -> RunDirectory:
+    """The run directory that the options name."""
+    return open_first(
+        stack,
+        ranks,
+        given.out,
+        resume=given.resume,
+        overwrite=given.overwrite,
+        ledger=given.ledger,
+        dataset=given.dataset,
+        new_dataset=given.new_dataset,
+        tell=say,
+        flags=name_flags(type(given)),
+    )
 
 
 def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values]]) -> Mapping[str, Values]:
@@ -620,7 +615,7 @@ def read_recipes() -> dict[str, Given]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOptions):
+class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, DirectoryOptions):
     """What `hush train` takes."""
 
     recipe: str | None = field(
@@ -697,7 +692,11 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOpt
 
 
 IMPORTED = ("method", "problem", "model")  # options that may name code, package.module:attribute
-KEPT_WITH = {*list_settings(KeepingOptions), *list_settings(OutputOptions), "secret_seed"}  # that say nothing of a plan
+KEPT_WITH = {
+    *list_settings(DirectoryOptions),
+    *list_settings(OutputOptions),
+    "secret_seed",
+}  # no part of a plan
 
 
 def recall(given: Given) -> Given:
@@ -754,8 +753,8 @@ def train(given: Training) -> None:
     check_out(given, data=given.data, private=given.method != "sgd")
     check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:
-        keeper = open_first(stack, ranks, given)
-        if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(given))) is not None:
+        keeper = open_kept(stack, ranks, given)
+        if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(write_settings(given)))) is not None:
             try:
                 _answer(answer, given)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -785,9 +784,9 @@ def train(given: Training) -> None:
             ranks=ranks,
             noise_shards=given.noise_shards,
         )
-        on_rank_zero(ranks, lambda: keeper.check_release(run, task, given.dataset))
+        on_rank_zero(ranks, lambda: keeper.check_release(run, task.describe(), given.dataset or task.name))
         try:
-            attach_first(ranks, keeper, run, given)
+            attach_first(ranks, keeper, run, write_settings(given))
             task, told = release_before(run, task, parts, keeper)
             result = _train_and_measure(task, run, keeper, given, told)
             if result is None:

@@ -21,14 +21,15 @@ from hush.cli.options import (
     apply_table_defaults,
     check_delta,
     check_delta_range,
+    check_out,
     default_epsilon,
     find_device,
     fit_batch,
     read_method_options,
     take,
     unset_options,
+    warn_not_saved,
 )
-from hush.cli.run_directory import RunDirectory, check_out, open_search, warn_not_saved
 from hush.cli.train import Training, asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import Problem
@@ -41,7 +42,8 @@ from hush.plan import Plan
 from hush.randomness import Secret, seeded
 from hush.release.folder import RELEASE
 from hush.run import Run
-from hush.training import train as take_steps
+from hush.run_directory import RunDirectory, open_search
+from hush.training import take_steps
 from hush.tuning import Candidate, Winner, check_space, costs_the_same, read_space, select_best
 
 SPACE = ["lr=0.05..5"]
@@ -131,7 +133,7 @@ def _search(given: Tuning) -> None:
         network = task.model().to(find_device(given.device))
     first = _start(given, task, losses, network, plan)  # which may refuse, before all is spent
     first.check_arithmetic()
-    RunDirectory(given.out, False).check_release(first, task, given.dataset)
+    RunDirectory(given.out, False).check_release(first, task.describe(), given.dataset or task.name)
     _charge(given, plan)
     say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
     assert plan.trials is not None

@@ -28,7 +28,7 @@ from hush._internal.validate import choice
 from hush.datasets.models import Encoder
 from hush.errors import InvalidInputError, MissingDependencyError
 from hush.release.description import Description
-from hush.release.load import ReleasedModel
+from hush.release.load import ReleasedModel, load
 from hush.release.predict import check_new_file
 from hush.tabular.columns import WAVES, WEEK_WAVES, Column, count_days, find_stand_in
 from hush.tabular.reader import MISSING, PAIRS, POINT
@@ -290,3 +290,16 @@ def describe_pixels(
 def describe_numbers(shape: Sequence[int]) -> dict[str, Any]:
     """The encoding of a model that takes numbers as they are."""
     return {"kind": "arrays", "shape": list(shape), "arithmetic": "float32", "number": "x as it is"}
+
+
+def export(
+    release: str | Path | ReleasedModel,
+    out: str | Path,
+    *,
+    format: str = "onnx",
+    overwrite: bool = False,
+    trust_code: bool = False,
+) -> Path:
+    """Write a release as a program that runs without hush: ``onnx`` (needs the extra) or ``torch``."""
+    model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
+    return export_release(model, Path(out), format, overwrite=overwrite)

@@ -22,7 +22,7 @@ from hush.datasets.images import DEFAULT_LABELS, iterate_images, list_images, re
 from hush.datasets.splits import Arrays
 from hush.errors import InvalidInputError
 from hush.release.description import Description, Inputs
-from hush.release.load import ReleasedModel, encode_features, map_range
+from hush.release.load import Predictions, ReleasedModel, encode_features, load, map_range
 from hush.statistics.metrics import Figures, ValueFigures, judge_classes, judge_values
 from hush.tabular.encode import encode_piece, no_column, numbers, texts
 from hush.tabular.reader import Cells, holds_table, is_pattern, pieces
@@ -313,3 +313,17 @@ def _check_out(out: Path, path: Path, release: Path) -> None:
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
         )
+
+
+def predict(release: str | Path | ReleasedModel, rows: Any, *, trust_code: bool = False) -> Predictions:
+    """The predictions of a release for rows without labels: a table file, a data frame, columns, arrays or a tensor."""
+    model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
+    return model.predict(rows)
+
+
+def evaluate(
+    release: str | Path | ReleasedModel, path: str | Path, *, trust_code: bool = False
+) -> Figures | ValueFigures:
+    """How well a release predicts the labels in a file."""
+    model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
+    return judge_file(model, Path(path))

@@ -78,7 +78,7 @@ def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterat
 
 
 def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:
-    """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.train(run))``,
+    """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.take_steps(run))``,
     until
     ``stop`` says so: after how many epochs, None at the end. What may then be said of the run is
     ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""

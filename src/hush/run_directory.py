@@ -1,4 +1,11 @@
-"""What `hush train` keeps so that a run can be stopped or killed and goes on: checkpoints, ledger, its own options."""
+"""The directory of a run: everything kept of it, so that it can be stopped or killed at any time and resumed.
+
+    run/
+      release/   may be published: weights, description, privacy card
+      private/   checkpoints, the secret until the run is finished, the sum log, logs of steps, options, exact metrics
+
+`RunDirectory` also holds the run's account in a ledger. `hush.start`, `hush.train` and the command line use it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,8 @@ import hashlib
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,18 +27,15 @@ from hush._internal.text import as_json_data, dump_json
 from hush.checkpointing import Checkpoints, LatestCheckpoint
 from hush.checkpointing.checkpoint import LOG, OtherPlan, tell_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
-from hush.cli.console import say
-from hush.cli.options import KEEPING, write_settings
 from hush.data_release import find_releases
-from hush.datasets.problem import Problem
+from hush.distributed.group import Record
 from hush.errors import FormatError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
-from hush.methods.config import list_settings, option
+from hush.release.description import Description
 from hush.release.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json, was_begun
 from hush.run import Run
-from hush.training import EVERY
 
 # The folder of a run: what it holds, and whether a command may begin or go on there.
 
@@ -40,6 +44,13 @@ TUNED = "tuned.json"  # in the private part of a folder that `hush tune` writes
 REPLACES = "replaces.json"  # which release of another run gives way to this one's, as asked by --overwrite
 COPIES = 4  # of the released files that a disk must have room for: two checkpoints, one being written, the release
 DAMAGED = "is damaged, so the finished run cannot be reported again: its release has the model and the guarantee"
+Tell = Callable[[str], None]
+"""Takes one sentence for the operator."""
+
+
+def _ignore(text: str) -> None: ...
+
+
 BEFORE = (PAGE, CARD, WEIGHTS)  # where earlier versions of hush put a release: into the run's folder itself
 
 
@@ -54,7 +65,7 @@ def check_free(found: LatestCheckpoint, out: Path, resume: bool) -> None:
         return
     step, steps = found.saved.step, int(found.saved.facts["steps"])
     if step < steps and not (out / PRIVATE_PART / ENDED).exists():
-        raise InvalidInputError(
+        raise ResumeError(
             f"'{out}' holds an unfinished run (step {step} of {steps}): add --resume, or give another --out"
         )
 
@@ -146,80 +157,6 @@ def corrupt_as_input_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeepingOptions:
-    """What is kept of a run, and where its spend is entered."""
-
-    out: Path | None = field(
-        default=None,
-        metadata=option("Folder of the run: release/ in it may be copied, private/ may not.", KEEPING, saved=False),
-    )
-    resume: bool = field(
-        default=False,
-        metadata=option("Go on with the run in --out, with its own options.", KEEPING, flag="--resume", saved=False),
-    )
-    trust_code: bool = field(
-        default=False,
-        metadata=option(
-            "With --resume: import and call the code that the run's own options name.",
-            KEEPING,
-            flag="--trust-code",
-            saved=False,
-        ),
-    )
-    overwrite: bool = field(
-        default=False,
-        metadata=option("Replace the finished run in --out.", KEEPING, flag="--overwrite", saved=False),
-    )
-    keep_secret: bool = field(
-        default=False,
-        metadata=option(
-            "Keep what can subtract the noise when the run is finished; else it is deleted.",
-            KEEPING,
-            flag="--keep-secret",
-        ),
-    )
-    checkpoint_every: int = field(default=EVERY, metadata=option("Steps between two checkpoints.", KEEPING))
-    ledger: Path | None = field(
-        default=None, metadata=option("File in which the spend on the data is entered.", KEEPING, saved=False)
-    )
-    dataset: str | None = field(
-        default=None,
-        metadata=option("The data's name in the ledger; 'default' if not given.", KEEPING, saved=False),
-    )
-    fit_budget: bool = field(
-        default=False,
-        metadata=option(
-            "Lower --epsilon to what the ledger's budget has left, where it is less.",
-            KEEPING,
-            flag="--fit-budget",
-            saved=False,
-        ),
-    )
-    new_dataset: bool = field(
-        default=False,
-        metadata=option(
-            "Needed where the ledger has a budget and does not know the name yet.", KEEPING, flag="--new-dataset"
-        ),
-    )
-
-
-def check_out(given: KeepingOptions, *, data: Path | None, private: bool) -> None:
-    """A private model of one's own data is kept: without a folder, what it costs would be spent for nothing."""
-    if data is not None and private and given.out is None:
-        raise InvalidInputError(
-            "--data without --out would spend ε on a model that is not kept: give a folder with --out DIR"
-        )
-
-
-def warn_not_saved(given: KeepingOptions) -> None:
-    """After the data have paid: what is lost, as nobody said where it should be kept."""
-    if given.out is None:
-        say("the model was not kept, and training it again costs as much again: give --out DIR to keep it")
-    if given.ledger is None and not given.resume and (given.dataset is not None or given.new_dataset):
-        say("nothing was entered in a ledger: give --ledger FILE beside the name of the data")
-
-
 @dataclass
 class RunDirectory:
     """The side of a run that must not be lost; without ``--out`` nothing is kept but the ledger."""
@@ -232,6 +169,12 @@ class RunDirectory:
     resumed_from: int | None = None
     begun: bool = False
     overwrite: bool = False
+    ledger: Path | None = None
+    dataset: str | None = None
+    new_dataset: bool = False
+    tell: Tell = _ignore
+    _stack: ExitStack | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)  # of the settings in ``options``, as messages name them
 
     @property
     def release(self) -> Path | None:
@@ -243,14 +186,14 @@ class RunDirectory:
         """Whether a release that is there gives way: that of a run that is to be overwritten, or of this very run."""
         return self.overwrite or self.resume
 
-    def recall_finished(self, given: KeepingOptions) -> dict[str, Any] | None:
+    def recall_finished(self, options: bytes) -> dict[str, Any] | None:
         """What the finished run in this folder answered, if its secret is gone and it is asked for again."""
         if not self.resume or self.checkpoints is None:
             return None
-        path, options = self.checkpoints.directory / FINISHED, self.checkpoints.directory / OPTIONS
+        path, before = self.checkpoints.directory / FINISHED, self.checkpoints.directory / OPTIONS
         if not path.exists():
             return None
-        if options.exists() and options.read_bytes() != write_settings(given):
+        if before.exists() and before.read_bytes() != options:
             raise InvalidInputError(
                 f"the run in '{self.out}' is finished and its secret was deleted, so it cannot go on with other "
                 "options: train anew with another --out"
@@ -258,9 +201,9 @@ class RunDirectory:
         found = read_json(path)
         if not isinstance(found.get("steps"), int):
             raise FormatError(f"'{path}' {DAMAGED}")
-        say(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
+        self.tell(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
         if self.release is not None and not self.release.is_dir():
-            say(f"its release is not there any more, and cannot be written again: '{self.release}'")
+            self.tell(f"its release is not there any more, and cannot be written again: '{self.release}'")
         return {**found, "resumed_from": found["steps"]}
 
     def finish(self, answer: dict[str, Any], *, keep_secret: bool) -> None:
@@ -273,30 +216,30 @@ class RunDirectory:
             if answer.get("stopped"):  # before its last step, by which a finished run is known
                 told = (dump_json(answer["stopped"]) + "\n").encode()
                 write_atomic(self.checkpoints.directory / ENDED, told, mode=PRIVATE)
-            say(f"the secret is kept, as asked: whoever has '{self.checkpoints.directory}' can subtract the noise")
+            self.tell(f"the secret is kept, as asked: '{self.checkpoints.directory}' is enough to subtract the noise")
             return
         write_atomic(
             self.checkpoints.directory / FINISHED, (dump_json(as_json_data(answer)) + "\n").encode(), mode=PRIVATE
         )
         self.checkpoints.forget_secret()
 
-    def attach(self, run: Run, given: KeepingOptions) -> None:
+    def attach(self, run: Run, options: bytes = b"{}\n") -> None:
         """Begin the run, or set it to where it stopped, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
-            with corrupt_as_input_error(self.found.saved.path), self._name_options(given):
-                _use_same_machinery(self.found.saved.facts)
+            with corrupt_as_input_error(self.found.saved.path), self._name_options(options):
+                _use_same_machinery(self.found.saved.facts, self.tell)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
             (self.checkpoints.directory / ENDED).unlink(missing_ok=True)
         elif self.resume:
-            say(f"nothing to resume in '{self.out}': starting from the beginning")
-        self._enter(run, given)
+            self.tell(f"nothing to resume in '{self.out}': starting from the beginning")
+        self._enter(run)
         if self.checkpoints is not None and self.resumed_from is None:
             self.checkpoints.attach(run)  # before anything of the run that was here is replaced: this may refuse
             for name in (FINISHED, ENDED, TUNED):
                 (self.checkpoints.directory / name).unlink(missing_ok=True)
             self._note_replaced()
-            write_atomic(self.checkpoints.directory / OPTIONS, write_settings(given), mode=PRIVATE)
+            write_atomic(self.checkpoints.directory / OPTIONS, options, mode=PRIVATE)
             self.checkpoints.begin(run)
             self.begun = True
         self._say_where(run)
@@ -310,11 +253,11 @@ class RunDirectory:
         if self.overwrite and card.is_file():
             write_atomic(note, (dump_json({"card": _digest_card(card)}) + "\n").encode(), mode=PRIVATE)
 
-    def check_release(self, run: Run, task: Problem, dataset: str | None) -> None:
+    def check_release(self, run: Run, description: Description | None = None, dataset: str = "") -> None:
         """Before the first noisy value: whatever would keep this run from being released is refused now."""
         if self.out is None:
             return
-        size = run.check_release(description=task.describe(), dataset=dataset or task.name)
+        size = run.check_release(description=description, dataset=dataset)
         free = shutil.disk_usage(self.out).free
         if free < COPIES * size:
             raise ReleaseError(
@@ -323,13 +266,13 @@ class RunDirectory:
             )
 
     @contextmanager
-    def _name_options(self, given: KeepingOptions) -> Iterator[None]:
+    def _name_options(self, options: bytes) -> Iterator[None]:
         """A plan that is another one because of options that are others is refused by their names."""
         try:
             yield
         except OtherPlan as error:
             assert self.checkpoints is not None
-            differs = _compare_options(self.checkpoints.directory / OPTIONS, given)
+            differs = _compare_options(self.checkpoints.directory / OPTIONS, options, self.flags)
             if not differs:
                 raise
             raise Refused(
@@ -337,8 +280,8 @@ class RunDirectory:
                 "would be another plan: leave them out, or train anew with another --out"
             ) from error
 
-    def _enter(self, run: Run, given: KeepingOptions) -> None:
-        path = given.ledger
+    def _enter(self, run: Run) -> None:
+        path = self.ledger
         before = None if self.checkpoints is None else self.checkpoints.ledger
         if path is None and before is not None:
             path = Path(before["path"])
@@ -348,18 +291,18 @@ class RunDirectory:
                 )
         if path is None:
             return
-        named = given.dataset or (before["dataset"] if before is not None else DATASET)
-        self.account = charge(run, Ledger(path), named, self.checkpoints, new_dataset=given.new_dataset)
+        named = self.dataset or (before["dataset"] if before is not None else DATASET)
+        self.account = charge(run, Ledger(path), named, self.checkpoints, new_dataset=self.new_dataset)
 
     def _say_where(self, run: Run) -> None:
         for damage in self.found.damaged if self.found is not None and self.resume else ():
-            say(f"{damage}: going back to the checkpoint before it")
+            self.tell(f"{damage}: going back to the checkpoint before it")
         if self.resumed_from is None:
             return
         if run.next == run.plan.steps:
-            say(f"the run in '{self.out}' is finished ({run.next} steps): reporting it again, nothing is spent")
+            self.tell(f"the run in '{self.out}' is finished ({run.next} steps): reporting it again, nothing is spent")
         else:
-            say(f"resuming at step {run.next} of {run.plan.steps}")
+            self.tell(f"resuming at step {run.next} of {run.plan.steps}")
 
     def keep_matrices(self) -> AbstractContextManager[None]:
         """Within it, solved matrices are kept with the run: computed anew they would differ in their last bits."""
@@ -390,6 +333,52 @@ class RunDirectory:
         if not self.checkpoints.resumable:
             return f"all is kept up to step {self.checkpoints.at}, but this run cannot be resumed"
         return f"all is kept up to step {self.checkpoints.at}, go on with: {command}"
+
+    def follow(self, run: Run, every: int, stack: ExitStack) -> None:
+        """Log every step of the run and write a checkpoint every ``every`` steps; ``stack`` is closed with the run."""
+        self._stack, run.directory = stack, self
+        if self.checkpoints is None:
+            return
+        checkpoints = self.checkpoints
+
+        def keep(record: Record) -> None:
+            checkpoints.log(record)
+            if run.next % every == 0 or run.next == run.plan.steps:
+                checkpoints.save(run)
+
+        run.after_step(keep)
+
+    def save_if_whole(self, run: Run) -> None:
+        """A checkpoint now, unless a step was interrupted in the middle."""
+        with suppress(Refused):
+            self.save(run)
+
+    def publish(
+        self,
+        run: Run,
+        *,
+        description: Description | None = None,
+        dataset: str = "",
+        figures: Mapping[str, Any] | None = None,
+        keep_secret: bool = False,
+    ) -> Path:
+        """Write the release, delete the secret and close the directory."""
+        if self.release is None:
+            raise InvalidInputError("this run has no directory: name the folder of the release")
+        shown = {**(figures or {}), **self.total_for_card()}
+        named = dataset or self.dataset or ""
+        path = run.release(self.release, description=description, overwrite=self.replaces, dataset=named, figures=shown)
+        guarantee = run.guarantee
+        stated = {"steps": run.plan.steps, "epsilon": guarantee.epsilon, "delta": guarantee.delta}
+        self.finish({**stated, "status": guarantee.status, "sentence": guarantee.sentence()}, keep_secret=keep_secret)
+        self.close()
+        return path
+
+    def close(self) -> None:
+        """Let others use the directory."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
 
     def total_for_card(self) -> dict[str, Any]:
         """What the card says of all that the ledger records on these data: public numbers, not where it lies."""
@@ -450,13 +439,25 @@ def open_search(out: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> Iterator[RunDirectory]:
+def open_run_directory(
+    out: Path | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    ledger: Path | None = None,
+    dataset: str | None = None,
+    new_dataset: bool = False,
+    tell: Tell = _ignore,
+    flags: Mapping[str, str] | None = None,
+) -> Iterator[RunDirectory]:
     """Open the folder before anything expensive starts, and refuse to overwrite a run unless it is finished and that
     was asked for."""
+    shared: dict[str, Any] = {"ledger": ledger, "dataset": dataset, "new_dataset": new_dataset, "tell": tell}
+    shared["flags"] = flags or {}
     if out is None:
         if resume:
             raise InvalidInputError("--resume needs the --out of the run that is to go on")
-        yield RunDirectory(None, False)
+        yield RunDirectory(None, False, **shared)
         return
     if resume:
         if (out / PRIVATE_PART / TUNED).exists():
@@ -468,7 +469,7 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
     there = out.exists()
     writable_directory(out)
     checkpoints = Checkpoints(out / PRIVATE_PART)
-    checkpoints.tell = say
+    checkpoints.tell = tell
     try:
         remove_parts(out)
         remove_temporaries(out / RELEASE)
@@ -480,35 +481,34 @@ def open_keeper(out: Path | None, *, resume: bool, overwrite: bool = False) -> I
             if resume:
                 check_own_release(found, out)
         if not resume and not overwrite and (is_finished(found, out) or list_released(out)):
-            raise InvalidInputError(
+            raise ResumeError(
                 f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out"
             )
-        yield RunDirectory(out, resume, checkpoints, found, overwrite=overwrite)
+        yield RunDirectory(out, resume, checkpoints, found, overwrite=overwrite, **shared)
     finally:
         if not was_begun(out):
             remove_empty_dirs(out, there)
         checkpoints.close()
 
 
-def _compare_options(path: Path, given: KeepingOptions) -> list[str]:
-    """The options that were others when the run was begun, as they are typed; none where nobody knows any more."""
+def _compare_options(path: Path, options: bytes, flags: Mapping[str, str]) -> list[str]:
+    """The options that differ from those the run was started with, by their flags; none if the file is unreadable."""
     try:
-        before, now = read_json(path), json.loads(write_settings(given))
+        before, now = read_json(path), json.loads(options)
     except InvalidInputError:
         return []
-    known = {name: found.option.flag for name, found in list_settings(type(given)).items()}
     return [
-        tell_difference(known[name] or f"--{name.replace('_', '-')}", before[name], now[name])
-        for name in known
+        tell_difference(flag, before[name], now[name])
+        for name, flag in flags.items()
         if name in before and name in now and before[name] != now[name]
     ]
 
 
-def _use_same_machinery(facts: dict[str, Any]) -> None:
+def _use_same_machinery(facts: dict[str, Any], tell: Tell) -> None:
     """What decides the last bits of a sum: the number of threads (set), and the version of torch (reported)."""
     if facts["threads"] != torch.get_num_threads():
         torch.set_num_threads(facts["threads"])
-        say(f"using {facts['threads']} threads, as the run did, so that it goes on to the same bits")
+        tell(f"using {facts['threads']} threads, as the run did, so that it goes on to the same bits")
     before, now = facts["versions"]["torch"], version("torch")
     if before != now:
-        say(f"the run began with torch {before} and goes on with {now}: its bits may differ from an unbroken run's")
+        tell(f"the run began with torch {before} and goes on with {now}: its bits may differ from an unbroken run's")
