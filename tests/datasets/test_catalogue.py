@@ -87,7 +87,7 @@ def test_the_datasets_are_those_that_the_problems_read() -> None:
 def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:
     program = (
         "import sys\n"
-        "from hush import datasets as problems\n"
+        "from hush.datasets import catalogue as problems\n"
         "assert 'hush.datasets.catalogue' not in sys.modules\n"
         "assert 'pooch' not in sys.modules\n"
         "assert len(problems.names()) == 26\n"
@@ -198,7 +198,7 @@ def test_unknown_problems_get_a_hint() -> None:
 
 def test_a_problem_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_problems.py").write_text(
-        "from hush import datasets as problems\n"
+        "from hush.datasets import catalogue as problems\n"
         "def small(seed): return problems.load('digits-mlp', seed=seed)\n"
         "def wrong(): return 3\n"
         "number = 4\n"
