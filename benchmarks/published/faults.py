@@ -132,7 +132,8 @@ def render_faults() -> list[str]:
         *wrap(
             "And in no published table is the choice of settings counted in ε, nor is it in those tables here that "
             "choose. It is not small: the best of a fixed grid of 60 runs, each with ε = 1.57, has 16.45 by "
-            "composition ([test_selection.py](../tests/accounting/test_selection.py)). [tune](tune.md) has a cheaper way."
+            "composition ([test_selection.py](../tests/accounting/test_selection.py)). [tune](tune.md) has a cheaper "
+            "way."
         ),
         "",
     ]
