@@ -196,7 +196,7 @@ UNKNOWN = {
     "a class of its own in a function": (inside(), "defined inside a function"),
     "an optimizer that needs gradients": (
         TorchOptim(lambda p: Strange(p.values(), lr=0.1), lambda o: lr_scheduler.ConstantLR(o)),
-        "does not say what it does without training",
+        "no gradients, no step",
     ),
     "an array of objects": (Own(how=np.array([object()])), "array of Python objects"),
 }

@@ -177,7 +177,7 @@ def test_images_last_channel_first(tmp_path: Path) -> None:
 X, Y = np.ones((3, 2)), np.array([0, 1, 1])
 BAD: dict[str, dict[str, Any]] = {
     "has no array of labels 'y'; it has a, b": {"a": X, "b": Y},
-    "has no array of features 'x'; besides 'y' it has a, b": {"a": X, "b": X, "y": Y},
+    "'x'; other than 'y' it has a, b": {"a": X, "b": X, "y": Y},
     r"needs features \(n, …\) and labels \(n,\); it has \(3, 2\) and \(2,\)": {"x": X, "y": Y[:2]},
     "needs numbers and whole labels; it has float64 and float64": {"x": X, "y": Y + 0.5},
     "holds a label below zero: labels count from 0": {"x": X, "y": Y - 1},

@@ -202,5 +202,5 @@ class TestGuarantees:
         assert count.sf(room.places - 1) <= chance < count.sf(room.places - 2)
 
     def test_a_population_that_is_not_covered_is_refused(self, sampler) -> None:
-        with pytest.raises(InvalidInputError, match=f"made for (exactly )?{N} examples"):
+        with pytest.raises(InvalidInputError, match=f"{N} examples"):
             sampler.indices(SECRET, 0, N + 2)
