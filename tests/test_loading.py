@@ -191,7 +191,7 @@ def word_losses(model, batch):
 
 
 def test_dict_batches_with_padding_work_and_the_guarantee_says_what_it_assumes() -> None:
-    run = plan().start(Bag(), word_losses, DataLoader(Words(), collate_fn=pad, num_workers=1))
+    run = plan(arithmetic="fast").start(Bag(), word_losses, DataLoader(Words(), collate_fn=pad, num_workers=1))
     for _ in train(run):
         pass
     assert run.next == STEPS
@@ -202,7 +202,7 @@ def test_dict_batches_with_padding_work_and_the_guarantee_says_what_it_assumes()
 def test_rigorous_arithmetic_refuses_rows_that_are_padded_to_their_batch() -> None:
     loader = DataLoader(Words(), collate_fn=pad)
     run = plan(arithmetic="rigorous").start(Bag(), word_losses, loader, microbatch=2)
-    with pytest.raises(Refused, match="pad every example to the same length"):
+    with pytest.raises(Refused, match="fast"):
         for _ in train(run):
             pass
 
