@@ -283,8 +283,9 @@ def test_a_forward_that_writes_into_its_weights_by_data_is_refused():
             return self.linear(x)
 
     run = plan_for(24).start(Outer(), cross_entropy, (X, Y), secret=1)
-    with pytest.raises(Refused, match=r"'linear\.weight' was changed"):
+    with pytest.raises(Refused):
         run.step(run.batch(0))
+    assert run.next == 0
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-adam", "dp-ftrl", "dp-disk"])

@@ -289,8 +289,8 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
     except Exception as error:
         raise UnsupportedModelError(
             f"the model stops with {type(error).__name__} on made-up inputs of the data's shape ({error}), so it "
-            "cannot be checked that an example's arithmetic does not depend on other rows: let it take random numbers "
-            "and zeros, or use fast arithmetic, whose ε is claimed and not proven"
+            "cannot be checked that an example's arithmetic does not depend on other rows: let it accept random "
+            "numbers and zeros, or use fast arithmetic, whose ε is claimed and not proven"
         ) from error
 
 
