@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hush
-import hush.tabular
+import hush.datasets
 from hush import matrix_factorization
 from hush.cli import main
 from hush.datasets import catalogue as table
@@ -109,9 +109,9 @@ def _losses(model, content) -> torch.Tensor:
 def test_extend_by_a_dataset(here: Path, monkeypatch) -> None:
     loader, data, row = blocks("extend.md", "py")
     (here / "wine.py").write_text(loader)
-    monkeypatch.setattr(hush.tabular, "__path__", [*hush.tabular.__path__, str(here)])
+    monkeypatch.setattr(hush.datasets, "__path__", [*hush.datasets.__path__, str(here)])
     text = Path(table.__file__).read_text()
-    for place, added in (("from hush.tabular import ", "wine, "), ("adult.CLASSES)\n", data), ("\n_ROWS = (\n", row)):
+    for place, added in (("from hush.datasets import ", "wine, "), ("adult.CLASSES)\n", data), ("\n_ROWS = (\n", row)):
         assert text.count(place) == 1
         text = text.replace(place, place + added)
     (here / "table_with_wine.py").write_text(text)
