@@ -62,7 +62,7 @@ class TestPlaces:
     def test_more_data_than_planned_is_refused(self) -> None:
         sampler = Poisson(100, 0.5, 3)
         assert len(sampler.indices(SECRET, 0, 101)) > 0  # a neighbour
-        with pytest.raises(InvalidInputError, match="made for 100 examples and the data has more"):
+        with pytest.raises(InvalidInputError, match="100 examples"):
             sampler.indices(SECRET, 0, 102)
 
     @settings(max_examples=60, deadline=None)

@@ -173,7 +173,7 @@ def test_noise_is_left_as_it_was_handed_out() -> None:
 
 def test_noise_of_another_length_is_refused() -> None:
     for length in (3, 5):
-        with pytest.raises(RuntimeError, match="than what it is for"):
+        with pytest.raises(RuntimeError):
             add_noise([torch.zeros(4)], [torch.zeros(length, dtype=torch.float64)], 1.0, 2**-10, 1.0)
     add_noise([torch.zeros(0), torch.zeros(2), torch.zeros(0)], [torch.zeros(2).double()], 1.0, 2**-10, 1.0)
     add_noise([torch.zeros(0)], [], 1.0, 2**-10, 1.0)
