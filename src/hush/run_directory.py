@@ -481,9 +481,7 @@ def open_run_directory(
             if resume:
                 check_own_release(found, out)
         if not resume and not overwrite and (is_finished(found, out) or list_released(out)):
-            raise ResumeError(
-                f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out"
-            )
+            raise ResumeError(f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out")
         yield RunDirectory(out, resume, checkpoints, found, overwrite=overwrite, **shared)
     finally:
         if not was_begun(out):
