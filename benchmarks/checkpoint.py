@@ -75,7 +75,7 @@ def measure(model: str, method: str, steps: int, directory: Path, *, every: int 
     account = once.around(charge)(run, ledger, "random images", kept)
     once.around(account.room)()
     once.around(kept.begin)(run)
-    run.covered_by(often.around(account.cover))
+    run.charged_by(once.around(account.charge))
     kept.save, kept.log = often.around(kept.save), often.around(kept.log)  # type: ignore[method-assign]
     assert run._witness is not None
     run.witnessed_by(Timed(run._witness, tags, often))

@@ -19,9 +19,9 @@ from torch.nn import functional
 from hush import make_plan
 from hush.checkpointing import Checkpoints
 from hush.data_release import DataRelease, Values, make_releases
-from hush.errors import InvalidInputError, Refused
+from hush.errors import BudgetExceededError, InvalidInputError, Refused
 from hush.ledger.book import Ledger
-from hush.ledger.run_account import BudgetSpent, charge
+from hush.ledger.run_account import charge
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.run import Run
@@ -119,8 +119,12 @@ def test_no_room_in_the_budget_means_no_release(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     ledger.set_budget("default", 0.01, 1e-5)
     run = start(data(), part)
-    charge(run, ledger, "default", new_dataset=True)
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceededError):
+        charge(run, ledger, "default", new_dataset=True)
+    ledger.set_budget("default", 100.0, 1e-5)
+    charge(run, ledger, "default")
+    ledger.set_budget("default", 0.01, 1e-5)  # lowered since
+    with pytest.raises(BudgetExceededError):
         make_releases(run, [replace(part, release=lambda secret: pytest.fail("released"))], tmp_path)
     assert not list(tmp_path.glob("before-*"))
 

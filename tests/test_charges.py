@@ -234,9 +234,9 @@ def test_a_run_that_was_closed_does_not_go_on_with_fresh_noise_either(tmp_path) 
     p, ledger = plan(steps=250), tmp_path / "l.jsonl"
     begun(p, tmp_path / "run", 3, ledger)
     (name,) = Ledger(ledger).spends("d")
-    Ledger(ledger).close("d", name)
+    Ledger(ledger).close("d", name, 3)
     next((tmp_path / "run").glob("sums-*")).unlink()
-    with pytest.raises(Refused, match="was closed in the ledger .* as stopped for good"):
+    with pytest.raises(Refused, match=f"'{name}' was closed"):
         resumed(p, tmp_path / "run", 6, ledger)
     assert list(Ledger(ledger).spends("d")) == [name]
 

@@ -24,10 +24,10 @@ from hush.accounting.guarantee import rounded_up
 from hush.checkpointing import Checkpoints
 from hush.checkpointing.noise_reuse_guard import read_releases
 from hush.checkpointing.sum_log import ROW, SumLog
-from hush.errors import Refused
+from hush.errors import BudgetExceededError, Refused
 from hush.guarantees import Replay
 from hush.ledger.book import Ledger
-from hush.ledger.run_account import BudgetSpent, charge
+from hush.ledger.run_account import charge
 
 
 class TestCard:
@@ -107,7 +107,7 @@ class TestLedger:
         begun(p, tmp_path / "run", 5, ledger)
         (tmp_path / "run/checkpoint-0000000005.safetensors").unlink()
         before = ledger.read_bytes()
-        with pytest.raises(BudgetSpent, match="would bring dataset 'd'"):
+        with pytest.raises(BudgetExceededError, match="'d'"):
             resumed(p, tmp_path / "run", STEPS, ledger, losses=other_losses)
         assert ledger.read_bytes() == before
         assert SumLog.read(next((tmp_path / "run").glob("sums-*"))).attempts == [Replay(0, 5)]

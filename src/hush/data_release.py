@@ -9,7 +9,7 @@ order;
 4. put the values where training takes them from (they are public), and train.
 
 `make_releases` is the one place where this happens, in this order: **charge, write down, release, keep**. The ledger
-covers the run's first step, and with it every release beside the plan, before any noise is drawn; so after a crash at
+is charged for the plan, and with it for every release beside it, before any noise is drawn; so after a crash at
 any instant the ledger holds at least what was released. Noise derives from the run's first secret and the part's key.
 Before it is drawn, a digest (keyed with the secret) of all that the release is computed from, the noise's scale
 included, is written into the folder, and the values after it. A run that goes on reads the values; where a crash came
@@ -174,8 +174,8 @@ class Covered(Protocol):
         """What all noise derives from."""
         ...
 
-    def cover(self) -> None:
-        """See to it that the ledger covers the next step, and all that is released beside it."""
+    def charge(self) -> None:
+        """Have the ledger charged for the plan, and all that is released beside it."""
         ...
 
 
@@ -208,7 +208,7 @@ def _make(run: Covered, part: DataRelease, path: Path | None) -> Values:
     known = kept if kept is not None and kept.noise == secret.name else None
     _check_same(_met.setdefault(secret.name, content) if known is None else known.content, content, part)
     if run.next == 0:
-        run.cover()  # also where the values are kept: a run may go on with a ledger that it did not begin with
+        run.charge()  # also where the values are kept: a run may go on with a ledger that it did not begin with
     elif known is None:
         raise Refused(
             f"the run is at step {run.next} and nothing is kept of {part.beside.name}, which comes before training: "

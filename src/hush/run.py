@@ -78,7 +78,8 @@ class Run:
             refuse_new_hooks(model, hooks)
         self._trained_before, self._noted = was_trained(model), False
         self._whole = True
-        self._cover: Callable[[int], None] | None = None
+        self._charge: Callable[[], None] | None = None
+        self._charged = False
         self._witness: NoiseReuseGuard | None = None
         self._history = ReplayHistory()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
@@ -156,7 +157,7 @@ class Run:
         if isinstance(self._query, NeedsPreparation):
             self._query.make_ready(batch.step)
         if self.ranks.world == 1:
-            self.cover()
+            self.charge()
         sums, channels, private = self._sum(batch)
         while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
@@ -174,13 +175,13 @@ class Run:
         return Record(batch.step, sums.get("diagnostics", {}))
 
     def _may_add_noise(self, channels: Sums) -> bool:
-        """Process 0 sees to it that the step is covered and that its noise has met no other sum; all hear it. False
+        """Process 0 sees to it that the run is charged and that its noise has met no other sum; all hear it. False
         where the run has a fresh secret, so that the sums are to be made anew."""
         if self.ranks.world == 1:
             return self._witness is None or self._witness.meets(channels)
 
         def decide() -> dict[str, Any]:
-            self.cover()
+            self.charge()
             met = self._witness is None or self._witness.meets(channels)
             return {"fresh": None if met else self._secret.to_json(), "history": self.history.to_json()}
 
@@ -196,14 +197,16 @@ class Run:
         """What all sampling and noise derive from; whoever has it can subtract the noise."""
         return self._secret
 
-    def covered_by(self, cover: Callable[[int], None]) -> None:
-        """Have ``cover(n)`` called before step n is taken (n from 1): a ledger writes it down, or raises."""
-        self._cover = cover
+    def charged_by(self, charge: Callable[[], None]) -> None:
+        """Have ``charge()`` called once before the next noisy value, and again before the first after `renew` or
+        `restore`: a ledger enters the plan there, or raises."""
+        self._charge, self._charged = charge, False
 
-    def cover(self) -> None:
-        """See to it that the next step is covered."""
-        if self._cover is not None:
-            self._cover(self.next + 1)
+    def charge(self) -> None:
+        """Have the run charged, unless it is."""
+        if self._charge is not None and not self._charged:
+            self._charge()
+            self._charged = True
 
     def witnessed_by(self, witness: NoiseReuseGuard) -> None:
         """Have ``witness.meets(sums)`` called before noise is drawn, and ``witness.releasing()`` before a release."""
@@ -221,7 +224,7 @@ class Run:
         self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
 
     def _change_secret(self, secret: Secret, history: ReplayHistory) -> None:
-        self._secret, self._history = secret, history
+        self._secret, self._history, self._charged = secret, history, False
         self._drawn = (-1, self._drawn[1])
         self._noising.start_anew(history.now.start)
 
@@ -313,7 +316,7 @@ class Run:
             )
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             copy_into(own, state[kind])
-        self._next, self._whole = state["step"], True
+        self._next, self._whole, self._charged = state["step"], True, False
         self._secret, self._history = Secret.from_json(state["secret"]), ReplayHistory.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # drawn by the secret before
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]

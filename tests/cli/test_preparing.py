@@ -146,7 +146,7 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
 
     def stop(run: Any, *rest: object) -> None:
         if where == "make_releases":
-            run.cover()
+            run.charge()
         raise KeyboardInterrupt
 
     broken = ("--out", tmp_path / "broken", "--ledger", tmp_path / "second")

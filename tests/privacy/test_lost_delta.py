@@ -37,17 +37,11 @@ def path(tmp_path: Path) -> Path:
 
 class TestARunThatMayGoOn:
     def enter(self, path: Path) -> None:
-        Account(Ledger(path), "d", run="a", method="dp-sgd", planned=400, cost=losing, block=100).cover(1)
+        Account(Ledger(path), "d", run="a", method="dp-sgd", planned=400, cost=losing).charge()
 
     def test_its_plan_counts_with_all_that_the_plan_loses(self, path):
         self.enter(path)
         assert Ledger(path).total("d", 1e-5).epsilon == pytest.approx(add_up([losing(400)], 1e-5).epsilon, rel=1e-12)
-        assert Ledger(path).so_far("d", 1e-5).epsilon == pytest.approx(add_up([losing(100)], 1e-5).epsilon, rel=1e-12)
-
-    def test_a_line_that_does_not_say_what_its_plan_loses_counts_with_no_less(self, path):
-        self.enter(path)
-        without(path, "whole_lost")
-        assert Ledger(path).total("d", 1e-5).epsilon >= add_up([losing(400)], 1e-5).epsilon
 
 
 def without(path: Path, *names: str) -> None:
@@ -104,17 +98,6 @@ class TestFilter:
         assert found.allowed <= converted
 
 
-def test_what_is_charged_in_addition_loses_and_assumes_no_less_than_the_plan(path):
-    def cost(steps: int) -> Cost:
-        return replace(losing(steps), assumptions=("the seed stays secret",))
-
-    account = Account(Ledger(path), "d", run="a", method="dp-sgd", planned=100, cost=cost)
-    account.add(POISSON, "once more", fact=True)
-    (spend,) = Ledger(path).spends("d").values()
-    assert spend.cost.lost == pytest.approx(losing(100).lost)
-    assert spend.cost.assumptions == ("the seed stays secret",)
-
-
 @pytest.mark.parametrize("calibration", ["classic", "any-epsilon", "pei", "analytic"])
 def test_a_private_mean_leaves_delta_for_its_tails(calibration):
     """δ of the Gaussian and the end of its tails are at most δ together."""
@@ -128,8 +111,8 @@ class TestOlderLines:
     """A run that a version began which said neither how far a run can go nor what rounding costs."""
 
     def older(self, path: Path, planned: int) -> None:
-        account = Account(Ledger(path), "d", run="a", method="dp-sgd", planned=planned, cost=losing, block=100)
-        account.cover(1)
+        account = Account(Ledger(path), "d", run="a", method="dp-sgd", planned=planned, cost=losing)
+        account.charge()
         without(path, "limit", "whole", "whole_lost", "lost")
 
     def test_they_say_what_they_assume(self, path):
@@ -141,16 +124,6 @@ class TestOlderLines:
     def test_a_spend_by_hand_assumes_nothing_of_the_kind(self, path):
         Ledger(path).add("d", 1.0, 1e-5, run="census")
         assert Ledger(path).total("d", 1e-5).assumptions == ()
-
-    def test_going_on_within_a_budget_never_counts_less_than_what_was_taken(self, path):
-        self.older(path, 400)
-        budget = add_up([losing(250)], 1e-5).epsilon
-        Ledger(path).set_budget("d", budget, 1e-5)
-        Account(Ledger(path), "d", run="a", method="dp-sgd", planned=400, cost=losing, block=100).cover(101)
-        ledger = Ledger(path)
-        assert ledger.spends("d")["a"].steps == 200
-        assert ledger.total("d").status == "claimed"
-        assert ledger.total("d").epsilon >= ledger.so_far("d").epsilon
 
 
 class TestALossThatIsForOneEpsilon:

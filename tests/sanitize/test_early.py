@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from hush.cli import train as taking
 from hush.cli.main import app, main
 from hush.cli.train import EarlyStopMonitor, read_stop
 from hush.errors import InvalidInputError
-from hush.ledger import run_account
 from hush.methods import make_plan
 from hush.sanitize.early_stopping import EpochSpreads, Stop
 from hush.training import train
@@ -130,19 +128,16 @@ def test_a_stopped_run_whose_secret_is_kept_can_be_replaced(tmp_path: Path) -> N
     assert not (out / "private" / "ended.json").exists()
 
 
-def test_a_ledger_counts_a_stopped_run_whole_and_nobody_closes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    book, made = tmp_path / "ledger.jsonl", run_account.Account.__init__
-    monkeypatch.setattr(
-        run_account.Account, "__init__", partialmethod(made, block=5)
-    )  # steps are reserved as they come
-    call(*RUN, "--stop", "3:1e9", "--out", tmp_path / "o", "--ledger", book)
+def test_a_ledger_counts_a_stopped_run_whole_and_nobody_closes_it(tmp_path: Path) -> None:
+    book, out = tmp_path / "ledger.jsonl", tmp_path / "o"
+    call(*RUN, "--stop", "3:1e9", "--out", out, "--ledger", book, "--keep-secret")
     [entry] = json.loads(call("ledger", "show", book, "--json"))["datasets"]
     [row] = entry["runs"]
     assert (row["steps"], row["planned"]) == (6 * PER_EPOCH, 6 * PER_EPOCH)
-    closing = CliRunner().invoke(app, ["ledger", "close", str(book), row["run"], "--stopped-blindly"])
-    assert "nothing to close" in str(closing.exception)
+    before = book.read_bytes()
+    closing = ["ledger", "close", str(book), row["run"], "--stopped-blindly", "--out", str(out)]
+    assert isinstance(CliRunner().invoke(app, closing).exception, InvalidInputError)
+    assert book.read_bytes() == before
 
 
 def test_an_infinite_total_is_on_the_card_as_none(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from hush.data_source import as_source
 from hush.datasets.catalogue import load
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
-from hush.errors import InvalidInputError, Refused
-from hush.ledger.run_account import BudgetSpent
+from hush.errors import BudgetExceededError, InvalidInputError, Refused
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret, seeded
@@ -242,14 +241,14 @@ def test_nothing_is_answered_before_a_ledger_covers_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("hush.sanitize.labels.respond", watch)
     run = _start(_plan(), _data())
 
-    def refuse(steps: int) -> None:
-        raise BudgetSpent("nothing is left")
+    def refuse() -> None:
+        raise BudgetExceededError("nothing is left")
 
-    run.covered_by(refuse)
-    with pytest.raises(BudgetSpent):
+    run.charged_by(refuse)
+    with pytest.raises(BudgetExceededError):
         run.step(run.batch(0))
     assert answered == []
-    run.covered_by(lambda steps: None)
+    run.charged_by(lambda: None)
     run.step(run.batch(0))
     assert answered == ["answered"]
 

@@ -228,9 +228,9 @@ def test_the_clip_of_a_run_that_goes_on_is_its_own(tmp_path) -> None:
 
 
 class TestBeforeTheCharge:
-    def charged_by(self, run) -> list[int]:
-        seen: list[int] = []
-        run.covered_by(seen.append)
+    def charged_by(self, run) -> list[bool]:
+        seen: list[bool] = []
+        run.charged_by(lambda: seen.append(True))
         return seen
 
     def test_labels_that_are_none_of_the_classes(self):

@@ -103,8 +103,8 @@ def test_nothing_is_released_before_the_ledger_is_charged(monkeypatch, tmp_path)
     charges = charge(run, ledger, "d", kept)
     kept.begin(run)
     assert order == []
-    assert charges.reserved == 0
-    run.covered_by(lambda steps: (charges.cover(steps), order.append("charged"))[0])
+    assert not charges.charged
+    run.charged_by(lambda: (charges.charge(), order.append("charged"))[0])
     run.step(next(run.batches()))
     kept.close()
     assert order == ["computed", "charged", "released"]

@@ -81,7 +81,7 @@ class FileNoiseReuseGuard:
             f"{what}: going on with fresh noise, and every taking is charged: ε = {rounded_up(after)} instead of "
             f"{rounded_up(before)}"
         )
-        run.cover()
+        run.charge()
         self.tags.open()
         self._save(run)
 

@@ -34,6 +34,12 @@ def show(text: str = "") -> None:
     _output.print(make_printable(text), markup=False)
 
 
+def show_lines(lines: Iterable[str]) -> None:
+    """Many lines of result at once, on stdout, as they are: tens of thousands take no longer than writing them."""
+    if text := "\n".join(make_printable(line) for line in lines):
+        _output.out(text, highlight=False)
+
+
 def show_block(text: str, *, indent: int = 0) -> None:
     """A paragraph of result, on stdout, wrapped to the width of the terminal."""
     _output.print(Padding(Text(make_printable(text)), (0, 0, 0, indent)), soft_wrap=False)

@@ -12,12 +12,13 @@ from hush._internal.validate import choice
 from hush.accounting.accountant import Adjacency
 from hush.accounting.events import name_event
 from hush.accounting.guarantee import PROTECTED, Protects, Status, rounded_up
-from hush.cli.console import show, show_json
+from hush.cli.console import show, show_json, show_lines
 from hush.cli.options import AsJson
 from hush.errors import InvalidInputError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import Budget, Cap, Spend, check_budget, check_halves, check_name, check_spend
 from hush.ledger.total import ROW, Scope, Total
+from hush.release.folder import PRIVATE_PART
 
 app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
 
@@ -57,9 +58,7 @@ def show_ledger(
         show(f"{entry['dataset']}: {entry['sentence']}")
         _show_more(entry)
         _show_totals(entry)
-        for row in entry["runs"]:
-            line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
-            show(line + _about(row) + (f", {row['reason']}" if row["reason"] else ""))
+        show_lines(_run_line(row) for row in entry["runs"])
 
 
 @app.command("budget")
@@ -74,15 +73,14 @@ def budget(
     protects: Part = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the budget of a dataset, or show it: training stops before it is exceeded.
+    """Set the budget of a dataset, or show it: a run that would exceed it is refused before it starts.
 
     It is for one total: that of whole rows, or of the unit and part that are named. A dataset has one budget, which is
     the last that was set; without --unit and --protects it stays for what it was for.
     """
-    name, scope = dataset or DATASET, _scope(unit, protects)
+    name, scope = _name(dataset), _scope(unit, protects)
     if epsilon is not None:
         check_budget(Budget(epsilon, delta))
-        check_name(name)
     elif scope is not None:
         raise InvalidInputError("--unit and --protects say what a budget is for: give its --epsilon too")
     opened = Ledger(ledger, create=epsilon is not None, write=epsilon is not None)
@@ -120,12 +118,11 @@ def add(
     check_spend(epsilon, delta, run, adjacency, status)
     scope = _scope(unit, protects) or Scope()
     check_halves(scope, adjacency, status)
-    name = dataset or DATASET
-    check_name(name)
+    name = _name(dataset)
     opened = Ledger(ledger)
     relation, known = cast(Adjacency, adjacency), cast(Status, status)
     opened.add(name, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset, scope=scope)
-    _tell(opened, dataset, as_json)
+    _tell(opened, name, as_json)
 
 
 @app.command("cap")
@@ -143,10 +140,10 @@ def cap(
     not counted in them: with one patient more it could be another. Totals that rest on it say so.
     """
     declared = Cap(unit, rows)
-    check_name(dataset or DATASET)
+    name = _name(dataset)
     opened = Ledger(ledger)
-    opened.cap(dataset or DATASET, declared.unit, declared.rows, new_dataset=new_dataset)
-    found = _summary(opened, opened.known_as(dataset or DATASET), None)
+    opened.cap(name, declared.unit, declared.rows, new_dataset=new_dataset)
+    found = _summary(opened, opened.known_as(name), None)
     if as_json:
         show_json(found)
         return
@@ -166,43 +163,57 @@ def close(
             help="To be said: nobody had looked at anything that it, or a run before it, had released.",
         ),
     ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run, whose log shows how many steps it took.")] = None,
     dataset: Dataset = None,
     as_json: AsJson = False,
 ) -> None:
     """Declare that a run stopped for good before its last step, and that whoever stopped it had looked at nothing.
 
     A run that stopped early is counted with all its planned steps: when to stop may have been chosen by looking at what
-    it had released. Closed, it is counted with the steps that were reserved for it, the total says on whose word, and
-    the run cannot go on.
+    it had released. Closed, it is counted with the steps that its log shows, the total says on whose word, and the run
+    cannot be resumed. Only a method whose steps are drawn independently can be closed.
     """
     if not stopped_blindly:
         raise InvalidInputError(
             "a run that was stopped by looking at it stays counted with all its planned steps: say --stopped-blindly "
             "if nobody had looked, else there is nothing to close"
         )
+    from hush.ledger.run_account import close_run  # which needs torch, as nothing else here does
+
+    name = _name(dataset)
     opened = Ledger(ledger, create=False)
-    opened.close(dataset or DATASET, run)
-    _tell(opened, dataset, as_json)
+    if out is None:
+        raise InvalidInputError(
+            f"the log of run '{run}' shows how many steps it took: give the run's folder with --out"
+        )
+    close_run(opened, name, run, out / PRIVATE_PART)
+    _tell(opened, name, as_json)
 
 
-def _tell(opened: Ledger, dataset: str | None, as_json: bool) -> None:
-    found = _summary(opened, opened.known_as(dataset or DATASET), None)
+def _tell(opened: Ledger, dataset: str, as_json: bool) -> None:
+    name = opened.known_as(dataset)
     if as_json:
-        show_json(found)
+        show_json(_summary(opened, name, None))
     else:
-        show(f"{found['dataset']}: {found['sentence']}")
+        show(f"{name}: {opened.total(name).sentence()}")
+
+
+def _name(dataset: str | None) -> str:
+    """The dataset's name, 'default' where none was given; an empty one is refused."""
+    name = DATASET if dataset is None else dataset
+    check_name(name)
+    return name
+
+
+def _run_line(row: dict[str, Any]) -> str:
+    line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
+    return line + _about(row) + (f", {row['reason']}" if row["reason"] else "")
 
 
 def _show_more(entry: dict[str, Any]) -> None:
-    """What stands under a dataset's sentence: steps not taken, the budget, and the filter where it says more."""
-    so_far = entry["so_far"]
-    if so_far is not None:
-        show(
-            f"of these the steps reserved so far are ε = {rounded_up(so_far['epsilon'])}, which is claimed and not "
-            "proven: a run that stops early is counted with all its steps, unless it is closed as stopped blindly"
-        )
+    """What stands under a dataset's sentence: the budget, and the filter where it says more."""
     if entry["budget"] is not None:
-        show(_budget_sentence(entry["budget"], entry["epsilon"] if so_far is None else so_far["epsilon"]))
+        show(_budget_sentence(entry["budget"], entry["epsilon"]))
     if entry["filter"] is not None and entry["filter"]["holds"]:
         show(
             f"the budget also holds by a Rényi filter of order {entry['filter']['order']:g}, however the runs were "
@@ -231,18 +242,18 @@ def _show_totals(entry: dict[str, Any]) -> None:
 
 
 def _summary(ledger: Ledger, dataset: str, delta: float | None) -> dict[str, Any]:
-    total, so_far, filtered = ledger.total(dataset, delta), ledger.so_far(dataset, delta), ledger.filtered(dataset)
-    is_open = any(spend.open for spend in ledger.spends(dataset).values())
+    total, filtered = ledger.total(dataset, delta), ledger.filtered(dataset)
+    mechanisms: dict[int, str] = {}
     others = [ledger.total(dataset, delta, scope=scope) for scope in ledger.scopes(dataset)[1:]]
     return {
         "dataset": dataset,
         **_fields(total),
-        "so_far": {"epsilon": so_far.epsilon, "status": so_far.status} if is_open else None,
+        "so_far": None,  # runs are charged as a whole: no smaller ε is claimed
         "filter": None if filtered is None else {**asdict(filtered), "holds": filtered.holds},
         "budget": _pair(ledger.budget(dataset)),
         "totals": [_fields(found) for found in (total, *others)],
         "rows_per_unit": dict(ledger.caps(dataset)),
-        "runs": [_row(spend) for spend in ledger.spends(dataset).values()],
+        "runs": [_row(spend, mechanisms) for spend in ledger.spends(dataset).values()],
     }
 
 
@@ -260,25 +271,28 @@ def _fields(total: Total) -> dict[str, Any]:
     }
 
 
-def _row(spend: Spend) -> dict[str, Any]:
+def _row(spend: Spend, mechanisms: dict[int, str]) -> dict[str, Any]:
+    """The spend as JSON fields; ``mechanisms`` are the names of costs that others share."""
     cost = spend.cost
-    stated = ", ".join(f"ε {rounded_up(e)} at δ {rounded_up(d)}" for d, e in cost.points[:1])
+    if (mechanism := mechanisms.get(id(cost))) is None:
+        stated = ", ".join(f"ε {rounded_up(e)} at δ {rounded_up(d)}" for d, e in cost.points[:1])
+        mechanism = mechanisms[id(cost)] = stated if cost.event is None else name_event(cost.event)
     return {
         "run": spend.run,
         "method": spend.method,
         "steps": spend.steps,
         "planned": spend.planned,
-        "status": "claimed" if spend.open and cost.status == "proven" else cost.status,
+        "status": cost.status,
         "adjacency": cost.adjacency,
         "unit": cost.unit,
         "protects": cost.protects,
         "delta": cost.delta,
-        "limit": max(spend.limit, spend.steps),
+        "limit": spend.steps,
         "stopped_blindly": spend.blindly,
         "part_of": spend.part_of or None,
         "reason": spend.reason,
         "assumptions": list(cost.assumptions),
-        "mechanism": stated if cost.event is None else name_event(cost.event),
+        "mechanism": mechanism,
         "since": spend.at,
     }
 

@@ -145,6 +145,15 @@ class KeepingOptions:
         default=None,
         metadata=option("The data's name in the ledger; 'default' if not given.", KEEPING, saved=False),
     )
+    fit_budget: bool = field(
+        default=False,
+        metadata=option(
+            "Lower --epsilon to what the ledger's budget has left, where it is less.",
+            KEEPING,
+            flag="--fit-budget",
+            saved=False,
+        ),
+    )
     new_dataset: bool = field(
         default=False,
         metadata=option(
@@ -267,11 +276,6 @@ class RunDirectory:
             return
         named = given.dataset or (before["dataset"] if before is not None else DATASET)
         self.account = charge(run, Ledger(path), named, self.checkpoints, new_dataset=given.new_dataset)
-        if run.next < run.plan.steps:
-            self.account.check(run.next + 1)
-            room, steps = self.account.room(), run.plan.steps
-            if room < steps:
-                say(f"the budget of dataset '{named}' has room for {room} of {steps} steps: training stops there")
 
     def _say_where(self, run: Run) -> None:
         for damage in self.found.damaged if self.found is not None and self.resume else ():
@@ -299,13 +303,6 @@ class RunDirectory:
             return
         if self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
-
-    def end(self, run: Run) -> None:
-        """The run ends here by what it released: kept as it is, and in its ledger charged with all planned steps for
-        which there is room, so that nobody can close it as stopped blindly."""
-        self.save(run)
-        if self.account is not None:
-            self.account.cover(min(run.plan.steps, self.account.room()))
 
     def how_to_go_on(self, run: Run) -> str:
         """Half a sentence on what was kept and what to type."""

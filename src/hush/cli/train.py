@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import typer
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush._internal import validate
 from hush._internal.storage import PRIVATE, write_atomic
@@ -71,9 +71,11 @@ from hush.distributed.group import (
     on_rank_zero,
     shutdown_distributed,
 )
-from hush.errors import HushError, InvalidInputError
+from hush.errors import BudgetExceededError, HushError, InvalidInputError
 from hush.guarantees import account_steps
-from hush.ledger.run_account import BudgetSpent
+from hush.ledger.book import DATASET, Ledger
+from hush.ledger.entries import check_name
+from hush.ledger.run_account import fit_budget
 from hush.methods import Candidate, explain_choice, make_plan
 from hush.methods.config import LENGTH, METHOD, PRIVACY, list_settings, option
 from hush.plan import Mechanism, Plan
@@ -90,10 +92,6 @@ from hush.statistics.releases import check_shares, plan_releases, take_releases
 from hush.training import train as take_steps
 
 # `hush train` on several processes: process 0 keeps, charges, speaks and releases; the others take the same steps.
-
-
-class Interrupted(HushError):
-    """Somebody asked the run to stop between two steps."""
 
 
 @contextmanager
@@ -142,19 +140,6 @@ def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values
         key, _, name = text.partition("/")
         heard.setdefault(key, {})[name] = value
     return heard
-
-
-def stop_together(run: Run, keeper: RunDirectory, asked: Callable[[], bool]) -> None:
-    """Have a wish to stop heard by all processes before the same step: as process 0 refuses to cover it."""
-
-    def cover(steps: int) -> None:
-        if asked():
-            raise Interrupted("as asked")
-        if keeper.account is not None:
-            keeper.account.cover(steps)
-
-    if run.ranks.world > 1 and run.ranks.rank == 0:
-        run.covered_by(cover)
 
 
 # `hush train --stop`: the published layer's early stop, and what may be said of a run that took it.
@@ -260,22 +245,19 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
         shown = bar.add_task(
             f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
-        stop_together(run, keeper, asked)
         try:
             steps = () if watch.after else take_steps(run, checkpoints=keeper.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
                 if watch.rule is not None and watch.hear([record.numbers()]):
                     break
-                if run.ranks.world == 1 and asked() and run.next < run.plan.steps:
+                if run.next < run.plan.steps and run.ranks.hear(asked()):  # all processes stop at the same step
                     stopped, asked_for = "as asked", True
                     break
             if watch.after is not None:
-                keeper.end(run)
-        except (BudgetSpent, LostRank, Stopped) as why:
+                keeper.save(run)
+        except (BudgetExceededError, LostRank, Stopped) as why:
             stopped = f"{why}"
-        except Interrupted as why:
-            stopped, asked_for = f"{why}", True
         if stopped is not None:
             keeper.save(run)
     if stopped is not None:
@@ -651,6 +633,12 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOpt
 
     def __post_init__(self) -> None:
         validate.positive_int(checkpoint_every=self.checkpoint_every)
+        if self.dataset is not None:
+            check_name(self.dataset)
+        if self.fit_budget and not self.resumed and (self.ledger is None or self.noise_multiplier is not None):
+            raise InvalidInputError(
+                "--fit-budget lowers ε to the budget of a ledger: give a --ledger, and no --noise-multiplier"
+            )
         if not 0 <= self.seed < MOST_SEED:
             raise InvalidInputError(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {self.seed}")
 
@@ -668,6 +656,8 @@ def recall(given: Given) -> Given:
         return _put_over(recipe, given)
     path = given["out"] / "private" / OPTIONS
     if path.is_file():
+        if given.get("fit_budget"):  # which has chosen the run's ε already
+            given = {name: value for name, value in given.items() if name != "epsilon"}
         return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
     if not given["out"].exists() and not given.keys() - KEPT_WITH:
         raise InvalidInputError(
@@ -710,6 +700,9 @@ def train(given: Training) -> None:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model().to(find_device(given.device))
+        if given.fit_budget and not given.resumed:
+            given = _fit_budget(given, task, keeper, network, ranks)
+            plan, parts, candidates = _plan(given, task, keeper)
         run = plan.start(
             network,
             losses,
@@ -756,14 +749,14 @@ def _with_own_data(given: Training) -> Training:
 
 
 def _plan(
-    given: Training, task: Problem, keeper: RunDirectory
+    given: Training, task: Problem, keeper: RunDirectory, *, quiet: bool = False
 ) -> tuple[Plan, tuple[DataRelease, ...], tuple[Candidate, ...]]:
     """The plan for the task, the releases before training that it holds, and the candidates that `--method auto` took
     it from."""
     chosen = read_method_options(given.method, given.settings, lr=given.lr, clip=given.clip, clip_mode=given.clip_mode)
     setting = default_epsilon(given).setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     candidates = compare_candidates(given.method, setting, chosen)
-    if candidates:
+    if candidates and not quiet:
         say(explain_choice(candidates))
     if task.training_losses is not task.losses and chosen.get("clip_mode") == "automatic":
         raise InvalidInputError(
@@ -776,6 +769,30 @@ def _plan(
         if given.private_metrics is not None:
             plan = plan_metrics(plan, task, given.private_metrics, setting.epsilon)
         return plan, parts, candidates
+
+
+def _fit_budget(
+    given: Training, task: Problem, keeper: RunDirectory, network: nn.Module, ranks: ProcessGroup
+) -> Training:
+    """The options with the largest ε, of at most the one asked for, that the ledger's budget has room for."""
+    asked = default_epsilon(given).epsilon
+    assert asked is not None
+    assert given.ledger is not None
+
+    def fit() -> float:
+        return fit_budget(
+            lambda epsilon: _plan(replace(given, epsilon=epsilon), task, keeper, quiet=True)[0],
+            asked,
+            Ledger(given.ledger or ""),
+            DATASET if given.dataset is None else given.dataset,
+            coordinates=max(1, sum(p.numel() for p in network.parameters() if p.requires_grad)),
+            new_dataset=given.new_dataset,
+        )
+
+    found = float(on_rank_zero(ranks, fit))
+    if found < asked:
+        say(f"the budget has room for ε = {found:.4g} of the {asked:g} that was asked for: training with more noise")
+    return replace(given, epsilon=found)
 
 
 def _train_and_measure(

@@ -56,6 +56,7 @@ LEFT_OUT = (
     "batch_may_shrink",
     "stop",
     "noise_shards",
+    "fit_budget",
 )
 OWN = ("lr", "clip", "clip_mode")  # options of the methods that are flags
 
@@ -214,15 +215,14 @@ def _charge(given: Tuning, plan: Plan) -> None:
         return
     account = Account(
         Ledger(given.ledger),
-        given.dataset or DATASET,
+        DATASET if given.dataset is None else given.dataset,
         run=Secret.fresh().name[:16],
         method=f"tune {plan.method}",
         planned=plan.steps,
         cost=cost_of(plan.with_rounding()),
         new_dataset=given.new_dataset,
-        block=plan.steps,
     )
-    account.cover(plan.steps)
+    account.charge()
 
 
 def _run_trial(
