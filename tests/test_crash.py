@@ -273,7 +273,7 @@ def test_the_secret_lost_the_block_stays_spent(tmp_path, stated) -> None:
     assert ended(in_child(lambda: main(training(again)))) == 2  # its seed gives the noise of the lost run
     assert ended(in_child(lambda: main([*training(again), "--secret-seed", "6"]))) == 0
     spends = Ledger(tmp_path / "ledger.jsonl").spends()
-    assert sorted(s.steps for s in spends.values()) == [STEPS, STEPS]  # a block of 100 covers the whole plan
+    assert sorted(s.steps for s in spends.values()) == [STEPS, STEPS]  # each is charged with its whole plan
     assert Ledger(tmp_path / "ledger.jsonl").total().epsilon > 1.2 * stated["epsilon"]
 
 

@@ -5,6 +5,7 @@ from hush.audit.audit import audit_plan
 from hush.clipping import ClippedSum
 from hush.distributed.group import Batch, Record, init_distributed
 from hush.errors import HushError, InvalidInputError, Refused
+from hush.ledger.book import Ledger
 from hush.methods import make_plan
 from hush.noise import Independent
 from hush.optimizers import SGD, Adam, TorchOptim
@@ -30,6 +31,7 @@ __all__ = [
     "HushError",
     "Independent",
     "Inputs",
+    "Ledger",
     "Partitioned",
     "Plan",
     "Poisson",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,30 +32,35 @@ def ledger(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def unfinished(capsys, tmp_path: Path, ledger: Path) -> Path:
-    """A run that its ledger's budget stopped."""
+def unfinished(capsys, tmp_path: Path, ledger: Path, monkeypatch) -> Path:
+    """A run that was interrupted after 20 steps."""
     out = tmp_path / "run"
-    answer(capsys, "ledger", "budget", ledger, "--epsilon", 1.0)
-    code, said, err = call(capsys, *TRAIN, "--steps", 60, "--out", out, "--ledger", ledger)
-    assert code == 1
+    answer(capsys, "ledger", "budget", ledger, "--epsilon", 10)
+    asked = iter([*[False] * 19, True])
+    with monkeypatch.context() as patched:
+        patched.setattr("hush.cli.train.note_interrupts", lambda: nullcontext(lambda: next(asked)))
+        code, said, err = call(capsys, *TRAIN, "--steps", 60, "--out", out, "--ledger", ledger)
+    assert code == 130
     assert said == ""
-    assert "has room for" in err
-    assert "would bring dataset 'default' to ε = 1.0" in err
     assert f"go on with: hush train --out {out} --resume" in err
     return out
 
 
-def test_a_budget_stops_training_before_it_is_exceeded(capsys, unfinished, ledger, tmp_path) -> None:
+def test_a_run_without_room_is_refused_before_its_first_step(capsys, unfinished, ledger, tmp_path) -> None:
     found = answer(capsys, "ledger", "show", ledger)["datasets"][0]
-    assert found["epsilon"] <= 1.0
-    assert found["budget"] == {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "protects": "example"}
-    assert 0 < found["runs"][0]["steps"] < found["runs"][0]["planned"] == 60
+    (run,) = found["runs"]
+    assert run["steps"] == run["planned"] == 60  # charged with its plan
     assert not (unfinished / "release").exists()
+    answer(capsys, "ledger", "budget", ledger, "--epsilon", found["epsilon"])
+    before = ledger.read_bytes()
     code, _, err = call(capsys, *TRAIN, "--steps", 60, "--out", tmp_path / "other", "--ledger", ledger)
     assert code == 2
-    assert "step 1 would bring dataset 'default'" in err
+    assert "'default'" in err
     assert len(err.strip().splitlines()) == 1
-    assert not list((tmp_path / "other" / "private").glob("checkpoint-*"))
+    assert not (tmp_path / "other").exists()
+    assert ledger.read_bytes() == before
+    assert answer(capsys, "train", "--out", unfinished, "--resume")["steps"] == 60  # it has paid
+    assert ledger.read_bytes() == before
 
 
 def test_an_unfinished_run_is_not_overwritten_and_goes_on(capsys, unfinished, ledger) -> None:
@@ -62,13 +68,12 @@ def test_an_unfinished_run_is_not_overwritten_and_goes_on(capsys, unfinished, le
     assert code == 2
     assert "holds an unfinished run (step" in err
     assert "add --resume, or give another --out" in err
-    answer(capsys, "ledger", "budget", ledger, "--epsilon", 10)
     code, out, err = call(capsys, "train", "--out", unfinished, "--resume", "--json")
     assert code == 0
     assert "resuming at step" in err
     found = json.loads(out)
     assert found["steps"] == 60
-    assert found["resumed_from"] > 0
+    assert found["resumed_from"] == 20
     assert found["ledger"]["epsilon"] == pytest.approx(found["epsilon"])
     lines = (unfinished / "private" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(60))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,23 +54,17 @@ def shown(capsys, path: Path) -> dict:
     return json.loads(out)["datasets"][0]
 
 
-def stop_after(capsys, monkeypatch, out: Path, path: Path, steps: int) -> str:
-    """A run of three steps that is interrupted after some of them; its name in the ledger."""
-    taken = iter(range(steps))
-
-    @contextmanager
-    def interrupted():
-        yield lambda: next(taken, None) is None or next(taken, None) is None
-
+def stop_after_one(capsys, monkeypatch, out: Path, path: Path) -> str:
+    """A run of three steps that is interrupted after its first; its name in the ledger."""
     with monkeypatch.context() as patched:
-        patched.setattr("hush.cli.train.note_interrupts", interrupted)
+        patched.setattr("hush.cli.train.note_interrupts", lambda: nullcontext(lambda: True))
         assert call(capsys, *TRAIN, "--out", out, "--ledger", path)[0] == 130
     (run,) = shown(capsys, path)["runs"]
     return str(run["run"])
 
 
 def test_a_run_that_was_stopped_is_charged_with_its_plan(capsys, path, tmp_path, monkeypatch) -> None:
-    stop_after(capsys, monkeypatch, tmp_path / "run", path, 1)
+    stop_after_one(capsys, monkeypatch, tmp_path / "run", path)
     found = shown(capsys, path)
     (run,) = found["runs"]
     assert (run["steps"], run["planned"], run["limit"], run["status"]) == (3, 3, 3, "proven")
@@ -83,7 +77,7 @@ def test_a_run_that_was_stopped_is_charged_with_its_plan(capsys, path, tmp_path,
 
 def test_closing_it_as_stopped_blindly(capsys, path, tmp_path, monkeypatch) -> None:
     out = tmp_path / "run"
-    name = stop_after(capsys, monkeypatch, out, path, 1)
+    name = stop_after_one(capsys, monkeypatch, out, path)
     whole = shown(capsys, path)["epsilon"]
     for given in ((), ("--stopped-blindly",), ("--stopped-blindly", "--out", tmp_path / "other")):
         assert call(capsys, "ledger", "close", path, name, *given)[0] == 2
