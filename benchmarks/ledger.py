@@ -40,7 +40,7 @@ def list_spends(kind: str, entries: int) -> Iterator[Spend]:
 def write_ledger(path: Path, spends: Iterator[Spend]) -> None:
     """As hush writes it, with one flush for all."""
     Ledger(path)
-    flush, os.fsync = os.fsync, lambda descriptor: None
+    flush, os.fsync = os.fsync, lambda fd: None
     try:
         with Chain(path).locked() as chain:
             for spend in spends:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from hush.cli.train import EarlyStopMonitor, read_stop
 from hush.errors import InvalidInputError
 from hush.methods import make_plan
 from hush.sanitize.early_stopping import EpochSpreads, Stop
-from hush.training import train
 
 PER_EPOCH = 12  # ⌈1 438 digits / 128⌉
 RUN = ["train", "--problem", "digits-mlp", "--method", "sanitize", "--noise-multiplier", "1", "--accept-claimed"]
@@ -92,13 +92,8 @@ def test_a_stopped_run_whose_secret_is_kept_takes_no_further_step(tmp_path: Path
 def interrupt(patch: pytest.MonkeyPatch, after: int) -> None:
     """A run is interrupted after so many steps."""
 
-    def few(run, **how):
-        for taken, record in enumerate(train(run, **how), 1):
-            yield record
-            if taken == after:
-                raise taking.Interrupted("by the test")
-
-    patch.setattr(taking, "take_steps", few)
+    asked = iter([*[False] * (after - 1), True])
+    patch.setattr(taking, "note_interrupts", lambda: nullcontext(lambda: next(asked)))
 
 
 def test_a_run_watched_too_late_says_how_many_steps_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

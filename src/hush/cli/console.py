@@ -36,7 +36,7 @@ def show(text: str = "") -> None:
 
 def show_lines(lines: Iterable[str]) -> None:
     """Many lines of result at once, on stdout, as they are: tens of thousands take no longer than writing them."""
-    if text := "\n".join(make_printable(line) for line in lines):
+    if text := "\n".join(line if line.isprintable() else make_printable(line) for line in lines):
         _output.out(text, highlight=False)
 
 
