@@ -125,7 +125,7 @@ MODELS = {
     "p2": Shipped(p2, (1, 28, 28), largest=37, slow=True),
     "p3": Shipped(VAE, (1, 28, 28), vae_losses, largest=2, slow=True),
     "funnel": Shipped(lambda: Funnel(1, 8, width=6), (1, 8, 8)),
-    "resnet": Shipped(Narrow, (3, 8, 8)),
+    "resnet": Shipped(Narrow, (3, 8, 8), largest=37),
     "transformer": Shipped(Transformer, (8,), words=20),
 }
 
