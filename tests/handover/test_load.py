@@ -56,7 +56,7 @@ def table_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("table")
     make_table(folder / "rows.csv")
     (folder / "facts.json").write_text(json.dumps(FACTS))
-    data = ("--data", folder / "rows.csv", "--target", "sick", "--schema", folder / "facts.json")
+    data = ("--data", folder / "rows.csv", "--target", "sick", "--schema", folder / "facts.json", "--public", "classes")
     assert main(["train", *map(str, data), *FEW, "--out", str(folder / "run")]) == 0
     return folder / "run"
 
@@ -74,7 +74,7 @@ def test_a_table_is_predicted_without_its_labels_and_without_its_run(table_run, 
     model = hush.load(tmp_path / "given")
     rows = table_run.with_name("rows.csv")
     found = model.predict(drop_column(rows, tmp_path / "new.csv", "sick"))
-    problem = from_files(rows, target="sick", schema=FACTS, test=0.2)
+    problem = from_files(rows, target="sick", schema=FACTS, public=("classes",), test=0.2)
     features = torch.cat([problem.train[0], problem.test[0]])
     network = problem.model()
     network.load_state_dict(load_file(tmp_path / "given" / "model.safetensors"))
