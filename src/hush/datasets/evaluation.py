@@ -147,14 +147,14 @@ def _judge_scores(scores: Tensor, labels: Tensor, names: tuple[str, ...] | None)
     silent = ~torch.isfinite(shares).all(1)
     shares[silent] = 1.0 / scores.shape[1]
     confusion = count_confusion(shares.numpy(), labels.numpy())
-    right, have, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    right, actual, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     per_class = tuple(
         ClassFigures(
             str(i) if names is None else names[i],
-            int(have[i]),
-            _divide(right[i], said[i]),
-            _divide(right[i], have[i]),
-            _divide(2 * right[i], have[i] + said[i]),
+            int(actual[i]),
+            _divide(right[i], predicted[i]),
+            _divide(right[i], actual[i]),
+            _divide(2 * right[i], actual[i] + predicted[i]),
         )
         for i in range(len(confusion))
     )

@@ -190,7 +190,7 @@ class Problem:
         return replace(self, class_weights=tuple(weights), assumptions=(*self.assumptions, WEIGHTED))
 
     def describe(self) -> Description:
-        """What is said publicly about a model of this problem when it is released."""
+        """The public description of a released model of this problem."""
         classes = self.classes_by_name
         inputs = self.inputs if self.schema is None else describe_table(self.schema)
         return Description(

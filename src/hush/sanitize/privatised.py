@@ -182,13 +182,13 @@ class ReleasedRows:
         """The clamped row of every record, each computed in its own batch."""
         self.layer.check()
         model, parts = self.cut.model, []
-        said = time.monotonic()
+        shown = time.monotonic()
         untouched = ModelStateGuard(model, trainable(model)).during_forward(complete=True)
         with seeded(0), torch.no_grad(), evaluating(model), untouched, recording(model, {}):
             rewind, found = make_rewinder(next(model.parameters()).device), ModelSnapshot(model)
             for number in range(len(self)):
-                if time.monotonic() - said > PATIENCE:
-                    said = time.monotonic()
+                if time.monotonic() - shown > PATIENCE:
+                    shown = time.monotonic()
                     sys.stderr.write(f"releasing rows: {number} of {len(self)} records\n")
                 rewind()
                 parts.append(self._compute_alone(number))

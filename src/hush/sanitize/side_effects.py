@@ -1,6 +1,6 @@
-"""All that an object holds, each thing once, with something by which a change of it is noticed later.
+"""Detects side effects of a forward pass: walks all objects reachable from a model or its losses, records their state.
 
-A container or an object is compared by the identity of what it holds, and what it holds is compared by itself. Loggers,
+A container or an object is compared by the identity of its content, and the content is compared separately. Loggers,
 locks, threads and files are ignored: a line in a log is not state that a forward reads.
 """
 
