@@ -12,6 +12,7 @@ from torch import nn
 from hush import Refused, make_plan
 from hush.per_example.engine import PERIOD, PICKED, CheckedLosses, ExamplesNotIndependent, SpotChecks
 from hush.per_example.gradients import per_example_gradients
+from hush.per_example.isolation import rows_agree
 from hush.randomness import Secret
 
 
@@ -212,3 +213,32 @@ def test_a_kink_that_rounding_flips_is_not_mixing(monkeypatch):
     plan = make_plan("dp-sgd", examples=203, batch_size=101, steps=3, noise_multiplier=2.0, delta=1e-3, lr=1e-12)
     run = plan.start(model, losses, (x, y), secret=1)
     assert taken(run) == 3
+
+
+def test_a_huge_example_does_not_hide_what_happens_to_another():
+    """Both are compared in one check, each with its own size."""
+
+    def losses(model, content):
+        values = cross_entropy(model, content)
+        return values * (1 + 0.5 * torch.tanh(content[0].detach().abs().max() / 1e9))
+
+    x = X.clone()
+    x[7] = 1e12
+    model, content, which = nn.Linear(4, 3), (x, Y), torch.tensor([3, 7])
+    mixed = per_example_gradients(model, losses, content, engine="book-keeping")
+    honest = per_example_gradients(model, cross_entropy, content, engine="book-keeping")
+    assert rows_agree(honest, which, honest, at=which)
+    assert not rows_agree(mixed, which, honest, at=which)
+    only_third = torch.where(torch.arange(24) == 3, 1.5, 1.0)  # the huge one as it is, the other half as large again
+    shown = per_example_gradients(model, lambda m, c: cross_entropy(m, c) * only_third, content, engine="book-keeping")
+    assert not rows_agree(shown, which, honest, at=which)
+
+
+@pytest.mark.parametrize("size", [1e25, 1e30])
+def test_a_norm_that_overflows_is_not_mixing(monkeypatch, size):
+    """Numbers that are finite in float32, with a norm that is not."""
+    x = X.clone()
+    x[::2] *= size
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, period=1))
+    plan = make_plan("dp-sgd", examples=24, batch_size=12, steps=6, noise_multiplier=2.0, delta=1e-3)
+    assert taken(plan.start(nn.Linear(4, 3), cross_entropy, (x, Y), secret=5)) == 6

@@ -221,13 +221,33 @@ def rows_agree(
     examples or those ``at`` some rows."""
     rows = torch.arange(len(which)) if at is None else at
     found, right = _take_rows(tape, which), _take_rows(other, rows)
-    sizes = [float(g.nan_to_num(0, 0, 0).norm()) for row in right for g in row.values()]
-    scale = max(sizes, default=0.0) + 1e-12
+    scales = _find_scales(right)
     losses = other.losses.detach()[rows.to(other.losses.device)]
     here = tape.losses[which.to(losses.device)].detach()
-    if not are_near(here, losses, scale, close):
+    if not are_near(here, losses, losses.new_tensor(scales, dtype=torch.float64), close):
         return False
-    return all(_is_same(a[name], b[name], scale, close) for a, b in zip(found, right, strict=True) for name in b)
+    pairs = zip(found, right, scales, strict=True)
+    return all(_is_same(a[name], b[name], scale, close) for a, b, scale in pairs for name in b)
+
+
+def _find_scales(rows: Sequence[Named]) -> list[float]:
+    """The size that a difference in each of a few examples is compared with, beside its own: that of the largest
+    parameter's gradient. A small gradient is compared with those of the others, up to 1: an example of a size beyond
+    all measure says nothing about what rounding does to another."""
+    sizes = [max((_measure(g) for g in row.values()), default=0.0) for row in rows]
+    usual = min(max(sizes, default=0.0), 1.0)
+    return [max(size, usual) + 1e-12 for size in sizes]
+
+
+def _measure(gradient: Tensor) -> float:
+    """The norm of what is finite, without overflow."""
+    finite = gradient.double().nan_to_num(0, 0, 0)
+    unit = _find_largest(finite)
+    return min(unit * float((finite / unit).norm()), 1e300) if unit else 0.0
+
+
+def _find_largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def norms_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
@@ -263,20 +283,22 @@ def _share_of_others(a: Tensor, b: Tensor) -> float:
     return 1.0 - float(same.double().mean())
 
 
-def are_near(a: Tensor, b: Tensor, scale: float, close: float | None = None) -> bool:
-    """Whether numbers agree, and are finite in the same places."""
+def are_near(a: Tensor, b: Tensor, scale: float | Tensor, close: float | None = None) -> bool:
+    """Whether numbers agree, and are finite in the same places; ``scale`` is one number, or one for each."""
     finite = torch.isfinite(b)
     if not torch.equal(finite, torch.isfinite(a)):
         return False
     a, b = a[finite].detach(), b[finite].detach()
+    scale = scale[finite] if isinstance(scale, Tensor) else scale
     return bool(((a - b).abs() <= (close or CLOSE.get(b.dtype, 0.05)) * (b.abs() + 1e-2 * scale)).all())
 
 
 def _is_same(a: Tensor, b: Tensor, scale: float, close: float | None = None) -> bool:
-    size = b.norm()
-    if not bool(torch.isfinite(size)):
+    if not bool(torch.isfinite(b).all()):
         return not bool(torch.isfinite(a).all())
-    return bool((a - b).norm() <= (close or CLOSE.get(b.dtype, 0.05)) * (size + 1e-2 * scale))
+    unit, close = _find_largest(b) or 1.0, close or CLOSE.get(b.dtype, 0.05)
+    a, b = a.double() / unit, b.double() / unit  # squares of finite numbers can overflow
+    return bool((a - b).norm() <= close * (b.norm() + 1e-2 * scale / unit))
 
 
 def _take_rows(tape: PerExampleGradients, which: Tensor) -> list[Named]:
@@ -300,5 +322,5 @@ def explain_difference(case: EngineComparison, alone: PerExampleGradients) -> st
         for name, g in zip(params, found, strict=True):
             total[name] += 0 if g is None else point.coefficient * g
     right = alone.sum(torch.ones_like(alone.losses))
-    scale = max(float(g.norm()) for g in right.values()) + 1e-12
+    scale = max(map(_measure, right.values())) + 1e-12
     return MISSED if all(_is_same(total[name], right[name], scale) for name in right) else MIXED
