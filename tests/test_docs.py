@@ -158,6 +158,7 @@ def test_readme(here: Path, capsys) -> None:
     said = capsys.readouterr().out
     assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example (zeroing one example's contribution)")
     assert "the number of examples is public" in said
+    assert "treat every example separately (checked at " in said
     assert (here / "out" / "privacy.json").is_file()
 
 
