@@ -96,8 +96,7 @@ class Mechanism(ABC):
         elif self.beside:
             raise Refused(
                 f"method '{self.method}' adds no noise, so {join_names(self.beside)} beside it would protect nobody: "
-                f"use "
-                "dp-sgd or another private method"
+                "use dp-sgd or another private method"
             )
 
     @abstractmethod
