@@ -11,46 +11,54 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from hush._internal.tensors import Losses
-from hush.errors import InvalidInputError, Refused
+from hush.errors import DataError, HushError, InvalidInputError, Refused
 
-# A torch ``DataLoader`` as hush reads one: its items, its collate function and its workers, in batches of our own.
+# A torch ``DataLoader`` as hush uses it: its dataset, collate function and workers, with batches drawn by the plan.
 #
-# Which examples are in a batch is the sampler's to decide, for the guarantee rests on it: the loader's own sampler,
+# The sampler decides which examples are in a batch, because the guarantee depends on it: the loader's own sampler,
 # batch size, shuffle and drop_last are not used.
 
 Future = Callable[[], Iterator[Tensor]]
-"""The indices that will be asked for from now on, one tensor for each content, in order."""
+"""The indices that will be requested from now on, one tensor per batch, in order."""
 
 
 def check_map_style(dataset: Any) -> None:
-    """Refuse a stream: a batch that the guarantee covers is drawn from all examples, by their number."""
+    """Raise for an IterableDataset: private batches are drawn from all examples by index."""
     if isinstance(dataset, IterableDataset):
         raise InvalidInputError(
-            f"{type(dataset).__name__} is an IterableDataset, a stream without length and random access, and private "
-            "batches are drawn among all examples by their number: read it into a list or a map-style Dataset first"
+            f"{type(dataset).__name__} is an IterableDataset without length and random access, but private batches are "
+            "drawn from all examples by index: read it into a list or a map-style Dataset first"
         )
 
 
 def check_loader(loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose dataset is a stream, or that does not collate single examples."""
+    """Raise if the loader's dataset is iterable-style, or if the loader does not collate single examples."""
     check_map_style(loader.dataset)
     if loader.batch_size is None and loader.batch_sampler is None:
         raise InvalidInputError(
-            "this DataLoader does not collate (batch_size=None), so it does not say how examples become a batch: "
-            "give it a batch_size; the plan's own takes its place"
+            "this DataLoader does not collate (batch_size=None), so it does not define how examples become a batch: "
+            "give it any batch_size; the plan's batch size replaces it"
         )
 
 
 def collates_by_itself(loader: DataLoader[Any]) -> bool:
-    """Whether a function of the user's own makes a batch of examples; torch's puts them side by side."""
+    """Whether the loader has a collate function other than torch's defaults."""
     return loader.collate_fn is not default_collate
 
 
 def describe_replaced(loader: DataLoader[Any]) -> str:
-    """In one sentence: what of a loader is used, and what is not."""
+    """One sentence: which parts of a loader are used, and which are replaced."""
     shuffles = isinstance(loader.sampler, RandomSampler)
     theirs = "its own batch_sampler" if loader.batch_size is None else f"batch_size={loader.batch_size}"
     workers = (
@@ -58,12 +66,12 @@ def describe_replaced(loader: DataLoader[Any]) -> str:
     )
     return (
         f"the DataLoader's dataset{workers} are used; its batches ({theirs}{', shuffle=True' if shuffles else ''}) are "
-        "replaced by those that the plan draws, which the guarantee is about"
+        "replaced by those that the plan draws, because the guarantee depends on them"
     )
 
 
 class Prefetch:
-    """A loader's workers, at work on contents that will be asked for: they come in order, or are not used at all."""
+    """A loader's workers, prefetching batches that will be requested: they are used in order, or not at all."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
@@ -72,17 +80,17 @@ class Prefetch:
         self._promised: deque[list[int]] = deque()
 
     def follow(self, future: Future) -> None:
-        """From now on, this is what will be asked for."""
+        """Prefetch these batches from now on."""
         self._future = future
         self.stop()
 
     def stop(self) -> None:
-        """Let the workers go."""
+        """Stop the workers."""
         self._coming = None
         self._promised.clear()
 
     def find(self, indices: list[int]) -> Any:
-        """The content of these indices from the workers; None where it is not what comes next."""
+        """The content of these indices from the workers; None if it is not the next one."""
         if not self._comes_next(indices):
             self._start()
         if not self._comes_next(indices):
@@ -91,7 +99,7 @@ class Prefetch:
         assert self._coming is not None
         content = next(self._coming)
         self._promised.popleft()
-        if not self._promised:  # the workers are always ahead, so nothing is left to come
+        if not self._promised:  # the workers are always ahead, so none are left
             self.stop()
         return content
 
@@ -103,7 +111,7 @@ class Prefetch:
         if self._future is None:
             return
         theirs, here = self._loader, torch.random.fork_rng(devices=[])
-        with here:  # a loader takes its workers' seed from the global generator, which is the user's
+        with here:  # a loader seeds its workers from the global generator, which belongs to the user
             self._coming = iter(
                 DataLoader(
                     theirs.dataset,
@@ -120,12 +128,12 @@ class Prefetch:
 
 
 def pins(loader: DataLoader[Any]) -> bool:
-    """Whether contents are to lie in pinned memory: asked for, and of use."""
+    """Whether batches should use pinned memory: requested, and CUDA is available."""
     return bool(loader.pin_memory) and torch.cuda.is_available()
 
 
 class _Noted:
-    """What the workers are asked for, noted down; an empty batch is never asked of them."""
+    """Records which batches are requested from the workers; empty batches are skipped."""
 
     def __init__(self, future: Iterator[Tensor], promised: deque[list[int]]) -> None:
         self._future, self._promised = future, promised
@@ -138,35 +146,39 @@ class _Noted:
 
 
 Parts = dict[str, str]
-TENSOR = "a tensor"
-PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
-PROBED, TIMES = 4, 4  # examples that are looked at, and how often: a coin that flips an image shows, but for 1 in 4096
+TENSOR = "a tensor"  # prefix of a tensor's description; its type and its shape without the examples follow
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+PROBED, TIMES = 4, 4  # examples that are read, and how often: a random flip goes unnoticed with probability 1 in 4096
 
 
 @runtime_checkable
 class Source(Protocol):
     """Data with a length that gives the content of some indices.
 
-    What is relied on, for sampling, for a resume and for the digest of the data:
+    Sampling, resuming and the digest of the data rely on these properties:
 
     1. ``len(source)`` is the number of examples, at least 1, and does not change during a run.
-    2. ``take(indices)`` is a pure function of the indices. Row j of the content is example ``indices[j]`` and depends
-       on no other index: in any order, in any company, at any time it is the same.
-    3. Every tensor of the content has the examples in dimension 0, and the same other dimensions in every batch.
-    4. No indices give a content of no rows, its other dimensions as always: a Poisson batch can be empty.
-    5. What is no tensor (a word, a number, None) is the same in every batch: it reaches the losses of all its examples.
+    2. ``take(indices)`` is a pure function of the indices. Row j of the content is example ``indices[j]`` and does not
+       depend on any other index, on their order or on the time of the call.
+    3. Every tensor of the content has the examples in dimension 0, and the same type and other dimensions in every
+       batch. A private run compares each batch with the empty one, and raises if the shape differs before noise is
+       drawn: padding to the longest example of a batch would let one example change the gradients of all the others.
+    4. An empty index tensor gives a content with zero rows and the usual other dimensions: a Poisson batch can be
+       empty. This shape is the public one, which the guarantee lists as a condition.
+    5. Values that are not tensors (a string, a number, None) are the same in every batch: they reach the losses of all
+       its examples.
     """
 
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> Any:
-        """The content of these examples: what ``losses(model, content)`` receives."""
+        """The content of these examples: the argument of ``losses(model, content)``."""
         ...
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Tensors that share their first dimension; the content is the tuple (or the one tensor) indexed."""
+    """Tensors that share their first dimension; the content is the tuple (or the single tensor), indexed."""
 
     tensors: tuple[Tensor, ...]
     single: bool = False
@@ -194,10 +206,10 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Collated:
-    """A map-style torch Dataset, its items collated by torch's default or by another function of a list of items.
+    """A map-style torch Dataset whose items are collated by torch's default or by another function of a list of items.
 
-    With ``workers`` the content of a batch comes from them where they were told of it in time, else from here: it is
-    the same content.
+    With ``workers``, batches that were announced in time come from them; other batches are computed here. The content
+    is the same.
     """
 
     dataset: Any
@@ -209,7 +221,7 @@ class Collated:
         return len(self.dataset)
 
     def take(self, indices: Tensor) -> Any:
-        """The collated items; no items give an empty batch of the right shape."""
+        """The collated items; an empty index gives an empty batch of the right shape."""
         if len(indices) == 0:
             return to_each(lambda t: t[:0], self.collate([self.dataset[0]]))
         wanted = indices.tolist()
@@ -221,13 +233,13 @@ class Collated:
         return to_each(Tensor.pin_memory, content) if self.pin else content
 
     def follow(self, future: Future) -> None:
-        """Have the workers, if there are any, fetch what will be asked for."""
+        """Let the workers, if any, prefetch these batches."""
         if self.workers is not None:
             self.workers.follow(future)
 
 
 def as_source(data: Any) -> Source:
-    """Tensors or numpy arrays, a tuple of them, a map-style Dataset or a DataLoader, as a Source."""
+    """Convert tensors or numpy arrays, a tuple of them, a map-style Dataset or a DataLoader to a Source."""
     arrays = data if isinstance(data, (tuple, list)) else (data,)
     if arrays and all(isinstance(a, (Tensor, np.ndarray)) for a in arrays):
         source: Source = Tensors(tuple(map(_as_tensor, arrays)), single=arrays is not data)
@@ -251,24 +263,24 @@ def as_source(data: Any) -> Source:
 
 
 def _check_items(data: Any) -> None:
-    """Refuse what has a length and items that are not its examples: columns by name, or side by side."""
+    """Raise for data with a length whose items are not its examples: dicts of columns, lists of columns, frames."""
     if isinstance(data, Mapping) and 0 not in data:
         inside = type(next(iter(data.values()), None)).__name__
         raise InvalidInputError(
-            f"the data is a {type(data).__name__} of {inside}, which has no examples by number: give a tuple of "
+            f"the data is a {type(data).__name__} of {inside}, which cannot be indexed by example: give a tuple of "
             "tensors, or a Dataset whose items are dicts"
         )
     parts = data if isinstance(data, (tuple, list)) else (data,)
     if any(isinstance(part, (Tensor, np.ndarray)) or _is_frame(part) for part in parts):
         names = ", ".join(type(part).__name__ for part in parts[:3]) + (", …" if len(parts) > 3 else "")
         raise InvalidInputError(
-            f"the data is {f'({names})' if parts is data else f'a {names}'}, and each part must be a tensor or a numpy "
-            "array: give such as frame.to_numpy('float32'), torch.tensor(numbers)"
+            f"the data is {f'({names})' if parts is data else f'a {names}'}, but each part must be a tensor or a numpy "
+            "array: convert it, for example with frame.to_numpy('float32') or torch.tensor(numbers)"
         )
 
 
 def _is_frame(part: Any) -> bool:
-    """Whether this is a table or a column of pandas, or of another library with the same words."""
+    """Whether this is a pandas-like table or column."""
     return hasattr(part, "to_numpy") and hasattr(part, "shape")
 
 
@@ -279,31 +291,40 @@ def _of_loader(loader: DataLoader[Any]) -> Collated:
 
 
 def _as_tensor(array: Tensor | np.ndarray) -> Tensor:
-    """A tensor on the array's memory where that can be written to, else on a copy."""
+    """A tensor that shares the array's memory if that is writable, otherwise a copy."""
     if isinstance(array, Tensor):
         return array
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except (TypeError, ValueError) as error:  # text and objects, or strides that torch does not have
+    except (TypeError, ValueError) as error:  # text and objects, or strides that torch does not support
         raise InvalidInputError(
-            f"a numpy array of {array.dtype} is no data for a model: make it contiguous numbers, such as "
-            "np.ascontiguousarray(array, dtype='float32')"
+            f"a numpy array of {array.dtype} cannot be used as data: convert it to contiguous numbers, for example "
+            "with np.ascontiguousarray(array, dtype='float32')"
         ) from error
 
 
 def _count(source: Source) -> int:
     try:
         return len(source)
-    except TypeError as error:  # a Dataset need not have one
+    except TypeError as error:  # __len__ is optional for a Dataset
         raise InvalidInputError(
-            "the data does not say how many examples it holds, and private batches are drawn among all of them: give "
-            "the dataset a __len__"
+            "the data has no length, but private batches are drawn from all examples: give the dataset a __len__"
         ) from error
 
 
+def is_made_by_user_code(source: Source) -> bool:
+    """Whether code outside hush and torch produces the examples."""
+    if isinstance(source, Collated):
+        dataset = source.dataset
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        return type(dataset) is not TensorDataset or source.collate is not default_collate
+    return type(source).__module__.partition(".")[0] != "hush"
+
+
 def is_drawn_again(source: Source) -> bool:
-    """Whether a dataset gives its first examples differently every time, as random transforms do; torch's generator is
-    left as it was."""
+    """Whether a dataset gives its first examples differently every time, as random transforms do; the state of torch's
+    generator is preserved."""
     if not isinstance(source, Collated):
         return False
     some = torch.arange(min(PROBED, len(source)))
@@ -313,8 +334,9 @@ def is_drawn_again(source: Source) -> bool:
 
 
 def check_rows(source: Source) -> None:
-    """Refuse items that are another content every time, or in other company: the guarantee bounds what one example can
-    change, and with such items it would change what is computed of the others."""
+    """Raise for items that differ between calls or depend on the other items of a batch.
+
+    The guarantee bounds what one example can change; such an item would also change what is computed of the others."""
     if isinstance(source, Tensors):
         return
     some = torch.arange(min(PROBED, len(source)))
@@ -325,73 +347,107 @@ def check_rows(source: Source) -> None:
         )
     if not all(_same(together, other) for other in again):
         raise Refused(
-            "the dataset gives an example differently every time, as random transforms do, and whoever is in a batch "
-            "would shift the randomness of the others: leave them out, and augment with "
+            "the dataset gives an example differently every time, as random transforms do, so the examples in a batch "
+            "would shift the randomness of each other: remove the transforms and augment with "
             "hush.per_example.augmentation.Augmented, "
-            "which draws for each example by itself"
+            "which draws separately for each example"
         )
     for place in some.tolist():
         row = to_each(lambda t, place=place: t[place : place + 1], together)
-        if not _same(row, source.take(some[place : place + 1]), padded=True):
+        if not _same(row, source.take(some[place : place + 1]), padded=True):  # `check_parts` compares shapes
             raise Refused(
-                "the collate function, or the data's own `take`, makes an example's row from other examples too (as "
-                "mixup does), so one example would count for more than its clip: let it stack or pad, and nothing else"
+                "the collate function, or the data's own `take`, computes an example's row from other examples too (as "
+                "mixup does), so one example would count for more than its clip norm: only stack or pad there"
             )
 
 
+def take_nothing(source: Source) -> Any:
+    """The content of an empty batch, whose shape is public; the state of torch's generator is preserved."""
+    with torch.random.fork_rng(devices=[]):  # a dataset may draw, and this call must not change later draws
+        try:
+            return source.take(torch.empty(0, dtype=torch.int64))
+        except HushError:
+            raise
+        except Exception as error:  # raised by the data's own code
+            raise DataError(
+                f"the data raises {type(error).__name__} for an empty batch, which random sampling needs: return "
+                "tensors with zero rows for no indices, with the other dimensions as in every batch"
+            ) from error
+
+
 def check_parts(source: Source) -> None:
-    """Refuse data whose first examples have something beside tensors that others have not; torch's generator is left
-    as it was."""
+    """Raise if the first examples differ from an empty batch in shape or in other values; the state of torch's
+    generator is preserved."""
+    known = list_parts(take_nothing(source))
     some = torch.arange(min(PROBED, len(source)))
-    with torch.random.fork_rng(devices=[]):
-        empty, *others = [source.take(few) for few in (some[:0], some, some[-1:])]
-    for content in others:
-        refuse_other_parts(list_parts(empty), content)
+    for few in (some, *(some[i : i + 1] for i in range(len(some)))):
+        with torch.random.fork_rng(devices=[]):
+            content = source.take(few)
+        refuse_other_parts(known, content, len(few))
 
 
-def refuse_other_parts(known: Parts, content: Any) -> None:
-    """Refuse a batch that holds other things beside tensors than all batches do."""
+def refuse_other_parts(known: Parts, content: Any, rows: int) -> None:
+    """Raise for a batch of ``rows`` examples whose tensors have other shapes or types, or whose other values differ,
+    from those in every batch."""
+    if any(t.dim() == 0 or len(t) != rows for t in tensors_of(content)):
+        raise DataError(
+            "a tensor of the batch does not have the examples in its first dimension: put one row there per example"
+        )
     found = list_parts(content)
     changed = [place for place in {**known, **found} if found.get(place) != known.get(place) or not known[place]]
     if not changed:
         return
-    strange = known.get(changed[0]) == found.get(changed[0])
-    why = "cannot be compared with that of other batches" if strange else "depends on the examples in it"
+    own, usual = found.get(changed[0], ""), known.get(changed[0], "")
+    if own.startswith(TENSOR) and usual.startswith(TENSOR):
+        raise DataError(
+            f"the shape or type of the tensor at content{changed[0]} changes with the examples in a batch, so one "
+            "example would change the gradients of all the others: pad every example to one declared length, also in "
+            "batches with one or no example"
+        )
+    why = "cannot be compared with that of other batches" if own == usual else "depends on the examples in it"
     raise Refused(
-        f"something in a batch that is no tensor, at content{changed[0]}, {why}: it reaches the losses of all its "
-        "examples, so that one of them would count for more than its clip. Leave it out, or make it a tensor with the "
+        f"a value that is not a tensor, at content{changed[0]}, {why}: it reaches the losses of all examples in the "
+        "batch, so one of them would count for more than its clip norm. Leave it out, or make it a tensor with the "
         "examples in its first dimension"
     )
 
 
 def list_parts(content: Any, place: str = "") -> Parts:
-    """What stands at every place of a nested content, in a form that can be compared: that a tensor does, how many
-    things a container has, or the word or number itself; "" for anything else, which cannot be compared."""
+    """A comparable description of every part of a nested content: type and shape (without examples) of a tensor, length
+    of a container, or the value itself; "" for anything that cannot be compared."""
     if isinstance(content, Tensor):
-        return {place: TENSOR}
+        kind = type(content)  # a subclass may compute otherwise
+        name = "" if kind is Tensor else f", {kind.__module__}.{kind.__qualname__}"
+        return {place: f"{TENSOR} of {content.dtype}, {content.layout}, {tuple(content.shape[1:])}{name}"}
     if isinstance(content, Mapping):
         inside = [(f"[{key!r}]", value) for key, value in content.items()]
     elif isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
         inside = [(f"[{at}]", value) for at, value in enumerate(content)]
     else:
-        return {place: repr(content) if isinstance(content, PLAIN) else ""}
-    parts = {place: f"{len(inside)} things"} | _list_hidden(content, place)
+        return {place: repr(content) if _is_plain(content) else ""}
+    parts = {place: f"{len(inside)} things: {', '.join(key for key, _ in inside)}"} | _list_hidden(content, place)
     for key, value in inside:
         parts |= list_parts(value, f"{place}{key}")
     return parts
 
 
+def _is_plain(content: Any) -> bool:
+    """Whether a value is what its text says. A subclass may say anything; NaNs, of many bits, are all called nan."""
+    known = type(content) in PLAIN or (isinstance(content, np.generic) and type(content).__module__ == "numpy")
+    return known and bool(content == content)
+
+
 def _list_hidden(container: Any, place: str) -> Parts:
-    """What a container has as attributes, such as a tokenizer's batch: no tensor there is cut into examples."""
+    """The attributes of a container, such as a tokenizer's batch: tensors there are not split into examples."""
     own = {"data"} if isinstance(container, UserDict) else set()
     hidden: Parts = {}
     for name, value in getattr(container, "__dict__", {}).items():
         hidden |= {} if name in own else list_parts(value, f"{place}.{name}")
-    return {where: "" if part == TENSOR else part for where, part in hidden.items()}
+    return {where: "" if part.startswith(TENSOR) else part for where, part in hidden.items()}
 
 
 def _same(one: Any, other: Any, *, padded: bool = False) -> bool:
-    """Whether all tensors hold the same bits; with ``padded``, those of other shapes are left out."""
+    """Whether all tensors hold the same bits; with ``padded``, tensors of different shapes are skipped."""
     pairs = list(zip(tensors_of(one), tensors_of(other), strict=True))
     if padded:
         pairs = [(a, b) for a, b in pairs if a.shape == b.shape]
@@ -412,7 +468,7 @@ def to_each(function: Any, content: Any) -> Any:
 
 
 def _mapping_like(old: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """A mapping of the old one's type (such as a tokenizer's batch, read by attribute as well) with other values."""
+    """A mapping of the old one's type with other values, such as a tokenizer's batch, which also has attributes."""
     if not isinstance(old, MutableMapping) or type(old) is dict:
         return values
     new = copy.copy(old)
@@ -428,14 +484,15 @@ def tensors_of(content: Any) -> list[Tensor]:
     return found
 
 
-# Numbers of two types: data in float64 under a model in float32, which torch refuses in words of its own.
+# Mixed number types: data in float64 with a model in float32, for which torch's own error is hard to understand.
 
 
 def check_number_types(model: nn.Module, losses: Losses, rows: Source) -> None:
-    """Refuse tensors whose floating numbers are of another type than the model's where, and only where, the model
-    cannot work with them: it is tried on zeros, in a copy, and only if the types differ."""
+    """Raise if the floating-point types of data and model differ and the model fails with them.
+
+    Only if they differ, a copy of the model is tried on zeros."""
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    if own not in (torch.float32, torch.float64) or not isinstance(rows, Tensors):  # coarser ones are refused by a run
+    if own not in (torch.float32, torch.float64) or not isinstance(rows, Tensors):  # a run refuses coarser types
         return
     others = [t.dtype for t in rows.tensors if _differs(t, own)]
     if not others:
@@ -445,9 +502,7 @@ def check_number_types(model: nn.Module, losses: Losses, rows: Source) -> None:
     if _works(model, losses, alike, rows.single) and not _works(model, losses, zeros, rows.single):
         data, network = (str(kind).removeprefix("torch.") for kind in (others[0], own))
         other = ", or the model, as with model.double()" if others[0] == torch.float64 else ""
-        raise InvalidInputError(
-            f"the data is {data} and the model {network}: turn the data into {network}, as with x.to({own}){other}"
-        )
+        raise InvalidInputError(f"the data is {data} and the model {network}: convert the data with x.to({own}){other}")
 
 
 def _differs(tensor: Tensor, own: torch.dtype) -> bool:
@@ -460,6 +515,6 @@ def _works(model: nn.Module, losses: Losses, tensors: tuple[Tensor, ...], single
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             losses(copy.deepcopy(model), content[0] if single else content)
-        except Exception:  # of the model or of the losses, in words of their own
+        except Exception:  # any error of the model or of the losses
             return False
     return True

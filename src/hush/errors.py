@@ -72,12 +72,20 @@ class DistributedError(Refused):
     """Processes disagree, or one was lost."""
 
 
+class Stopped(HushError):
+    """Process 0 has stopped the run; process 0 says why."""
+
+
+class LostRank(HushError):
+    """Another process of this run is gone or does not answer."""
+
+
 class MissingDependencyError(Refused, ImportError):
     """A package that is not installed; the message names the extra to install."""
 
 
 def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name that was meant: what others call so, or the closest in spelling; None where nothing is near."""
+    """The known name that was probably meant: a synonym, or the closest spelling; None if none is close."""
     names = sorted(known)
     if (meant := translate(name)) in names:
         return meant
@@ -86,7 +94,7 @@ def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | 
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: the known one that was meant, or the whole list."""
+    """A hint for a mistyped name: the known name that was probably meant, or the list of known names."""
     names = sorted(known)
     meant = find_nearest(name, names)
     return f"known: {', '.join(names)}" if meant is None else f"did you mean '{meant}'?"

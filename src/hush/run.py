@@ -1,14 +1,26 @@
-"""A run: one plan on one dataset with one secret, a step at a time.
+"""A run: one plan on one dataset with one secret, taken step by step.
 
     data ─ sampler ─ batch ─ query (per-example gradients, clipped, summed) ─(+)─ rule ─ parameters
                                                              noise ──────────┘
 
-`Run.step` is that picture, line by line. What it returns is private; what may be released is what `release` writes.
+>>> import torch, hush
+>>> plan = hush.make_plan("dp-sgd", examples=100, batch_size=50, steps=2, epsilon=3, lr=1.0)
+>>> run = plan.start(torch.nn.Linear(4, 1), lambda model, x: model(x).square().sum(1), torch.rand(100, 4))
+>>> [record.step for record in run]  # one private step per iteration
+[0, 1]
+>>> run.spent.epsilon <= 3
+True
+
+`Run.step` is this diagram, line by line. What it returns is private; only what `release` writes may be published.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,30 +29,35 @@ import torch
 from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, State, Sums, copy_into, trainable
-from hush.accounting.guarantee import HOOKED, TRAINED, Guarantee
+from hush.accounting.guarantee import CHECKED, HOOKED, TRAINED, Guarantee
 from hush.aggregation import Aggregator
 from hush.clipping import NeedsPreparation, Start
 from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
-from hush.errors import InvalidInputError, Refused
-from hush.guarantees import Replay, ReplayHistory, account_attempts, make_card, pick_secret
+from hush.errors import HushError, InvalidInputError, Refused, ReleaseError, RunStateError
+from hush.guarantees import Replay, ReplayHistory, account_attempts, account_steps, make_card, pick_secret
 from hush.noise_addition import NoiseAdder
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
 
 if TYPE_CHECKING:
-    from hush.plan import Mechanism
+    from hush.plan import Plan
     from hush.release.description import Description
+    from hush.run_directory import RunDirectory
 
 
 class Run:
-    """Made by :meth:`hush.plan.Plan.start`; iterate ``batches()`` and hand each to ``step``."""
+    """A plan on data, made by `hush.start` or :meth:`hush.plan.Plan.start`.
+
+    >>> for record in run:  # one private step per iteration  # doctest: +SKIP
+    ...     print(run.spent)
+    """
 
     def __init__(
         self,
-        plan: Mechanism,
+        plan: Plan,
         model: nn.Module,
         losses: Losses,
         source: Source,
@@ -54,6 +71,7 @@ class Run:
         self._ranks = ranks or SingleProcess()
         check_shareable(plan, self.ranks)
         self._next = 0
+        self._process, self._busy = os.getpid(), threading.Lock()
         self._source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
@@ -64,8 +82,8 @@ class Run:
         self._query, taken = plan.query, source
         if plan.releases_rows and not isinstance(plan.query, NeedsPreparation):
             raise InvalidInputError(
-                f"{type(plan.query).__name__} releases single records and cannot be prepared for a run: it needs every "
-                "method of hush.clipping.NeedsPreparation"
+                f"{type(plan.query).__name__} releases single records but cannot be prepared for a run: implement "
+                "every method of hush.clipping.NeedsPreparation"
             )
         if isinstance(plan.query, NeedsPreparation):
             start = Start(model, losses, source, lambda: self._secret, plan.channel_stds())
@@ -78,7 +96,10 @@ class Run:
             refuse_new_hooks(model, hooks)
         self._trained_before, self._noted = was_trained(model), False
         self._whole = True
-        self._cover: Callable[[int], None] | None = None
+        self._after_step: list[Callable[[Record], None]] = []
+        self.directory: RunDirectory | None = None  # set by `hush.start`
+        self._charge: Callable[[], None] | None = None
+        self._charged = False
         self._witness: NoiseReuseGuard | None = None
         self._history = ReplayHistory()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
@@ -92,13 +113,13 @@ class Run:
         check_same_run(self.ranks, plan, model, source, self._secret, microbatch=microbatch, noise_shards=noise_shards)
 
     @property
-    def plan(self) -> Mechanism:
-        """What is run, and what its noise was made for: it stays."""
+    def plan(self) -> Plan:
+        """The plan; it is fixed because the noise was generated for it."""
         return self._plan
 
     @property
     def model(self) -> nn.Module:
-        """What is trained; another one cannot take its place."""
+        """The model being trained; it cannot be replaced."""
         return self._model
 
     @property
@@ -113,50 +134,72 @@ class Run:
 
     @property
     def next(self) -> int:
-        """The step that comes next, from 0: so many steps are taken."""
+        """The next step, counted from 0: the number of steps taken."""
         return self._next
 
     @property
     def history(self) -> ReplayHistory:
-        """What was taken, with which noise."""
+        """The steps taken, with the secret of each attempt."""
         return self._history
 
     def recall(self, attempts: Sequence[Replay]) -> None:
-        """Have it known what a record says was taken, which is more than the run knows where it was set back."""
+        """Merge the replay history found on disk; it may be ahead of a restored run."""
         self._history = self._history.joined(attempts)
 
+    def __iter__(self) -> Iterator[Record]:
+        """Take the remaining steps, one per iteration; the records are private."""
+        while self.next < self.plan.steps:
+            yield self.step()
+
     def batches(self) -> Iterator[Batch]:
-        """The batches that remain, in order."""
+        """The remaining batches, in order."""
         while self.next < self.plan.steps:
             step = self.next
             yield self.batch(step)
             if self.next == step:
                 raise InvalidInputError(
-                    f"the batch of step {step} was not used: hand every batch to run.step before the next"
+                    f"the batch of step {step} was not used: pass every batch to run.step before taking the next"
                 )
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
         self._drawn = step, self._draw(step)
-        return Batch(step, self._drawn[1].clone(), self)  # a copy to look at: what the run uses stays its own
+        return Batch(step, self._drawn[1].clone(), self)  # a copy, so that the caller cannot change the run's indices
 
     def _draw(self, step: int) -> Tensor:
         secret = pick_secret(self._secret, self.plan.sampler.participation)
         return self.plan.sampler.indices(secret, step, len(self.source))
 
     def _ahead(self) -> Iterator[Tensor]:
-        """The rows of every piece from the next step on, as they will be taken unless the secret changes."""
+        """The rows of every chunk from the next step on, valid unless the secret changes."""
         for step in range(self.next, self.plan.steps):
             yield from self._summing.list_pieces(self._secret, step, self._draw(step))
 
     @torch.no_grad()
-    def step(self, batch: Batch) -> Record:
-        """Sum, add noise, update."""
+    def step(self, batch: Batch | None = None) -> Record:
+        """Sum, add noise, update. One step at a time, and only in the process that started the run."""
+        with self._alone():
+            record = self._step(self.batch(self.next) if batch is None else batch)
+        for call in self._after_step:
+            call(record)
+        return record
+
+    def after_step(self, call: Callable[[Record], None]) -> None:
+        """Call ``call(record)`` after every step; the record is private."""
+        self._after_step.append(call)
+
+    def close(self) -> None:
+        """Close the run directory, so that another process can resume the run."""
+        if self.directory is not None:
+            self.directory.close()
+
+    def _step(self, batch: Batch) -> Record:
         self._check(batch)
         if isinstance(self._query, NeedsPreparation):
             self._query.make_ready(batch.step)
+        self.check_arithmetic()
         if self.ranks.world == 1:
-            self.cover()
+            self.charge()
         sums, channels, private = self._sum(batch)
         while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
@@ -173,121 +216,204 @@ class Run:
         self._whole = True
         return Record(batch.step, sums.get("diagnostics", {}))
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raise in a forked copy of the run, which would reuse its noise, and if a step is already being taken."""
+        if os.getpid() != self._process:
+            raise RunStateError(
+                f"this run was started in process {self._process} and is used in process {os.getpid()}, where a fork "
+                "would add the same noise to other sums: start the run in the process that trains"
+            )
+        if not self._busy.acquire(blocking=False):
+            raise RunStateError(
+                f"step {self.next} of this run is already being taken by another thread or by its own code: take one "
+                "step at a time"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def check_arithmetic(self) -> None:
+        """Raise if an example's arithmetic depends on other rows; called by `step` before the first step.
+
+        The check uses synthetic inputs and comes before anything is charged or released."""
+        with torch.no_grad():
+            self._summing.start(self._public)
+
     def _may_add_noise(self, channels: Sums) -> bool:
-        """Process 0 sees to it that the step is covered and that its noise has met no other sum; all hear it. False
-        where the run has a fresh secret, so that the sums are to be made anew."""
+        """Charge the run and check that its noise was added to no other sum; process 0 decides and broadcasts.
+
+        False if the run switched to a fresh secret, so that the sums must be recomputed."""
         if self.ranks.world == 1:
             return self._witness is None or self._witness.meets(channels)
 
         def decide() -> dict[str, Any]:
-            self.cover()
+            self.charge()
             met = self._witness is None or self._witness.meets(channels)
             return {"fresh": None if met else self._secret.to_json(), "history": self.history.to_json()}
 
         told = on_rank_zero(self.ranks, decide)
         if self.ranks.rank:
-            self._history = ReplayHistory.from_json(told["history"])  # all that was taken, by the record of process 0
+            self._history = ReplayHistory.from_json(told["history"])  # every step taken, as recorded by process 0
             if told["fresh"] is not None:
                 self._change_secret(Secret.from_json(told["fresh"]), self.history)
         return told["fresh"] is None
 
     @property
     def secret(self) -> Secret:
-        """What all sampling and noise derive from; whoever has it can subtract the noise."""
+        """The root of all sampling and noise; anyone who has it can subtract the noise."""
         return self._secret
 
-    def covered_by(self, cover: Callable[[int], None]) -> None:
-        """Have ``cover(n)`` called before step n is taken (n from 1): a ledger writes it down, or raises."""
-        self._cover = cover
+    def charged_by(self, charge: Callable[[], None]) -> None:
+        """Call ``charge()`` once before the next noisy value, and again after `renew` or `restore`.
 
-    def cover(self) -> None:
-        """See to it that the next step is covered."""
-        if self._cover is not None:
-            self._cover(self.next + 1)
+        It enters the plan in a ledger, or raises."""
+        self._charge, self._charged = charge, False
+
+    def charge(self) -> None:
+        """Charge the run unless it is charged already."""
+        if self._charge is not None and not self._charged:
+            self._charge()
+            self._charged = True
 
     def witnessed_by(self, witness: NoiseReuseGuard) -> None:
-        """Have ``witness.meets(sums)`` called before noise is drawn, and ``witness.releasing()`` before a release."""
+        """Call ``witness.meets(sums)`` before noise is drawn, and ``witness.releasing()`` before a release."""
         self._witness = witness if self.plan.private else None
 
     def renew(self) -> None:
-        """Take the steps from here on with a fresh secret: fresh coins, fresh noise that starts anew, the same fixed
-        batches. What the attempts cost together is in `hush.guarantees`."""
+        """Take the remaining steps with a fresh secret: new sampling and noise, the same fixed batches.
+
+        `hush.guarantees` accounts for all attempts together."""
         if self.plan.releases_rows:
             raise Refused(
-                f"method '{self.plan.method}' cannot go on with fresh noise, for every record would be released once "
-                "more: train with the data, the code and the machine that this run began with, or start a new run with "
-                "a secret of its own, which is charged in full"
+                f"method '{self.plan.method}' cannot continue with fresh noise, because every record would be released "
+                "a second time: use the data, code and machine that this run began with, or start a new run with its "
+                "own secret, which is charged in full"
             )
         self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
 
     def _change_secret(self, secret: Secret, history: ReplayHistory) -> None:
-        self._secret, self._history = secret, history
+        self._secret, self._history, self._charged = secret, history, False
         self._drawn = (-1, self._drawn[1])
         self._noising.start_anew(history.now.start)
 
     def prepare(self, write: Callable[[nn.Module], None]) -> None:
-        """Have values that were released before training (`hush.data_release`) written into the model's buffers:
-        before the first step, or the same ones again when the run goes on."""
+        """Write values that were released before training (`hush.data_release`) into the model's buffers.
+
+        Allowed before the first step, or with the same values when the run is resumed."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.company, begun=False)
+            self._summing.restore(self.microbatch, self._summing.checked, begun=False)
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the whole plan with what this run adds: to its assumptions, and by steps taken again."""
+        """The guarantee of the whole plan, with this run's assumptions and the cost of repeated steps."""
         return self.claims()[0]
 
+    @property
+    def spent(self) -> Guarantee:
+        """The guarantee of the steps taken so far; if steps were repeated, that of the whole plan."""
+        if self.history.again or not self.plan.private:
+            return self.guarantee
+        if self.next == 0 and not self.plan.beside:
+            whole = self.guarantee
+            return dataclasses.replace(whole, epsilon=0.0, event=None)
+        return account_steps(self.stated(), max(1, self.next), self.coordinates)[0]
+
     def claims(self) -> tuple[Guarantee, ...]:
-        """Every ε that is said about this run, the proven one first."""
-        return account_attempts(self._stated(), self.history, self.coordinates)
+        """Every ε claimed for this run, the proven one first."""
+        return account_attempts(self.stated(), self.history, self.coordinates)
 
     @property
     def coordinates(self) -> int:
-        """How many numbers get noise at a time, at most."""
+        """The largest number of values that get noise in one step."""
         return self._coordinates
 
     def release(
         self,
-        directory: str | Path,
+        directory: str | Path | None = None,
         *,
         description: Description | None = None,
         overwrite: bool = False,
         dataset: str = "",
         figures: Mapping[str, Any] | None = None,
+        model: nn.Module | None = None,
     ) -> Path:
-        """Write the released artefact, the folder that may be copied: weights, description and privacy card.
+        """Write the release, the folder that may be published: weights, description and privacy card.
 
-        ``description`` says how the network is built and what its inputs are (`hush.datasets.problem.Problem.describe`
-        does for
-        a problem); without it the weights are loaded by ``hush.load(directory, model=…)``. A release that is there is
-        replaced only with ``overwrite``, and as a whole. ``dataset`` names the data on the card and its page, and
-        ``figures`` go into the card (`hush.guarantees.make_card`). Of several processes only process 0 writes."""
+        Only process 0 writes.
+
+        Args:
+            description: how the network is built and what its inputs are
+                (`hush.datasets.problem.Problem.describe`). Without it, load the weights with
+                ``hush.load(directory, model=…)``.
+            overwrite: replace an existing release, as a whole.
+            dataset: name of the data on the card and its page.
+            figures: entries for the card (`hush.guarantees.make_card`).
+            model: written in place of the trained model. It must be computed from the trained model and released
+                values only, for example with outputs for the released classes.
+        """
         from hush.release.description import Description  # a service, in a layer above this one
         from hush.release.folder import check_room, write_release
 
+        if directory is None:
+            if self.directory is None:
+                raise InvalidInputError("this run has no directory: give the folder of the release")
+            return self.directory.publish(self, description=description, dataset=dataset, figures=figures)
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
         if self._witness is not None:
             self._witness.releasing()
-        stated, taken = self._stated(), self.next
-        card = make_card(stated, steps_taken=taken, history=self.history, coordinates=self.coordinates, figures=figures)
-        card |= {"dataset": dataset, "date": date.today().isoformat()}
         told = description or Description("other")
-        return write_release(Path(directory), self.model, card, told, overwrite=overwrite)
+        return write_release(
+            Path(directory), model or self.model, self._card(dataset, figures), told, overwrite=overwrite
+        )
+
+    def check_release(self, *, description: Description | None = None, dataset: str = "") -> int:
+        """Pack the release in memory before the first step, so that a run that cannot be released spends nothing.
+
+        Returns the size of the release in bytes; raises `ReleaseError` if it cannot be packed."""
+        from hush.release.description import Description
+        from hush.release.folder import pack_release
+
+        told = description or Description("other")
+        try:
+            content = pack_release(self.model, self._card(dataset, None), told)
+            if told.schema is None or not any(column.awaited for column in told.schema.columns):
+                Description.from_json(told.to_json(), None if told.schema is None else told.schema.to_json())
+        except HushError as error:
+            raise ReleaseError(f"this run could be trained but not released: {error}") from error
+        except Exception as error:  # its text may quote the data, so only its type is shown
+            raise ReleaseError(
+                f"this run could be trained but not released: packing its files raises {type(error).__name__}; check "
+                "the names of columns and classes, and the model's state_dict"
+            ) from error
+        return sum(map(len, content.values()))
+
+    def _card(self, dataset: str, figures: Mapping[str, Any] | None) -> dict[str, Any]:
+        taken, history = self.next, self.history
+        card = make_card(
+            self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, figures=figures
+        )
+        return {**card, "dataset": dataset, "date": date.today().isoformat()}
 
     def state(self) -> State:
-        """Everything that a checkpoint needs, private parts and secret included; views, not copies."""
+        """Everything needed to continue the run, including private parts and the secret; views, not copies.
+
+        A checkpoint leaves out the secret, which has its own file."""
         if not self._whole:
-            raise Refused(f"step {self.next} was broken off in the middle: go on from the last checkpoint instead")
+            raise Refused(f"step {self.next} was interrupted: resume from the last checkpoint instead")
         return {
             "step": self.next,
             "secret": self._secret.to_json(),
             "history": self.history.to_json(),
             "microbatch": self.microbatch,
             "world": self.ranks.world,
-            "company": self._summing.company,
+            "checked": self._summing.checked,
+            "isolated": self._summing.isolated,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
             "rule": self._rule,
@@ -298,55 +424,61 @@ class Run:
 
     @torch.no_grad()
     def restore(self, state: State, *, compared: bool = False) -> None:
-        """Go on from another run's `state` of the same plan and data: the steps that follow are the same bits.
+        """Continue from the `state` of a run of the same plan and data; the next steps are bit-identical.
 
-        Nothing is compared here. `hush.checkpointing.Checkpoints` does, and says so by ``compared``; it sees to it
-        that no
-        noise meets two sums (with another number of processes they differ in their last bits). Without anybody who
-        does, a private run is not set back: the same noise on other sums gives away their difference.
+        Nothing is compared here. `hush.checkpointing.Checkpoints` compares, passes ``compared`` and prevents noise
+        reuse (sums differ in their last bits if the number of processes changes). Otherwise a private run cannot be
+        restored: the same noise on two different sums reveals their difference.
         """
+        with self._alone():
+            self._restore(state, compared)
+
+    def _restore(self, state: State, compared: bool) -> None:
         if self.plan.private and self._witness is None and not compared:
             raise Refused(
-                "a private run goes on from a checkpoint alone, for a state that was kept by hand does not know what "
-                "its noise has met since: keep checkpoints, and go on by their restore (see "
-                "docs/nothing-is-lost.md), or start a new run with a secret of its own, which is charged in full"
+                "a private run can only be restored from a checkpoint, because a saved state does not know which sums "
+                "its noise was added to since: write checkpoints and use their restore (see docs/nothing-is-lost.md), "
+                "or start a new run with its own secret, which is charged in full"
             )
         for kind, own in (("params", self._params), ("buffers", dict(self.model.named_buffers()))):
             copy_into(own, state[kind])
-        self._next, self._whole = state["step"], True
+        self._next, self._whole, self._charged = state["step"], True, False
         self._secret, self._history = Secret.from_json(state["secret"]), ReplayHistory.from_json(state["history"])
-        self._drawn = (-1, self._drawn[1])  # drawn by the secret before
+        self._drawn = (-1, self._drawn[1])  # it was drawn with the previous secret
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
         if isinstance(self._query, NeedsPreparation):
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
-        self._summing.restore(state["microbatch"], state["company"], begun=self.next > 0)
+        begun, isolated = self.next > 0, bool(state.get("isolated", False))
+        self._summing.restore(state["microbatch"], state["checked"], begun=begun, isolated=isolated)
 
     @property
     def losses(self) -> Losses:
-        """The loss of every example of a batch."""
+        """The loss function: one loss per example of a batch."""
         return self._summing.losses
 
     @property
     def microbatch(self) -> int:
-        """How many places a piece of a batch has at most."""
+        """The largest number of examples in a chunk of a batch."""
         return self._summing.microbatch
 
-    def _stated(self) -> Mechanism:
-        """The plan with what this run adds to its assumptions."""
+    def stated(self) -> Plan:
+        """The plan with every assumption that this run adds, including those known before its first step."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
-        return stated.assuming(self._summing.company).assuming(hooked).assuming(trained)
+        checked = self._summing.checked
+        stated = stated.with_arithmetic(CHECKED.format(checked) if checked else "")
+        return stated.assuming(self._summing.describe_separation()).assuming(hooked).assuming(trained)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """No copy is made, by whatever means: it would have the same noise for other sums."""
+        """Raise: a copy of a run would add the same noise to other sums."""
         raise Refused(
-            "a run cannot be copied, for two of them would add the same noise to different sums: start another run, or "
-            "keep checkpoints (hush.checkpointing.Checkpoints)"
+            "a run cannot be copied, because two copies would add the same noise to different sums: start another run, "
+            "or write checkpoints (hush.checkpointing.Checkpoints)"
         )
 
     def _sum(self, batch: Batch) -> tuple[Sums, Sums, State]:
-        """The sums of a batch, the channels that are made of them, and the query's next private state."""
+        """The sums of a batch, the channels built from them, and the query's next private state."""
         if self._drawn[0] != batch.step:
             self.batch(batch.step)
         sums = self._summing.sum_batch(self._secret, batch.step, self._drawn[1], self._public)
@@ -355,25 +487,25 @@ class Run:
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
             raise Refused(
-                "this batch was not drawn by this run, so the guarantee would not cover it: "
-                "take batches from run.batches()"
+                "this batch was not drawn by this run, so the guarantee does not cover it: take batches from "
+                "run.batches()"
             )
         if batch.step != self.next:
             raise Refused(f"batch {batch.step} is out of order: the run is at step {self.next} of {self.plan.steps}")
         if not self._whole:
             raise Refused(
-                f"step {self.next} was broken off after its noise was drawn, and taking it again would use that noise "
-                "twice: go on from the last checkpoint instead"
+                f"step {self.next} was interrupted after its noise was drawn, and repeating it would use that noise "
+                "twice: resume from the last checkpoint instead"
             )
         if self.next >= self.plan.steps:
-            raise Refused(f"the plan covers {self.plan.steps} steps and all are taken: make a plan with more steps")
+            raise Refused(f"the plan has {self.plan.steps} steps and all are taken: make a plan with more steps")
         if self.plan.private and not self.plan.as_accounted:
-            raise Refused("the query's bounds are not those that were accounted: make a new plan for other bounds")
+            raise Refused("the query's bounds differ from those that were accounted: make a new plan for these bounds")
         self._summing.check_threads()
 
 
-def count_coordinates(plan: Mechanism, model: nn.Module, source: Source) -> int:
-    """How many numbers get noise at a time, at most: as many as are trained, or as a released row has."""
+def count_coordinates(plan: Plan, model: nn.Module, source: Source) -> int:
+    """The largest number of values that get noise at once: all trained parameters, or one released row."""
     trained = max(1, sum(p.numel() for p in trainable(model).values()))
     rows = plan.query.count_numbers(model, source) if isinstance(plan.query, NeedsPreparation) else 0
     return max(trained, rows)

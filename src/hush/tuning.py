@@ -1,47 +1,74 @@
-"""A search for good settings whose result is proven: the best of a random, secret number of independent trials.
+"""Hyperparameter search with a proven guarantee: the best of a random, secret number of independent trials.
+
+>>> import torch, hush
+>>> from torch.nn.functional import cross_entropy
+>>> x, y = torch.rand(200, 4), torch.randint(0, 2, (200,))
+>>> def losses(model, batch):  # one loss per example
+...     return cross_entropy(model(batch[0]), batch[1], reduction="none")
+>>> def score(model):  # on public rows
+...     return -float(losses(model, (x[:50], y[:50])).mean())
+>>> network, trials = torch.nn.Linear(4, 2), {"mean_trials": 2, "steps": 4, "batch_size": 50}
+>>> found = hush.tune(network, losses, (x, y), score=score, search={"lr": (0.1, 2.0)}, epsilon=3, **trials)
+>>> 0.1 <= found.parameters["lr"] <= 2.0, found.guarantee.epsilon <= 3  # the ε covers the search
+(True, True)
 
 Papernot and Steinke 2022 (*Hyperparameter tuning with Rényi differential privacy*): draw a number K from a truncated
-negative binomial or Poisson distribution, run the same randomised mechanism K times, each time on its own, and release
-the best. The Rényi divergence of what is released is bounded by that of one trial, K's mean and shape
-(`hush.accounting.selection.Trials`). What the proof needs, and what is done for it here:
+negative binomial or Poisson distribution, run the same randomized mechanism K times independently, and release the
+best. The Rényi divergence of the release is bounded by that of one trial and by the mean and shape of K
+(`hush.accounting.selection.Trials`). The conditions of the proof, and how they are met here:
 
-- *trials are independent and alike*: every trial draws its candidate anew from one public distribution (`Range`,
-  `Choice`), its own secret from the operating system, and looks at nothing that another trial gave. A search that
-  learns from earlier scores is not this mechanism.
-- *one event bounds every trial*: candidates may change what is done after the noise and the clip, which scales the
-  noise with it, and nothing that changes the event. A candidate with another event is not run.
-- *the score is public or part of the trial*: on rows declared public, or by counts with noise that the event holds.
-- *nothing else is released*: K, losing trials and their scores stay in this process's memory. A trial that fails has
-  the worst score. Where there is no trial (Poisson) or every one failed, the outcome is that there is no model.
+- *trials are independent and identically distributed*: every trial draws its candidate from one public distribution
+  (`Range`, `Choice`) and its own secret from the operating system, and does not depend on other trials. A search that
+  learns from earlier scores is a different mechanism.
+- *one event bounds every trial*: candidates may change the clip norm, which scales the noise, and anything after the
+  noise, but nothing that changes the event. A candidate with a different event is not run.
+- *the score is public or part of the trial*: computed on rows declared public, or from noisy counts in the event.
+- *nothing else is released*: K, losing trials and their scores stay in this process's memory. A failed trial gets the
+  worst score. If there is no trial (Poisson) or all failed, the outcome is that there is no model.
 
-How long a search takes says something about K to whoever can time it: keep that to yourself too.
+The duration of a search reveals something about K to anyone who can measure it: keep it private too.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from numpy.random import Generator
+from torch import nn
 
+from hush._internal.tensors import Losses
 from hush.accounting import events
+from hush.accounting.guarantee import Guarantee
+from hush.accounting.noise_tails import SHARE
 from hush.accounting.selection import Trials
-from hush.errors import InvalidInputError, Refused
+from hush.errors import DistributedError, InvalidInputError, NotProvenError
+from hush.ledger.book import Ledger
+from hush.ledger.run_account import Account, cost_of
 from hush.plan import Plan
-from hush.randomness import Secret, generator
+from hush.randomness import Secret, generator, streams
+from hush.release.folder import RELEASE
+from hush.run import Run
+from hush.run_directory import RunDirectory, open_search
+from hush.training import plan_for_data, take_steps
 
 Model = TypeVar("Model")
 Candidate = dict[str, Any]
+CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
+SCORED_PUBLICLY = "the trials are scored on public data alone"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two positive ones, evenly in their logarithm."""
+    """Numbers between two positive bounds, uniform in the logarithm."""
 
     low: float
     high: float
@@ -49,30 +76,30 @@ class Range:
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < math.inf:
             raise InvalidInputError(
-                f"a range to search goes from a positive number to a larger one, got {self.low}..{self.high}"
+                f"a search range needs two positive numbers, the smaller one first, got {self.low}..{self.high}"
             )
 
     def pick(self, uniform: float) -> Any:
-        """The number that belongs to a uniform one in [0, 1)."""
+        """Map a uniform number in [0, 1) to a value."""
         return self.low * (self.high / self.low) ** uniform
 
     def ends(self) -> list[Any]:
-        """Its smallest and largest."""
+        """The smallest and the largest value."""
         return [self.low, self.high]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of these, each as likely."""
+    """One of these values, with equal probability."""
 
     values: tuple[Any, ...]
 
     def pick(self, uniform: float) -> Any:
-        """The value that belongs to a uniform number in [0, 1)."""
+        """Map a uniform number in [0, 1) to a value."""
         return self.values[int(uniform * len(self.values))]
 
     def ends(self) -> list[Any]:
-        """All of them."""
+        """All values."""
         return list(self.values)
 
 
@@ -81,7 +108,7 @@ Space = Mapping[str, Range | Choice]
 
 @dataclass(frozen=True)
 class Winner(Generic[Model]):
-    """The best trial: its settings, its score and what it made."""
+    """The best trial: its settings, its score and its model."""
 
     candidate: Candidate
     score: float
@@ -89,26 +116,26 @@ class Winner(Generic[Model]):
 
 
 def draw_candidate(space: Space, source: Generator) -> Candidate:
-    """Settings drawn anew from the space."""
+    """Draw one candidate from the search space."""
     return {name: kind.pick(float(source.random())) for name, kind in space.items()}
 
 
 def check_space(space: Space, make: Callable[[Candidate], Plan]) -> Plan:
-    """The plan that every trial is accounted by; refused where an end of the space has another privacy event."""
+    """The plan that accounts for every trial; raises if an end of the space has a different privacy event."""
     middle = {name: kind.pick(0.5) for name, kind in space.items()}
     plan = make(middle)
     for name, kind in space.items():
         for value in kind.ends():
             if not costs_the_same(plan, make({**middle, name: value})):
-                raise Refused(
-                    f"'{name}' changes the privacy event, and the price of the choice is that of its costliest trial: "
-                    "search over what leaves the event as it is, such as lr and clip"
+                raise NotProvenError(
+                    f"'{name}' changes the privacy event, but all trials must have the same one: search over settings "
+                    "that leave the event unchanged, such as lr and clip"
                 )
     return plan
 
 
 def costs_the_same(plan: Plan, other: Plan) -> bool:
-    """Whether two plans have the same event, δ and losses of it, so that one price holds for both."""
+    """Whether two plans have the same event, δ and extra δ, so that one cost holds for both."""
     return _list_price(plan) == _list_price(other)
 
 
@@ -116,12 +143,169 @@ def _list_price(plan: Plan) -> tuple[Any, ...]:
     return events.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.beside, plan.trials
 
 
+def price_search(
+    space: Space, make: Callable[[Candidate], Plan], *, epsilon: float | None, mean_trials: float, shape: float
+) -> Plan:
+    """The plan that every trial is accounted by, with the noise for which the whole search costs ``epsilon``.
+
+    ``make`` gives the plan of a candidate; without an ε at the noise it has, and the plan gets the smallest ceiling
+    that the search stays below. The tails of the noise take their largest share of δ, because the number of
+    coordinates is known only when a trial starts."""
+    trials = Trials(mean_trials, shape, epsilon or CEILINGS[-1])
+    plan = check_space(space, lambda candidate: replace(make(candidate), trials=trials))
+    most = replace(plan, tails=SHARE * plan.delta)
+    if epsilon is not None:
+        if most.delta_left() <= 0:
+            raise NotProvenError(
+                f"at ε = {epsilon:g} what trials lose of δ cannot be counted: give a smaller ε, or fewer trials"
+            )
+        return most.with_epsilon(epsilon)
+    for ceiling in CEILINGS:
+        found = replace(most, trials=replace(trials, ceiling=ceiling))
+        if found.guarantee().epsilon <= ceiling:
+            return found
+    raise NotProvenError(
+        f"with this noise the search costs more than ε = {CEILINGS[-1]:g}: give more noise, or fewer trials"
+    )
+
+
+def charge_search(ledger: Ledger, dataset: str, plan: Plan, *, new_dataset: bool = False) -> None:
+    """Enter the whole search in the ledger, before its first trial."""
+    Account(
+        ledger,
+        dataset,
+        run=Secret.fresh().name[:16],
+        method=f"tune {plan.method}",
+        planned=plan.steps,
+        cost=cost_of(plan.with_arithmetic()),
+        new_dataset=new_dataset,
+    ).charge()
+
+
+def run_trials(
+    plan: Plan,
+    space: Space,
+    make: Callable[[Candidate], Plan],
+    start: Callable[[Plan], Run],
+    judge: Callable[[Run], tuple[float, Model]],
+) -> Winner[Model] | None:
+    """The best of a secret number of trials of a plan that `price_search` gave: each is started on its own copy of the
+    model with its own secret, trained in memory, and scored by ``judge``."""
+
+    def run_trial(candidate: Candidate) -> tuple[float, Model]:
+        own = replace(make(candidate), sigma=plan.sigma, tails=plan.tails, trials=plan.trials)
+        if not costs_the_same(plan, own):
+            raise NotProvenError("this candidate has another privacy event than the search was accounted for")
+        run = start(own)
+        for _ in take_steps(run):
+            pass
+        return judge(run)
+
+    assert plan.trials is not None
+    return select_best(plan.trials, space, run_trial)
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The best trial: its model, settings and score, and the guarantee of the whole search."""
+
+    model: nn.Module
+    guarantee: Guarantee
+    plan: Plan
+    parameters: Mapping[str, Any]
+    score: float
+    directory: Path | None
+
+
+def tune(
+    model: nn.Module,
+    losses: Losses,
+    data: Any,
+    *,
+    score: Callable[[nn.Module], float],
+    epsilon: float,
+    search: Mapping[str, Range | Choice | tuple[float, float] | list[Any]] | None = None,
+    mean_trials: float = 10.0,
+    shape: float = 1.0,
+    delta: float = 1e-5,
+    method: str = "dp-sgd",
+    groups: Any = None,
+    directory: str | Path | None = None,
+    ledger: str | Path | Ledger | None = None,
+    dataset: str | None = None,
+    new_dataset: bool = False,
+    **options: Any,
+) -> TuningResult | None:
+    """Train with the best of a secret number of settings, at an ε that covers the search, as `hush tune` does.
+
+    Args:
+        model, losses, data, groups: as for `hush.train`; every trial starts from a copy of ``model``.
+        score: ``score(model)``, the larger the better. It must look at public data alone, which becomes a condition of
+            the guarantee, and must not print or store anything: only the best trial may be released.
+        search: what is drawn for every trial: ``(low, high)`` evenly in the logarithm, or a list of values. It may name
+            what leaves the privacy event unchanged, such as lr and clip; ``{"lr": (0.05, 5.0)}`` unless given.
+        mean_trials, shape: how many trials there are on average, and how their number is distributed (1 geometric, 0
+            logarithmic, inf Poisson).
+        directory: where the release is written; a search cannot be resumed.
+        ledger, dataset: the whole search is charged as one entry before the first trial.
+        options: further settings of `hush.train` and of the method, such as epochs and batch_size.
+
+    Returns None if the search gave no model, which is one of its outcomes; its cost is spent.
+    """
+    if ledger is not None and dataset is None:
+        raise InvalidInputError("a ledger needs the name of the data: give dataset='…'")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise DistributedError("every process would release its own search: call hush.tune in one process")
+    space = {name: _as_space(name, values) for name, values in (search or {"lr": (0.05, 5.0)}).items()}
+    for name in sorted(space.keys() & options.keys()):
+        raise InvalidInputError(f"'{name}' is searched and set: leave one of them out")
+    conditions = (SCORED_PUBLICLY, *options.pop("assumptions", ()))
+    given = {**options, "groups": groups, "delta": delta, "epsilon": epsilon, "assumptions": conditions}
+
+    def make(candidate: Candidate) -> Plan:
+        return plan_for_data(data, method, calibrate=False, **given, **candidate)
+
+    def start(plan: Plan) -> Run:
+        return plan.start(copy.deepcopy(model), losses, data, unit=groups, rows_per_unit=options.get("rows_per_unit"))
+
+    def judge(run: Run) -> tuple[float, Run]:
+        return float(score(run.model)), run
+
+    out = None if directory is None else Path(directory)
+    with open_search(out):
+        plan = price_search(space, make, epsilon=epsilon, mean_trials=mean_trials, shape=shape)
+        first = start(plan)  # what would fail in every trial fails before anything is charged
+        first.check_arithmetic()
+        RunDirectory(out, False).check_release(first, dataset=dataset or "")
+        if ledger is not None and dataset is not None:
+            opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+            charge_search(opened, dataset, plan, new_dataset=new_dataset)
+        winner = run_trials(plan, space, make, start, judge)
+        if winner is None:
+            return None
+        run = winner.made
+        if out is not None:
+            chosen = {"chosen": {"parameters": winner.candidate, "score": winner.score}}
+            run.release(out / RELEASE, dataset=dataset or "", figures=chosen)
+    return TuningResult(run.model, run.guarantee, plan, winner.candidate, winner.score, out)
+
+
+def _as_space(name: str, values: Any) -> Range | Choice:
+    if isinstance(values, Range | Choice):
+        return values
+    if isinstance(values, tuple) and len(values) == 2:
+        return Range(*map(float, values))
+    if isinstance(values, list) and values:
+        return Choice(tuple(values))
+    raise InvalidInputError(f"search takes (low, high) or a list of values for '{name}', got {values!r}")
+
+
 def select_best(
     trials: Trials, space: Space, run_trial: Callable[[Candidate], tuple[float, Model]], secret: Secret | None = None
 ) -> Winner[Model] | None:
-    """The best of a secret number of trials, or None where there is none; ``run_trial`` gives a score, the larger the
-    better, and what it made. Nothing of the others is kept."""
-    source = generator(secret or Secret.fresh(), "trials", 0)
+    """The best of a secret number of trials, or None if there is none; ``run_trial`` returns a score (larger is
+    better) and its model. Nothing of the other trials is kept."""
+    source = generator(secret or Secret.fresh(), streams.TRIALS, 0)
     best: Winner[Model] | None = None
     for _ in range(trials.count(float(source.random()))):
         found = _try(run_trial, draw_candidate(space, source))
@@ -131,18 +315,18 @@ def select_best(
 
 
 def _try(run_trial: Callable[[Candidate], tuple[float, Model]], candidate: Candidate) -> Winner[Model] | None:
-    """A trial that fails, or whose score is no number, is the worst there is, whatever the reason."""
+    """Run a trial; one that fails, or whose score is NaN, gets the worst score, whatever the reason."""
     try:
         with _keep_silent():
             score, made = run_trial(candidate)
-    except Exception:  # what it says may quote the data, and that it failed may depend on them
+    except Exception:  # the error may quote the data, and whether it occurs may depend on the data
         return None
     return Winner(candidate, score, made) if math.isfinite(score) else None
 
 
 @contextmanager
 def _keep_silent() -> Iterator[None]:
-    """Without warnings and log lines: said once a trial, they would count the trials."""
+    """Suppress warnings and log lines: once per trial, they would reveal the number of trials."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,1 +1,4 @@
-"""Helpers without a subject of their own: text, files, validation, tensors, identities."""
+"""Helpers shared by all packages: text, files, validation, tensors, identities.
+
+In scope: functions without any privacy meaning, and the identity of a plan. Not part of the public API.
+"""

@@ -1,16 +1,17 @@
-"""What tells one plan from another: a digest of everything that decides what it does, made from declarations alone.
+"""The identity of a plan: a digest of everything that decides what it computes, from declarations alone.
 
-A secret that comes from a seed is bound to it, and a checkpoint goes on only under the plan it was made with. Two plans
-that pass for one would share their noise, or report one's ε for the other's steps. So nothing is guessed:
+A seeded secret is bound to the identity, and a checkpoint can be resumed only under the plan it was made with. Two
+plans with the same identity would share their noise, or report the ε of one for the steps of the other. Nothing is
+guessed:
 
-- numbers, text, arrays, tensors and containers of them are themselves, and a subclass of one is of another kind;
-- a dataclass is its fields, and whatever else an object of it holds; a field marked `PER_STEP` may hold a function of
-  the step, which is its values;
-- anything else declares itself (`Declares`), as an optimizer that is given as a function does by what it builds;
-- what does none of this has no identity. Its plan runs, but takes no seed and cannot be resumed.
+- numbers, text, arrays, tensors and containers of them count by value; a subclass of one is a different kind;
+- a dataclass counts by its fields and all other attributes; a field marked `PER_STEP` may hold a function of the step,
+  which counts by its values;
+- any other object declares itself (`Declares`): an optimizer given as a function does so by what it builds;
+- everything else has no identity. Its plan runs, but takes no seed and cannot be resumed.
 
-A class is known by the name under which it is imported. Its code is not digested: that is the business of the record of
-sums (`hush.checkpointing.sum_log`), which sees whatever changes what is computed.
+A class is identified by the name under which it is imported. Its code is not part of the identity: the log of sums
+(`hush.checkpointing.sum_log`) detects changes of what is computed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from hush._internal.tensors import Named
 from hush.errors import Refused
 
 PER_STEP = {"per step": True}
-"""Metadata of a dataclass field that holds a number or a function of the step: its values are its identity."""
+"""Metadata of a dataclass field that holds a number or a function of the step, identified by its values."""
 
 
 STABLE_NAMES = {
@@ -56,7 +57,7 @@ STABLE_NAMES = {
     "hush.data_release.Covered": "hush.before.Covered",
     "hush.data_release.DataRelease": "hush.before.Before",
     "hush.data_release.HasBeside": "hush.before.HasBeside",
-    "hush.matrix_factorization.banded.Banded": "hush.matrices.banded.Banded",
+    "hush.matrix_factorization.banded.BandedMatrix": "hush.matrices.banded.Banded",
     "hush.matrix_factorization.dense.Dense": "hush.matrices.dense.Dense",
     "hush.matrix_factorization.identity.Diagonal": "hush.matrices.diagonal.Diagonal",
     "hush.matrix_factorization.strategy.Strategy": "hush.matrices.structure.Structure",
@@ -74,19 +75,22 @@ STABLE_NAMES = {
     "hush.optimizers.base.Cosine": "hush.rules.rule.Cosine",
     "hush.optimizers.base.Linear": "hush.rules.rule.Linear",
     "hush.optimizers.torch_optim.TorchOptim": "hush.rules.torch_optim.TorchOptim",
-    "hush.optimizers.wrappers.Averaged": "hush.rules.averaged.Averaged",
+    "hush.optimizers.wrappers.EMA": "hush.rules.averaged.Averaged",
+    "hush.optimizers.wrappers.TailAverage": "hush.rules.averaged.Averaged",
     "hush.optimizers.wrappers.ClipUnits": "hush.rules.clip_units.ClipUnits",
     "hush.optimizers.wrappers.Grouped": "hush.rules.grouped.Grouped",
-    "hush.optimizers.wrappers.Kalman": "hush.rules.kalman.Kalman",
+    "hush.optimizers.wrappers.KalmanFilter": "hush.rules.kalman.Kalman",
     "hush.per_example.augmentation.Augmented": "hush.gradients.points.Augmented",
     "hush.per_example.augmentation.Point": "hush.gradients.points.Point",
+    "hush.sampling.participation.CyclicPoissonSampled": "hush.sampling.participation.CyclicPoisson",
+    "hush.sampling.samplers.CyclicPoisson": "hush.sampling.samplers.Cyclic",
     "hush.sanitize.adaptive.AdaptiveClip": "hush.sanitize.adapting.Adapting",
     "hush.sanitize.adaptive.AdaptiveThreshold": "hush.sanitize.threshold.AdaptiveThreshold",
     "hush.sanitize.early_stopping.EpochSpreads": "hush.sanitize.stopping.EpochSpreads",
     "hush.sanitize.early_stopping.Stop": "hush.sanitize.stopping.Stop",
     "hush.sanitize.labels.IndexedLabels": "hush.sanitize.labels.Numbered",
     "hush.sanitize.labels.RandomizedLabels": "hush.sanitize.labels.Answers",
-    "hush.sanitize.labels.Table": "hush.sanitize.response.Table",
+    "hush.sanitize.labels.ResponseTable": "hush.sanitize.response.Table",
     "hush.sanitize.layer.FrozenLayer": "hush.sanitize.accounted.Accounted",
     "hush.sanitize.privatised.Hybrid": "hush.sanitize.hybrid.Hybrid",
     "hush.sanitize.privatised.Published": "hush.sanitize.published.Published",
@@ -104,12 +108,12 @@ PARENTS = (str, int, float, Mapping, tuple, list)
 
 
 class NoIdentity(Refused):
-    """Something that cannot be told from something else."""
+    """An object without an identity: it cannot be distinguished from another."""
 
 
 @dataclass(frozen=True)
-class Scope:
-    """What a declaration may depend on: the plan's number of steps, and the parameters of the model that is trained."""
+class IdentityScope:
+    """What a declaration may depend on: the plan's number of steps and the trained parameters."""
 
     steps: int
     params: Named | None = None
@@ -117,15 +121,24 @@ class Scope:
 
 @runtime_checkable
 class Declares(Protocol):
-    """An object that says itself what it is."""
+    """An object that declares its own identity."""
 
-    def declared(self, scope: Scope) -> Any:
-        """Everything that decides what it does, as plain data; `NoIdentity` where that cannot be said."""
+    def declared(self, scope: IdentityScope) -> Any:
+        """Everything that decides what it does, as plain data; raises `NoIdentity` if that is unknown."""
         ...
 
 
-def declared(value: Any, scope: Scope, path: str = "") -> Any:
-    """``value`` as JSON that holds all that decides what it does; `NoIdentity` names the part that cannot be told."""
+@runtime_checkable
+class Described(Protocol):
+    """A configuration whose entry in the privacy card differs from its fields."""
+
+    def described(self) -> dict[str, Any]:
+        """The fields of the entry."""
+        ...
+
+
+def declared(value: Any, scope: IdentityScope, path: str = "") -> Any:
+    """``value`` as JSON with everything that decides what it does; `NoIdentity` names the part without an identity."""
     if value is None or type(value) in (str, bool, int):
         return value
     if type(value) in (float, np.float64):
@@ -145,17 +158,25 @@ def declared(value: Any, scope: Scope, path: str = "") -> Any:
     if isinstance(value, Declares):
         return _self_declared(value, scope, path)
     if dataclasses.is_dataclass(value):
-        return {"kind": _class_name(type(value), path), **_fields(value, scope, path), **_beside(value, scope, path)}
+        return {
+            "kind": _class_name(type(value), path),
+            **_fields(value, scope, path),
+            **_extra_attributes(value, scope, path),
+        }
     if isinstance(value, PARENTS):
-        return {"kind": _class_name(type(value), path), **_inherited(value, scope, path), **_beside(value, scope, path)}
+        return {
+            "kind": _class_name(type(value), path),
+            **_inherited(value, scope, path),
+            **_extra_attributes(value, scope, path),
+        }
     raise NoIdentity(
-        f"{path or 'it'} is a {_shown(value)}, which cannot be told from another: use an object with declared fields "
-        "(a frozen dataclass), or give it a method `declared`"
+        f"{path or 'it'} is a {_shown(value)}, which has no identity: use an object with declared fields (a frozen "
+        "dataclass), or give it a method `declared`"
     )
 
 
 def digest(tree: Any) -> str:
-    """Thirty-two hexadecimal digits of what `declared` gave."""
+    """Thirty-two hexadecimal digits of a declaration."""
     text = json.dumps(tree, sort_keys=True, allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -167,10 +188,13 @@ def per_step(function: Callable[[int], float], steps: int) -> dict[str, Any]:
 
 
 def describe(value: Any) -> Any:
-    """A frozen configuration as plain, readable data, for the privacy card; never taken for an identity."""
+    """A frozen configuration as plain, readable data, for the privacy card; not an identity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        kind = type(value)
+        name = STABLE_NAMES.get(f"{kind.__module__}.{kind.__qualname__}", kind.__name__).rpartition(".")[2]
+        if isinstance(value, Described):
+            return {"kind": name, **describe(value.described())}
+        return {"kind": name, **{f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -184,20 +208,20 @@ def describe(value: Any) -> Any:
     return _shown(value)
 
 
-def _self_declared(value: Any, scope: Scope, path: str) -> dict[str, Any]:
-    """What the object says of itself. Where a parent says it, the class and what it adds to the parent are its own."""
+def _self_declared(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
+    """The object's own declaration. If a parent class declares it, the class and the fields it adds are included."""
     kind = type(value)
-    said = {"kind": _class_name(kind, path), **declared(value.declared(scope), scope, path)}
+    own = {"kind": _class_name(kind, path), **declared(value.declared(scope), scope, path)}
     parent = next((k for k in kind.__mro__ if "declared" in vars(k)), kind)
     if parent is kind or not dataclasses.is_dataclass(parent):
-        return said
+        return own
     known = {field.name for field in dataclasses.fields(parent)}
     added = [f.name for f in dataclasses.fields(kind) if f.name not in known]
     more = {name: declared(getattr(value, name), scope, _joined(path, name)) for name in added}
-    return {**said, "kind": _class_name(kind, path), **more, **_beside(value, scope, path)}
+    return {**own, "kind": _class_name(kind, path), **more, **_extra_attributes(value, scope, path)}
 
 
-def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
+def _fields(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
@@ -208,8 +232,8 @@ def _fields(value: Any, scope: Scope, path: str) -> dict[str, Any]:
     return found
 
 
-def _beside(value: Any, scope: Scope, path: str) -> dict[str, Any]:
-    """What an object holds that is no field, as a subclass may add it; what a property computed once is left out."""
+def _extra_attributes(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
+    """Attributes that are not fields, as a subclass may add them; cached properties are left out."""
     kinds = type(value).__mro__
     computed = {name for kind in kinds for name, held in vars(kind).items() if isinstance(held, cached_property)}
     slots = {name for kind in kinds for name in _slots(kind)} & set(dir(value))
@@ -224,8 +248,8 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(n for n in ((found,) if isinstance(found, str) else found) if n not in ("__dict__", "__weakref__"))
 
 
-def _inherited(value: Any, scope: Scope, path: str) -> dict[str, Any]:
-    """What a subclass of a number, a text or a container has from its parent."""
+def _inherited(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
+    """The value that a subclass of a number, a text or a container inherits."""
     for parent in (str, int, float):
         if isinstance(value, parent):
             return {"value": parent.__repr__(value)}
@@ -235,7 +259,7 @@ def _inherited(value: Any, scope: Scope, path: str) -> dict[str, Any]:
 
 def _array(value: np.ndarray) -> dict[str, Any]:
     if value.dtype.hasobject:
-        raise NoIdentity("an array of Python objects cannot be told from another: use an array of numbers")
+        raise NoIdentity("an array of Python objects has no identity: use an array of numbers")
     return {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape), "digest": _hash(value)}
 
 
@@ -244,14 +268,14 @@ def _hash(value: np.ndarray) -> str:
 
 
 def _class_name(kind: type, path: str) -> str:
-    """Where the class is imported from; one that is made inside a function has many twins of its name."""
+    """The import path of a class. Classes defined inside a function are rejected: many can share one name."""
     found: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
         found = getattr(found, part, None)
     if found is not kind:
         raise NoIdentity(
-            f"{path or 'it'} is of the class {kind.__qualname__}, which is defined inside a function and cannot be "
-            "told from another one of its name: define it at the top of a module"
+            f"{path or 'it'} is of the class {kind.__qualname__}, which is defined inside a function and has no "
+            "identity: define it at the top of a module"
         )
     name = f"{kind.__module__}.{kind.__qualname__}"
     return STABLE_NAMES.get(name, name)

@@ -1,15 +1,16 @@
-"""Other people's objects by the name ``package.module:attribute``, so that nothing needs to be registered."""
+"""Imports of third-party objects by the name ``package.module:attribute``, without registration; versions."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from hush.errors import InvalidInputError
+from hush.errors import HushError, InvalidInputError
 
 
 def import_object(path: str) -> Any:
@@ -34,8 +35,29 @@ def import_factory(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def call_factory(path: str, options: Mapping[str, Any]) -> Any:
+    """What the factory that ``package.module:attribute`` names returns, called with the options that it takes."""
+    factory = import_factory(path)
+    with explain_errors(path):
+        return call_with(factory, options)
+
+
+@contextmanager
+def explain_errors(path: str) -> Iterator[None]:
+    """Name the code of others that does not work; what it says is left out, as it may quote the data."""
+    try:
+        yield
+    except (HushError, OSError):
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"'{path}' raised {type(error).__name__} when it was called: it is not what was expected, or has an error "
+            "(HUSH_TRACEBACK=1 shows where)"
+        ) from error
+
+
 def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Call a factory with those of the options that it takes by name."""
+    """Call a factory with the options that it accepts by name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return function(**options)
@@ -44,16 +66,16 @@ def call_with(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 
 
 def find_version(path: str) -> str | None:
-    """The version of the distribution that ``package.module:attribute`` comes from; None where it is in none."""
+    """The version of the distribution that provides ``package.module:attribute``, or None."""
     package = path.partition(":")[0].partition(".")[0]
     found = metadata.packages_distributions().get(package)
     return metadata.version(found[0]) if found else None
 
 
-# The versions of hush and of what it stands on, by the names under which files keep them.
+# Versions of hush and of its dependencies, under the names that files store.
 
-DISTRIBUTION = "hush-dp"  # what is installed; it is imported, and called in the shell, as hush
-BEFORE = "hush"  # the distribution's name up to 0.1.0, where an installation was not made anew
+DISTRIBUTION = "hush-dp"  # the installed distribution; it is imported, and called in the shell, as hush
+BEFORE = "hush"  # the distribution's name up to 0.1.0, for installations made then
 
 
 def read_own_version() -> str:

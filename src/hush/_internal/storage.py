@@ -1,15 +1,16 @@
-"""Everything that hush asks of a disk: files that are whole or absent, locks, and a cache. No other module does this.
+"""All disk operations of hush: atomic files, locks, and a cache. No other module does this.
 
-- **Whole or absent.** `write_atomic` writes beside, flushes to the disk and renames; `atomic_writer` does the same for
-  a file that somebody else writes piece by piece; `move_atomic` does the last step
-  for what was written elsewhere on the same disk; `write_folder` does both for a folder; `append_durably` adds lines
-  that are on the disk when it returns, or are not there.
-- **Locks** are the kernel's (`flock`): they end with their holder, however it ends. `lock_file` locks a file that is
-  open, `try_lock` takes a lock and keeps it or says that somebody else has it, `file_lock` waits for one. A file system
-  without locks raises an error; one that grants every lock is noticed by `file_lock`, which asks for its own lock a
-  second time, and both are `NoLocks` in one sentence.
-- **The cache.** `recall` reads what was kept under a name and makes it where it is absent or not whole; the name holds
-  a digest of all that the content depends on. A cache that cannot be written is no reason to fail.
+- **Atomic files.** `write_atomic` writes a temporary file, flushes it to disk and renames it; `atomic_writer` does the
+  same for a file that the caller writes in chunks; `move_atomic` does the last step for a file written elsewhere on the
+  same disk; `write_folder` does both for a folder; `append_durably` adds lines that are on disk when it returns, or not
+  at all.
+- **Pages.** `write_page` replaces a file only if hush wrote it, which a comment in the file says (`MARK`).
+- **Locks** are the kernel's (`flock`): they end with the process that holds them. `lock_file` locks an open file,
+  `try_lock` takes a lock or reports that another process has it, and `file_lock` waits for one. A file system without
+  locks raises an error; `file_lock` detects one that grants every lock by asking for its own lock a second time. Both
+  raise `NoLocks`.
+- **The cache.** `recall` reads the file stored under a name and creates it if it is missing or incomplete; the name
+  contains a digest of everything that the content depends on. A cache that cannot be written is not an error.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from hush.errors import InvalidInputError
 
 PRIVATE = 0o600
 PUBLIC = 0o644
+MARK = "written by hush"  # in a comment at the start or end of every page that hush writes to a path of the user's
+FOLDER = 0o755  # mode of folders that others may read, whatever the umask
 Value = TypeVar("Value")
 
 
 class NoLocks(InvalidInputError):
-    """A disk on which processes cannot take turns: it refuses locks, for the reason given, or its locks do nothing."""
+    """A disk without working locks: it rejects them, for the reason given, or its locks do nothing."""
 
     def __init__(self, directory: Path, error: OSError | None = None) -> None:
         if error is None:
@@ -46,56 +49,102 @@ class NoLocks(InvalidInputError):
 
 
 def explain(error: OSError) -> str:
-    """What the operating system refused, in a few words."""
+    """The error of the operating system in a few words."""
     return (error.strerror or str(error)).lower()
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
     """Put ``content`` at ``path`` so that after any crash the old file or the new one is there, never a part."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync_directory(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_together({path: content}, mode=mode)
+
+
+def write_together(files: Mapping[Path, bytes], *, mode: int = PUBLIC) -> None:
+    """The same for several files: all of them are on the disk before the first is renamed, in their order."""
+    with contextlib.ExitStack() as stack:
+        written = [(stack.enter_context(_new_part(path, mode)), path) for path in files]
+        for (part, _), content in zip(written, files.values(), strict=True):
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for part, path in written:
+            os.replace(part, path)
+            sync_directory(path.parent)
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[Path]:
-    """The name of a new file to write; at the end it takes the place of ``path``, and where that fails it is gone."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        yield beside
-        with beside.open("rb+") as file:
+    """An empty file to write to. At the end it replaces ``path``; on an error it is removed. Incomplete copies of the
+    same file that killed processes left are removed first."""
+    remove_parts(path.parent, glob.escape(path.name))
+    with _new_part(path, PUBLIC) as part:
+        yield part
+        with part.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(part, path)
         sync_directory(path.parent)
+
+
+@contextmanager
+def _new_part(path: Path, mode: int) -> Iterator[Path]:
+    """A new file next to ``path``, removed at the end; its lock shows `remove_parts` that it is being written."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    held = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks: then two processes must not write the same file
+            lock_file(held)
+        yield part
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+        os.close(held)
+
+
+def check_page(path: Path) -> None:
+    """Check a path for a page before anything is computed: it must not be a folder or a file that hush did not write,
+    and its directory must be writable. Incomplete copies that killed processes left are removed."""
+    if path.is_dir():
+        raise InvalidInputError(f"'{path}' is a folder: give the name of a file")
+    if (path.exists() or path.is_symlink()) and not _is_page(path):
+        raise InvalidInputError(f"'{path}' is not a page that hush wrote, so it is not replaced: give another name")
+    writable_directory(path.parent)
+    remove_parts(path.parent, glob.escape(path.name))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, which holds `MARK`, to a path of the user's; a file that hush did not write is never replaced."""
+    check_page(path)
+    write_atomic(path, text.encode())
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():  # a device or a pipe, say
+        return False
+    try:
+        with path.open("rb") as file:
+            begin = file.read(512)
+            file.seek(max(0, path.stat().st_size - 512))
+            return MARK.encode() in begin or MARK.encode() in file.read()
+    except OSError:
+        return False
 
 
 def move_atomic(source: Path, target: Path) -> None:
-    """Give a file or a folder on the same disk its place, at once; a folder that is not empty is never replaced."""
+    """Rename a file or a folder on the same disk, atomically; a folder that is not empty is never replaced."""
     os.rename(source, target)
     sync_directory(target.parent)
 
 
 def write_folder(target: Path, content: Mapping[str, bytes], *, replace: bool = False) -> None:
-    """Put a folder of files at ``target`` as a whole: after a kill at any instant there is none or a whole one.
+    """Write a folder of files at ``target`` atomically: after a kill at any time it is complete or absent.
 
-    It is written beside and renamed. With ``replace`` a folder that is there is renamed away first; without it, only an
-    empty one gives way. What a kill leaves beside is cleared by `remove_temporaries`."""
+    It is written under a temporary name and renamed. With ``replace`` an existing folder is renamed first; without it,
+    only an empty folder is replaced. `remove_temporaries` removes what a killed process left."""
     target = target.resolve()
     beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
-    beside.mkdir()
+    beside.mkdir(mode=FOLDER)
     held = os.open(beside, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # says to others that this one is being written; a courtesy
+        with contextlib.suppress(OSError):  # shows other processes that this folder is being written
             lock_file(held)
         for name, data in content.items():
             _write_durably(beside / name, data)
@@ -109,7 +158,7 @@ def write_folder(target: Path, content: Mapping[str, bytes], *, replace: bool = 
 
 
 def remove_temporaries(target: Path) -> None:
-    """Remove what `write_folder` left beside a folder when it was killed or could not go on."""
+    """Remove the temporary folders that `write_folder` left when it was killed or failed."""
     target = target.resolve()
     for end in ("part", "old"):
         for left in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 12}.{end}"):
@@ -117,9 +166,9 @@ def remove_temporaries(target: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _is_being_written(folder: Path) -> bool:
+def _is_being_written(part: Path) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(part, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -145,7 +194,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
-    """Add to the end of a file, on the disk when this returns; where that fails the file is as it was."""
+    """Append to a file, durable when this returns; on an error the file is unchanged."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
     try:
         start = os.lseek(descriptor, 0, os.SEEK_END)
@@ -160,7 +209,7 @@ def append_durably(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
 
 
 def sync_file(descriptor: int) -> None:
-    """Everything written to an open file is on the disk when this returns."""
+    """Flush an open file to disk."""
     os.fsync(descriptor)
 
 
@@ -174,9 +223,12 @@ def sync_directory(directory: Path) -> None:
 
 
 def wipe(path: Path) -> None:
-    """Overwrite a file with zeros on the disk, then remove it. What the file system or the disk itself keeps of earlier
-    versions (a journal, a snapshot, worn cells) is not reached."""
-    descriptor = os.open(path, os.O_WRONLY)
+    """Overwrite a file with zeros on disk, then remove it; of a symlink, only the link is removed. Earlier versions
+    that the file system or the disk itself keeps (a journal, a snapshot, worn cells) are not erased."""
+    if path.is_symlink():
+        path.unlink()
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         left = os.fstat(descriptor).st_size
         while left > 0:
@@ -188,17 +240,26 @@ def wipe(path: Path) -> None:
 
 
 def remove_parts(directory: Path, name: str = "*") -> None:
-    """Remove files that killed processes left half written; only where no other process writes the same files."""
+    """Remove incomplete files that killed processes left; on a disk without locks, only if no other process writes the
+    same files."""
     for part in directory.glob(f".{name}.{'[0-9a-f]' * 12}.part"):
-        if not part.is_dir():
+        if not part.is_dir() and not _is_being_written(part):
             part.unlink(missing_ok=True)
 
 
-def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
-    """Create a directory, and prove by a small write that files can be put there, before anything expensive starts."""
+def make_directory(directory: Path, *, mode: int = FOLDER) -> None:
+    """Create a directory with this mode and its missing parents with `FOLDER`, whatever the umask."""
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(mode=FOLDER, exist_ok=True)
+    directory.mkdir(mode=mode, exist_ok=True)
+
+
+def writable_directory(directory: Path, *, mode: int = FOLDER) -> Path:
+    """Create a directory and check with a small write that it is writable, before anything expensive starts."""
     probe = directory / f".probe.{secrets.token_hex(6)}"
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=mode)
+        make_directory(directory, mode=mode)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
@@ -207,10 +268,9 @@ def writable_directory(directory: Path, *, mode: int = 0o755) -> Path:
 
 
 def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
-    """Lock an open file until it is closed; False where another holds it and ``wait`` is False.
+    """Lock an open file until it is closed; False if another process holds it and ``wait`` is False.
 
-    A shared lock is granted beside other shared ones. The error of a file system without locks is an OSError, for the
-    caller to put into its own words."""
+    Several shared locks are granted at once. A file system without locks raises OSError, which the caller converts."""
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
@@ -222,7 +282,7 @@ def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bo
 
 
 def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
-    """The descriptor of a lock on ``path``, to be given back by `unlock`; None where another process has it."""
+    """The descriptor of a lock on ``path``, to be released by `unlock`; None if another process has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
         try:
@@ -239,7 +299,7 @@ def try_lock(path: Path, *, mode: int = PUBLIC) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still has its name: a lock on one that was removed in between is nobody's."""
+    """Whether an open file still has its name: a lock on a removed file protects nothing."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -247,8 +307,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def write_in_place(descriptor: int, content: bytes) -> None:
-    """Replace what is in a file that is open and locked. A crash may leave a part of it: for notes of which a part is
-    as good as none, in files that must stay the same file because their lock is on it."""
+    """Replace the content of a file that is open and locked. A crash may leave a part of it: use it for notes whose
+    loss is harmless, in files that must keep their inode because their lock is on it."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     _write_all(descriptor, content)
@@ -256,7 +316,7 @@ def write_in_place(descriptor: int, content: bytes) -> None:
 
 
 def unlock(descriptor: int) -> None:
-    """Let others have a lock that `try_lock` took."""
+    """Release a lock that `try_lock` took."""
     _kept.discard(descriptor)
     os.close(descriptor)
 
@@ -276,10 +336,10 @@ os.register_at_fork(after_in_child=_leave_locks)  # would hold the lock of a kil
 
 @contextmanager
 def file_lock(path: Path, *, prove: bool = True) -> Iterator[None]:
-    """One process at a time in here, by a lock on a file, made if need be, or on a folder.
+    """Let one process at a time run this block, by a lock on a file (created if missing) or on a folder.
 
-    With ``prove`` a disk that grants a second lock on the same file is refused, as its locks do nothing; without it the
-    turn is a courtesy, for work that does no harm when it is done twice."""
+    With ``prove`` a disk that grants a second lock on the same file is rejected, because its locks do nothing; without
+    it the lock only saves work that would be harmless if done twice."""
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     held = os.open(path, flags, PUBLIC)
     try:
@@ -308,14 +368,14 @@ def _lock(descriptor: int, path: Path, *, wait: bool = True) -> bool:
 
 @contextmanager
 def make_scratch(prefix: str) -> Iterator[Path]:
-    """A folder that only its owner can enter, gone at the end; its name is short, as sockets in it need."""
+    """A folder that only its owner can enter, removed at the end; its name is short, because sockets need that."""
     root = "/tmp" if Path("/tmp").is_dir() else None
     with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def find_cache() -> Path:
-    """Where downloads and computed files are kept: $HUSH_CACHE, else hush's folder in the user's cache directory."""
+    """The folder of downloads and computed files: $HUSH_CACHE, else hush's folder in the user's cache directory."""
     if chosen := os.environ.get("HUSH_CACHE"):
         return Path(chosen)
     if sys.platform == "darwin":
@@ -324,7 +384,7 @@ def find_cache() -> Path:
 
 
 def cache_get(path: Path, parse: Callable[[IO[bytes]], Value]) -> Value | None:
-    """What ``parse`` reads from a kept file; None where there is none, or a ValueError says that it is of no use."""
+    """What ``parse`` reads from a cached file; None if there is none, or if ``parse`` raises ValueError."""
     try:
         with path.open("rb") as file:
             return parse(file)
@@ -333,16 +393,16 @@ def cache_get(path: Path, parse: Callable[[IO[bytes]], Value]) -> Value | None:
 
 
 def cache_put(path: Path, content: bytes, *, mode: int = PUBLIC) -> None:
-    """Put a file into the cache, whole; a disk that does not take it is no reason to fail."""
+    """Put a file into the cache atomically; a failed write is not an error."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         write_atomic(path, content, mode=mode)
 
 
 def recall(
     path: Path, parse: Callable[[IO[bytes]], Value], make: Callable[[], Value], pack: Callable[[Value], bytes]
 ) -> Value:
-    """What is kept at ``path`` if it is there and whole, else what ``make`` gives, kept there for the next time."""
+    """The cached file at ``path`` if it is there and complete, else the result of ``make``, which is then cached."""
     found = cache_get(path, parse)
     if found is None:
         found = make()

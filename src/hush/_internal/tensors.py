@@ -1,4 +1,4 @@
-"""Tensors by parameter name, and the flat vector they are a view of."""
+"""Tensors by parameter name, their layout in a flat vector, and checksums of tensors."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ Sums = dict[str, Named]
 """Sums over examples, by channel and then by name."""
 
 State = dict[str, Any]
-"""A nested dict of tensors, numbers and objects with ``state_dict``; keys that start with ``_`` are scratch:
-recomputable from the secret and the step alone, so a checkpoint leaves them out."""
+"""A nested dict of tensors, numbers and objects with ``state_dict``. Keys that start with ``_`` are scratch: they are
+recomputed from the secret and the step, so checkpoints leave them out."""
 
 Losses = Callable[[nn.Module, Any], Tensor]
-"""``losses(model, content)``: one loss per example, shape (n,). ``content`` is what the data gives for n indices.
+"""``losses(model, content)``: one loss per example, shape (n,). ``content`` is the data of n indices.
 
-What is relied on:
+hush relies on the following:
 
 1. The result has one loss for each of the n examples; any other shape is refused.
 2. Loss i depends on example i, on the parameters and on the model randomness of its place, and on no other example. The
-   engines are compared on the first batch and at secret steps; where examples mix, the
-   reference computes every example alone, or the run is refused.
-3. Every use of a trained parameter goes through the model, where its gradient can be followed; another use is refused.
+   engines are compared on the first batch and at secret steps; where examples mix, the reference computes every example
+   alone, or the run is refused.
+3. Every use of a trained parameter goes through the model, where its gradient is tracked; another use is refused.
 4. Random numbers are drawn with torch; Python's and numpy's generators are refused.
-5. Neither the model nor the loss writes into a buffer or a parameter; a run that sees such a write refuses to go on.
+5. Neither the model nor the loss writes into a buffer or a parameter; a run that detects such a write stops with an
+   error.
 """
 
 
@@ -45,7 +46,7 @@ def trainable(model: nn.Module) -> Named:
 
 @dataclass(frozen=True)
 class Layout:
-    """How named tensors lie one after the other in one flat vector."""
+    """The positions of named tensors in one flat vector."""
 
     shapes: tuple[tuple[str, torch.Size], ...]
 
@@ -81,12 +82,12 @@ def add_sums(total: Sums | None, piece: Sums) -> Sums:
 
 
 def widen_sums(sums: Sums) -> Sums:
-    """The sums in float64, in which whatever is still added to them loses nothing that matters."""
+    """The sums in float64, so that later additions lose no precision that matters."""
     return {channel: {name: value.double() for name, value in named.items()} for channel, named in sums.items()}
 
 
 def list_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of a nested state, in its order, scratch left out."""
+    """The tensors of a nested state, in order, without scratch."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping):
@@ -99,17 +100,17 @@ def list_tensors(state: Any) -> Iterator[Tensor]:
 
 
 def copy_into(own: Named, saved: Named) -> None:
-    """Write saved tensors over those of a model; refused where names, shapes or types differ."""
+    """Copy saved tensors into those of a model; raises if names, shapes or types differ."""
     shapes = [{name: (t.shape, t.dtype) for name, t in named.items()} for named in (own, saved)]
     if shapes[0] != shapes[1]:
         names = sorted(n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
-        raise InvalidInputError(f"the saved model is another one: it differs in {', '.join(names[:3])}")
+        raise InvalidInputError(f"the saved model differs from this one in {', '.join(names[:3])}")
     for name, value in own.items():
         value.copy_(saved[name])
 
 
 def check_losses(losses: Any, n: int) -> None:
-    """One loss per example, or a sentence that says so; how many examples a batch has is private."""
+    """Raise unless there is one loss per example. The message omits the batch size, which is private."""
     if not isinstance(losses, Tensor) or losses.shape != (n,):
         got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else repr(type(losses).__name__)
         got = "another number of them" if isinstance(losses, Tensor) and losses.dim() == 1 else got
@@ -122,21 +123,21 @@ def _advise(losses: Any) -> str:
     return "take the mean over the other dimensions" + (", or .squeeze(1)" if losses.shape[1:] == (1,) else "")
 
 
-# What stands for tensors as they are at one moment, to see whether they are the same at another.
+# Checksums of tensors, to detect changes between two moments.
 #
-# The words of 32 bits lie in rows of `WIDTH`, one below the other. With an odd weight rᵢ of every row, the fold is
+# The 32-bit words are arranged in rows of `WIDTH`. With an odd weight rᵢ for every row, the fold is
 #
-#     Σᵢ rᵢ wᵢⱼ   modulo 2³²,   for every place j in a row.
+#     Σᵢ rᵢ wᵢⱼ   modulo 2³²,   for every column j.
 #
-# It is another one wherever one word alone is, or the words of one row are in another order: an odd weight makes no
-# difference vanish. Where several rows change, a place of it stays the same by an accident of about 2⁻³¹ (more often
-# for words that all end in zeros), and of two folds with different weights by one of 2⁻⁶². It is one product with a
-# matrix, hardly slower than a plain sum.
+# It changes whenever a single word changes, or the words of one row are permuted: multiplication by an odd weight is
+# injective modulo 2³². Where several rows change, a column of the fold stays the same with probability about 2⁻³¹ (more
+# often for words that all end in zeros), and with two folds of different weights about 2⁻⁶². The fold is one matrix
+# product, hardly slower than a plain sum.
 #
-# Of the signs alone such a fold knows no more than whether an even number of them changed: 2³¹ times an odd number is
-# 2³¹. So every `EVERY`-th row is folded once more with its upper bits mixed into the lower ones, w ⊕ ⌊w / 2¹⁵⌋. Weights
-# that are all negated are seen by that; an even number of signs in other rows is not. The weights are public: this sees
-# what happens, not who looks for a collision.
+# For sign bits alone the fold detects only whether an odd number of them changed, because 2³¹ times an odd number is
+# 2³¹. Every `EVERY`-th row is therefore folded a second time with its upper bits mixed into the lower ones,
+# w ⊕ ⌊w / 2¹⁵⌋. That detects the negation of all weights, but not an even number of changed signs in other rows. The
+# weights are public: checksums detect accidents, not deliberate collisions.
 
 WIDTH = 1 << 10
 EVERY = 61
@@ -144,8 +145,8 @@ _MIX, _TURN, _ALL = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D, (1 << 64) - 1
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number below 2⁵², exact in float64, that two lists of tensors share only if they are the same in every bit, or
-    by an accident of about that size."""
+    """A number below 2⁵², exact in float64, that differs for different tensors except with a probability of about
+    2⁻⁵²."""
     total = 0
     for tensor in tensors:
         for which in (0, 1):
@@ -155,8 +156,8 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 
 def fold_words(tensor: Tensor, which: int = 0) -> Tensor:
-    """The fold of a tensor with the first or the second list of weights, and that of some of its rows with mixed bits:
-    shape (2·`WIDTH`,)."""
+    """The fold of a tensor with the first or second list of weights, then that of some rows with mixed bits; shape
+    (2·`WIDTH`,)."""
     words = _list_words(tensor)
     rows, left = divmod(len(words), WIDTH)
     weights = _weigh_rows(rows + 1, which, words.device)
@@ -169,17 +170,17 @@ def fold_words(tensor: Tensor, which: int = 0) -> Tensor:
 
 
 def _multiply(weights: Tensor, rows: Tensor) -> Tensor:
-    """The product with a matrix of whole numbers; a graphics card has none, and gets it by sums."""
+    """An integer matrix product; CUDA has none and computes it by sums."""
     return weights @ rows if rows.is_cpu else multiply_by_sums(weights, rows)
 
 
 def multiply_by_sums(weights: Tensor, rows: Tensor) -> Tensor:
-    """The same without a product of matrices."""
+    """The same product without a matrix multiplication."""
     return (rows * weights[:, None]).sum(0, dtype=rows.dtype)
 
 
 def _list_words(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as whole numbers of 32; a few octets that are too many get zeros beside them."""
+    """The bits of a tensor as 32-bit integers, padded with zero bytes."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.element_size() % 4 == 0:
         return flat.view(torch.int32)
@@ -191,12 +192,11 @@ def _list_words(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _weigh_rows(rows: int, which: int, device: torch.device) -> Tensor:
-    """The weights of so many rows, of 32 bits."""
     return (_mix_places(rows, which) >> 32).bitwise_or_(1).to(torch.int32).to(device)
 
 
 @lru_cache(maxsize=16)
 def _mix_places(count: int, which: int) -> Tensor:
-    """So many odd numbers of 64 bits without any order: one of two lists."""
+    """``count`` pseudorandom odd 64-bit numbers, from one of two lists."""
     places = torch.arange(count, device="cpu") * 2 + (2 + which)
     return (places * _MIX).bitwise_xor_((places * _TURN) >> 29).mul_(_MIX).bitwise_or_(1)

@@ -1,7 +1,7 @@
-r"""Text from files, made safe to show: a name or a label may hold characters that a terminal or a page would obey.
+r"""Makes text from files safe to display: names and labels may contain characters that a terminal or a page interprets.
 
-Control characters (escape sequences that recolour or rewrite a terminal), marks that reverse the direction of writing,
-line separators and halves of characters are spelt out as ``\x1b``, ``\u202e`` and the like. Everything else stays.
+Control characters (escape sequences that recolour or rewrite a terminal), bidirectional marks, line separators and
+surrogates are written as escapes such as ``\x1b`` and ``\u202e``. All other characters are kept.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-OBEYED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # Unicode categories
+INTERPRETED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # Unicode categories
 
 
 def make_printable(text: object) -> str:
-    """The text with every character that is obeyed rather than shown spelt out; always one line."""
+    """The text with every non-displayable character escaped; always one line."""
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(_spell_out(c) if unicodedata.category(c) in OBEYED else c for c in shown)
+    return "".join(_spell_out(c) if unicodedata.category(c) in INTERPRETED else c for c in shown)
 
 
 def dump_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
-    """JSON in which such characters are escaped, so that the file may be shown as it is; it means the same value."""
+    """JSON with such characters escaped, so that the file can be displayed; it encodes the same value."""
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
-    if text.isprintable():
+    if text.replace("\n", "").isprintable():
         return text
-    return "".join(c if c == "\n" or unicodedata.category(c) not in OBEYED else _escape_in_json(c) for c in text)
+    return "".join(c if c == "\n" or unicodedata.category(c) not in INTERPRETED else _escape_in_json(c) for c in text)
 
 
 def as_json_data(value: Any) -> Any:
-    """Data that JSON can hold: infinity and NaN become null, as JSON has neither."""
+    """The data with infinity and NaN replaced by null, which JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): as_json_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -43,7 +43,7 @@ def as_json_data(value: Any) -> Any:
 
 
 def escape_cell(text: object) -> str:
-    """Text in a table of a Markdown page: no bar ends its cell, no tag begins."""
+    """Escape text for a cell of a Markdown table: bars and tags."""
     return make_printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
@@ -55,7 +55,7 @@ def _escape_in_json(character: str) -> str:
     return json.dumps(character)[1:-1]
 
 
-# What other libraries and papers call the settings and options of hush, so that a hint can name the word used here.
+# Names that other libraries and papers use for settings of hush, for hints in error messages.
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "lr": ("learning_rate", "eta", "step_size", "alpha"),
@@ -87,6 +87,6 @@ _KNOWN_AS = {other: name for name, others in SYNONYMS.items() for other in other
 
 
 def translate(name: str) -> str:
-    """The word used here for a setting that others call ``name``; other names come back as they are."""
+    """The name in hush of a setting that other libraries call ``name``; unknown names are returned unchanged."""
     plain = name.lower().replace("-", "_")
     return _KNOWN_AS.get(plain, plain)

@@ -1,4 +1,4 @@
-"""Checks at the edge, once: each takes one named value and raises a sentence that names it."""
+"""Checks of arguments: each takes named values and raises `InvalidInputError` with the name and the value."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def positive_int(**values: float) -> None:
 
 
 def name(**values: str) -> None:
-    """Every value is a word or a few that can stand in a sentence."""
+    """Every value is a short printable name."""
     for key, value in values.items():
         if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > LONGEST:
             raise InvalidInputError(

@@ -30,8 +30,8 @@ from hush.accounting import renyi
 from hush.accounting.events import CountedEvents, Profile, find_leaves, name_event
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hush.accounting.pld import (
+    CountedLeaf,
     Direction,
-    Part,
     by_reference,
     chernoff_delta,
     compose,
@@ -40,7 +40,7 @@ from hush.accounting.pld import (
     randomized_response,
     reference_width,
 )
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 Adjacency = Literal["add-remove", "replace", "zero-out"]
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -156,29 +156,33 @@ def _check_names(adjacency: str, accountant: str, orders: tuple[float, ...] | No
 
 def _check_profile(event: Any, accountant: str) -> None:
     if accountant != "pld":
-        raise Refused(f"{event} brings its own privacy profile: the {accountant} accountant cannot use it, pld can")
+        raise NotProvenError(
+            f"{event} brings its own privacy profile: the {accountant} accountant cannot use it, pld can"
+        )
 
 
 def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> CountedEvents:
     """The leaves of the event, all of which the accountant can handle; else a refusal that names the leaf."""
     parts = find_leaves(event)
     if sum(count for _, count in parts.others) > MOST_STEPS:
-        raise Refused(f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {name_event(event)}")
+        raise NotProvenError(
+            f"more than {MOST_STEPS:g} composed releases are beyond these accountants: {name_event(event)}"
+        )
     if len(parts.others) > MOST_LEAVES:
-        raise Refused(
+        raise NotProvenError(
             f"{len(parts.others)} different releases in one composition are more than the {MOST_LEAVES} that are "
             "accounted for: let the noise or the rate take fewer values"
         )
     for leaf, _ in parts.others:
         if accountant == "gdp":
-            raise Refused(
+            raise NotProvenError(
                 f"the gdp accountant is exact for Gaussian releases only, and {name_event(leaf)} is not one: use "
                 f"accountant '{'rdp' if _no_pld(leaf, adjacency) else 'pld'}'"
             )
         if accountant == "rdp":
             renyi.check_leaf(leaf, adjacency)
         elif reason := _no_pld(leaf, adjacency):
-            raise Refused(reason)
+            raise NotProvenError(reason)
     return parts
 
 
@@ -241,18 +245,18 @@ def _directions(adjacency: Adjacency) -> tuple[Direction, ...]:
     return ("replace",) if adjacency == "replace" else ("remove", "add")
 
 
-def _plan(parts: CountedEvents, direction: Direction, delta: float) -> list[Part]:
+def _plan(parts: CountedEvents, direction: Direction, delta: float) -> list[CountedLeaf]:
     """Every leaf with its grid; losses so rare that all steps' together weigh 1e-7 δ count as unbounded."""
     steps = sum(count for _, count in parts.others) + 1
     cut = delta * 1e-7 / steps
     plan = [_part(leaf, count, direction, cut) for leaf, count in parts.others]
     if parts.mu > 0:
         pair = poisson_gaussian(1.0, 1 / parts.mu, "remove", cut)
-        plan.append(Part(pair.grid, pair.width, 1))
+        plan.append(CountedLeaf(pair.grid, pair.width, 1))
     return plan
 
 
-def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
+def _part(leaf: Any, count: int, direction: Direction, cut: float) -> CountedLeaf:
     match leaf:
         case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()):
             pair = poisson_gaussian(leaf.sampling_probability, leaf.event.noise_multiplier, direction, cut)
@@ -263,8 +267,8 @@ def _part(leaf: Any, count: int, direction: Direction, cut: float) -> Part:
         case _:
             slow = isinstance(leaf, dp_event.MixtureOfGaussiansDpEvent)
             cells = 2**11 if slow else 2**14
-            return Part(lambda step: by_reference(leaf, direction, step), reference_width(leaf), count, cells)
-    return Part(pair.grid, pair.width, count)
+            return CountedLeaf(lambda step: by_reference(leaf, direction, step), reference_width(leaf), count, cells)
+    return CountedLeaf(pair.grid, pair.width, count)
 
 
 def _own_epsilon(event: Profile, delta: float) -> float:

@@ -1,4 +1,4 @@
-"""Reading privacy events: which leaves a composition has, how often, and what they are called.
+"""Reads privacy events: the leaves of a composition, their counts and their names.
 
 An event is data (`dp_accounting.dp_event`). Before any accountant sees it, it is rewritten here into counted leaves, by
 identities that are exact: equal leaves add their counts; Gaussians add their μ² = 1/σ²; a Poisson sample at rate 1 is
@@ -7,7 +7,7 @@ no sample, one at rate 0 is nothing; several Gaussians released on the same samp
 CONVENTION, for every event and every accountant in hush: a leaf is written for the sensitivity of the adjacency it is
 accounted under, and accounting never doubles anything. A sum of vectors of norm at most c with noise of standard
 deviation σc is ``Gaussian(σ)`` under add-remove and zero-out, and ``Gaussian(σ/2)`` under replace, where one example
-can move the sum by 2c. (dp-accounting itself is of two minds: its PLD doubles under REPLACE_ONE, its RDP does not.)
+can move the sum by 2c. (dp-accounting is inconsistent here: its PLD doubles under REPLACE_ONE, its RDP does not.)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting import dp_event
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 DpEvent: TypeAlias = Any  # a dp_accounting.dp_event.DpEvent: that package has no types
 
 
 @runtime_checkable
 class Profile(Protocol):
-    """An event that knows its own privacy profile: δ(ε), an upper bound, never rising in ε."""
+    """An event with its own privacy profile δ(ε): an upper bound that does not increase in ε."""
 
     def delta_of(self, epsilon: float) -> float: ...
 
@@ -40,7 +40,7 @@ class CountedEvents:
 
     @property
     def purely_gaussian(self) -> bool:
-        """Nothing but Gaussians (or nothing at all)."""
+        """Whether there are only Gaussians, or nothing."""
         return not self.others
 
 
@@ -130,7 +130,7 @@ def _walk(event: Any, count: int) -> Iterator[tuple[Any, int]]:
         case dp_event.DpEvent():
             yield event, count
         case Profile():
-            raise Refused(
+            raise NotProvenError(
                 f"{event} brings its own privacy profile and cannot be composed with other events: "
                 "account for it alone, or add its ε and δ to the others' by basic composition"
             )

@@ -70,20 +70,20 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return low
 
 
-# Gaussian releases of which an example takes part in some, by coins that anybody may see.
+# Gaussian releases in some of which an example takes part, by coins that may be public.
 #
-# K ~ Binomial(T, q) of T steps have the example. Given the coins the releases are one Gaussian, and the hockey-stick
-# divergence is jointly convex, so that δ(ε) ≤ E_K δ_Gauss(ε; μ_K), whether the attacker sees the coins or not.
+# K ~ Binomial(T, q) of T steps contain the example. Given the coins the releases are one Gaussian, and the hockey-stick
+# divergence is jointly convex, so δ(ε) ≤ E_K δ_Gauss(ε; μ_K), whether or not the attacker sees the coins.
 
 Array = NDArray[np.float64]
-LEFT_OUT = 1e-18  # probability of participations that are counted as a complete loss of privacy instead of summed up
-ROUNDING = 1e-15  # of the sum over the others
+LEFT_OUT = 1e-18  # probability of the values of K that are not summed but counted as a complete loss of privacy
+ROUNDING = 1e-15  # of the sum over the other values
 
 
 @dataclass(frozen=True)
 class Participating:
-    """T = ``steps`` Gaussian releases: K ~ Binomial(T, ``rate``) of them cost ``each`` in μ², and every one ``always``,
-    whether the example is in it or not."""
+    """T = ``steps`` Gaussian releases: K ~ Binomial(T, ``rate``) of them cost ``each`` in μ², and every one costs
+    ``always``, with or without the example."""
 
     steps: int
     rate: float
@@ -98,7 +98,7 @@ class Participating:
 
     @cached_property
     def _mixture(self) -> tuple[Array, Array, float]:
-        """The μ of every K that matters, its probability, and the probability of all others."""
+        """The μ and probability of every K that is summed, and the probability of all other K."""
         count = stats.binom(self.steps, self.rate)
         low, high = max(0, int(count.ppf(LEFT_OUT))), max(0, int(count.isf(LEFT_OUT)))
         times = np.arange(low, high + 1)
@@ -106,13 +106,13 @@ class Participating:
         return np.sqrt(self.steps * self.always + times * self.each), np.asarray(count.pmf(times)), outside
 
     def delta_of(self, epsilon: float) -> float:
-        """E_K δ_Gauss(ε; √(T·always + K·each)); what is left out of K counts in full."""
+        """E_K δ_Gauss(ε; √(T·always + K·each)); values of K that are not summed count in full."""
         mu, chances, outside = self._mixture
         return min(1.0, float(chances @ gaussian_deltas(epsilon, mu)) + outside + ROUNDING)
 
 
 def gaussian_deltas(epsilon: float, mu: Array) -> Array:
-    """δ_Gauss(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) for many μ at once, rounded up a little; 0 where μ is."""
+    """δ_Gauss(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) for many μ at once, rounded up slightly; 0 where μ is 0."""
     some = np.where(mu > 0, mu, 1.0)
     t = epsilon / some - some / 2
     first = ndtr(-t)

@@ -1,11 +1,13 @@
-"""Guarantee: what is known about the privacy of a release, printed as one honest sentence.
+"""Guarantee: what is known about the privacy of a release, and the conditions under which it holds.
 
 A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
-could not be proven), ``refuted`` (an audit showed that it does not hold), ``none`` (no privacy: ordinary training).
-Only a proven ε reads as a guarantee, and nothing is proven by an infinite ε or a δ of 1: such a pair has the status
-``none``. Printed numbers are rounded up, never down.
+could not be proven, or the accountant's for a run in fast arithmetic), ``refuted`` (an audit showed that it does not
+hold), ``none`` (no privacy: ordinary training). Only a proven ε reads as a guarantee, and nothing is proven by an
+infinite ε or a δ of 1: such a pair has the status
+``none``. Printed numbers are rounded up, never down. A proof rests on conditions that hush cannot check; where there
+are any, ``proven`` is printed as "proven, on conditions", and all of them are listed, the most important first.
 
-`refuted.json` beside this file ships the findings of audits, as a list of objects:
+`refuted.json` in this folder contains the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
 "confidence": 0.95, "source": "what was run"}``, where the confidence is that of ``epsilon_lower``. A guarantee made for
 a listed method, with the listed status, becomes refuted. ``status`` says which kind of ε the audit broke ("claimed" or
@@ -16,8 +18,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
 from importlib import resources
@@ -26,8 +28,9 @@ from typing import Any, Literal, get_args
 from hush._internal.validate import choice
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, Adjacency
+from hush.accounting.accountant import epsilon as account_epsilon
 from hush.accounting.events import name_event
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, NotProvenError
 
 Status = Literal["proven", "claimed", "refuted", "none"]
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -36,14 +39,14 @@ PROTECTED: tuple[Protects, ...] = get_args(Protects)
 MEANING = {
     "add-remove": "adding or removing one {unit}",
     "replace": "replacing one {unit} by another",
-    "zero-out": "one {unit}'s contribution becoming zero",
+    "zero-out": "zeroing one {unit}'s contribution",
 }
 WHAT = {"example": "", "features": "the features of ", "labels": "the label of "}
 ACCOUNTING = {"pld": "PLD accounting", "rdp": "RDP accounting", "gdp": "exact Gaussian accounting"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One audit that measured more privacy loss than was stated."""
 
     method: str
@@ -54,9 +57,9 @@ class Finding:
     status: str = "claimed"
     source: str = ""
 
-    def tell(self) -> str:
-        """What was found. A trade-off curve can be refuted, which takes 99.99 %, by runs that are too few to bound the
-        single ε beyond what was stated: both are said then."""
+    def describe(self) -> str:
+        """One sentence. Runs that refute a trade-off curve, at 99.99 % confidence, may be too few to bound the single ε
+        above its stated value: the sentence then states both."""
         measured = (
             f"measured at least ε = {rounded_down(self.epsilon_lower)} at δ = {rounded_up(self.delta)} "
             f"({self.confidence:.0%} confidence) where ε = {rounded_up(self.claimed_epsilon)} was stated"
@@ -68,10 +71,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ) for one unit under one adjacency, with its status, and what it rests on.
+    """(ε, δ) for one unit under one adjacency, with its status and its conditions.
 
     ``protects`` says which part of a unit is covered: all of it ("example"), or only its features or its labels, where
-    the other half, and whether the unit is there at all, is taken to be public."""
+    the other half, and whether the unit is there at all, is taken to be public.
+
+    ``assumptions`` are the conditions, the most important first; ``scope`` are notes on what ε does not cover, which
+    are no conditions. ``lost`` is the part of δ that the event does not know: at this and every larger δ, and at every
+    smaller one; None where that is not known, and then there is no ε at another δ (:meth:`at`).
+
+    >>> stated = Guarantee(1.0, 1e-5, assumptions=("the number of examples is public",))
+    >>> print(stated)
+    (ε = 1, δ = 1e-5)-differentially private per example (adding or removing one example), proven, on conditions:
+      1. the number of examples is public
+    """
 
     epsilon: float
     delta: float
@@ -84,8 +97,13 @@ class Guarantee:
     reason: str = ""
     method: str = ""
     protects: Protects = "example"
+    scope: tuple[str, ...] = ()
+    lost: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        noted = dict.fromkeys((*self.scope, *(text for text in self.assumptions if text in SCOPE_NOTES)))
+        object.__setattr__(self, "scope", tuple(noted))
+        object.__setattr__(self, "assumptions", order_conditions(self.assumptions))
         choice(STATUSES, status=self.status)
         choice(ADJACENCIES, adjacency=self.adjacency)
         choice(PROTECTED, protects=self.protects)
@@ -99,40 +117,85 @@ class Guarantee:
             object.__setattr__(self, "status", "none")
             nothing = f"no finite ε is proven at δ = {rounded_up(self.delta)}"
             object.__setattr__(self, "reason", "; ".join(part for part in (nothing, self.reason) if part))
-        finding = _finding(self.method, self.status)
+        finding = None if FAST in self.reason else _finding(self.method, self.status)
         if finding is not None:
             object.__setattr__(self, "status", "refuted")
-            object.__setattr__(self, "reason", "; ".join(part for part in (finding.tell(), self.reason) if part))
+            object.__setattr__(self, "reason", "; ".join(part for part in (finding.describe(), self.reason) if part))
 
     @property
     def private(self) -> bool:
         """Whether this is a finite ε that may be relied on."""
         return self.status == "proven"
 
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What has to be true for this to hold and cannot be checked here, the most important first."""
+        return self.assumptions
+
+    def describe_status(self) -> str:
+        """The status in words: "proven, on conditions" where there are any."""
+        return "proven, on conditions" if self.status == "proven" and self.assumptions else self.status
+
+    def at(self, delta: float) -> Guarantee:
+        """The guarantee of the same release at another δ, under the same conditions.
+
+        ε is recomputed from the event. What the event does not know of δ (`lost`) is subtracted first; the end of the
+        noise's tails costs more of a smaller δ, because its ε is larger."""
+        if not 0 < delta < 1:
+            raise InvalidInputError(f"delta must lie between 0 and 1, got {delta}")
+        if self.status == "none" or delta == self.delta:
+            return replace(self, delta=delta)
+        if self.lost is None or self.event is None or isinstance(self.event, str):
+            raise NotProvenError(
+                f"no ε is known for this release at δ = {rounded_up(delta)}, only at δ = {rounded_up(self.delta)}: ask "
+                "the plan or the run that made it, with that δ"
+            )
+        left, found = delta - self.lost[delta < self.delta], math.inf
+        if left > 0:
+            accountant: Any = self.accountant
+            found = account_epsilon(self.event, left, adjacency=self.adjacency, accountant=accountant)
+        return replace(self, delta=delta, epsilon=found)
+
     def sentence(self) -> str:
-        """One honest sentence: only a proven, finite ε reads as a guarantee."""
+        """One line: only a proven, finite ε reads as a guarantee; all conditions follow."""
+        return f"{self._state()}{list_in_line(self._conditions_stated())}.{self._notes(' ')}"
+
+    def _conditions_stated(self) -> tuple[str, ...]:
+        return self.assumptions if self.status in ("proven", "claimed") else ()
+
+    def _state(self) -> str:
+        """The pair, the unit, the adjacency and the status, without the conditions."""
         if self.status == "none":
-            return f"No privacy: the result may reveal any {self.unit} it was trained on{_because(self.reason)}."
+            return f"No privacy: the result may reveal any {self.unit} it was trained on{_because(self.reason)}"
         pair = f"(ε = {rounded_up(self.epsilon)}, δ = {rounded_up(self.delta)})"
         scope = f"per {self.unit} ({self._neighbours()})"
         if self.status == "refuted":
-            return f"Refuted: {pair}-differential privacy {scope} was claimed and does not hold{_because(self.reason)}."
+            return f"Refuted: {pair}-differential privacy {scope} was claimed and does not hold{_because(self.reason)}"
         if self.status == "claimed":
+            on = "; conditions" if self.assumptions else ""
             return (
-                f"Not a guarantee: a published formula claims {pair}-differential privacy {scope}, and no proof of it "
-                f"is known here{_because(self.reason)}{assuming(self.assumptions)}."
+                f"Not a guarantee: {pair}-differential privacy {scope} is claimed and not proven{_because(self.reason)}"
+                f"{on}"
             )
-        proof = f"proven by {ACCOUNTING.get(self.accountant, self.accountant)}"
-        return f"{pair}-differentially private {scope}, {proof}{_because(self.reason)}{assuming(self.assumptions)}."
+        return f"{pair}-differentially private {scope}, {self.describe_status()}"
+
+    def _notes(self, before: str) -> str:
+        """What is to be known of a proven ε besides its conditions, each note after ``before``."""
+        reason = f"{self.reason[:1].upper()}{self.reason[1:]}".rstrip(".") if self.status == "proven" else ""
+        notes = [text for text in (reason, *self.scope) if text]
+        return "".join(f"{before}{text[:1].upper()}{text[1:]}." for text in notes) if self.status != "none" else ""
 
     def _neighbours(self) -> str:
-        """What the two datasets differ in that cannot be told apart."""
+        """How the two indistinguishable datasets differ."""
         if self.protects == "example":
             return MEANING[self.adjacency].format(unit=self.unit)
         return f"{WHAT[self.protects]}one {self.unit} changing; the rest of it is taken to be public"
 
     def __str__(self) -> str:
-        return self.sentence()
+        """The pair, unit, adjacency and status in the first line; then one line per condition, and the notes."""
+        conditions = self._conditions_stated()
+        listed = "".join(f"\n  {number}. {text}" for number, text in enumerate(conditions, 1))
+        return f"{self._state()}{':' if conditions else '.'}{listed}" + self._notes("\n  ")
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; an infinite ε is null, the event is its readable line and, where it can be rebuilt from
@@ -148,6 +211,8 @@ class Guarantee:
             "event_json": None if self.event is None else events.to_json(self.event),
             "accountant": self.accountant,
             "assumptions": list(self.assumptions),
+            "scope": list(self.scope),
+            "lost": None if self.lost is None else list(self.lost),
             "reason": self.reason,
             "method": self.method,
             "sentence": self.sentence(),
@@ -159,17 +224,19 @@ class Guarantee:
         known = {name: data[name] for name in Guarantee.__dataclass_fields__ if name in data}
         try:
             known["epsilon"] = math.inf if known["epsilon"] is None else float(known["epsilon"])
-            known["assumptions"] = tuple(known.get("assumptions", ()))
+            known |= {name: tuple(known.get(name, ())) for name in ("assumptions", "scope")}
+            if known.get("lost") is not None:
+                known["lost"] = (float(known["lost"][0]), float(known["lost"][1]))
             if data.get("event_json") is not None:
                 known["event"] = events.from_json(data["event_json"])
             return Guarantee(**known)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InvalidInputError(f"not a guarantee as hush writes it: {error}") from error
 
     def to_markdown(self) -> str:
         """The guarantee as a section of a privacy card."""
         rows = {
-            "status": self.status,
+            "status": self.describe_status(),
             "ε": rounded_up(self.epsilon),
             "δ": rounded_up(self.delta),
             "unit": f"one {self.unit}",
@@ -183,7 +250,7 @@ class Guarantee:
         if self.status in ("claimed", "refuted"):
             rows["ε"] += " (not a guarantee)"
         lines = [
-            self.sentence(),
+            f"{self._state()}.",
             "",
             "| | |",
             "|---|---|",
@@ -193,17 +260,26 @@ class Guarantee:
             lines += ["", f"Reason: {self.reason}"]
         if self.assumptions:
             numbered = (f"{number}. {text}" for number, text in enumerate(self.assumptions, 1))
-            lines += ["", "It assumes that:", "", *numbered]
+            lines += ["", "Conditions:", "", *numbered]
+        if self.scope:
+            lines += ["", "Not covered:", "", *(f"- {text}" for text in self.scope)]
         return "\n".join(lines) + "\n"
 
 
-def assuming(texts: Sequence[str]) -> str:
-    """The end of a sentence that rests on these assumptions: all of them, numbered where there are several."""
-    if len(texts) < 2:
-        return "".join(f"; assumes that {text}" for text in texts)
-    numbered = [f"({number}) {text}" for number, text in enumerate(texts, 1)]
-    last = " and " if len(texts) == 2 else ", and "
-    return f"; assumes that {', '.join(numbered[:-1])}{last}{numbered[-1]}"
+def list_in_line(conditions: Sequence[str]) -> str:
+    """The conditions after "on conditions", in one line: numbered where there are several."""
+    if len(conditions) < 2:
+        return "".join(f": {text}" for text in conditions)
+    return ": " + ", ".join(f"({number}) {text}" for number, text in enumerate(conditions, 1))
+
+
+def order_conditions(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each condition once, the most important first (`CONDITIONS`); notes on scope are none."""
+    return tuple(sorted(dict.fromkeys(text for text in texts if text not in SCOPE_NOTES), key=_rank))
+
+
+def _rank(text: str) -> int:
+    return next((rank for start, rank in _RANKS if text.startswith(start)), _RANKS_OTHERS)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -237,25 +313,76 @@ def _cell(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def findings() -> tuple[Finding, ...]:
+def findings() -> tuple[AuditFinding, ...]:
     """The shipped findings of audits."""
     text = resources.files("hush.accounting").joinpath("refuted.json").read_text(encoding="utf-8")
-    return tuple(Finding(**entry) for entry in json.loads(text))
+    return tuple(AuditFinding(**entry) for entry in json.loads(text))
 
 
-def _finding(method: str, status: str) -> Finding | None:
+def _finding(method: str, status: str) -> AuditFinding | None:
     if not method:
         return None
     return next((found for found in findings() if found.method == method and found.status == status), None)
 
 
-# What a guarantee may rest on that no proof can show, in the words in which it is listed.
+FAST = (
+    "fast arithmetic does not bound rounding that depends on the number of rows, so one more example can move every "
+    "other example's gradient"
+)
+"""Why the ε of a run in fast arithmetic is claimed: an audit of a paper's formula says nothing about it."""
 
-SECRET_SEED = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
-SECRET_GIVEN = "the secret that was handed in for sampling and noise stays secret and is used for no other run"
-ROUNDING = "rounding that varies with the size of a batch gives nothing away"
-FIXED = "the number of steps was decided without looking at what had been released"
-BLINDLY = "nobody decided where to break off and what to change by looking at what had been released"
-HOOKED = "the hooks on the model keep nothing of what they see that training or a release would use"
-KEPT = "a {} of one's own ({}) keeps what it declares"
-TRAINED = "the run that trained this model before did not use these data"
+# The conditions of a guarantee: what no proof can show and no check can establish, each in one line.
+
+SECRET_SEED = "the seed of sampling and noise stays secret and is used for no other run"
+SECRET_GIVEN = "the secret given for sampling and noise stays secret and is used for no other run"
+TRAINED = "the run that trained this model before used other data"
+HOOKED = "the model's hooks keep nothing of the data for training or a release"
+KEPT = "the custom {} ({}) keeps what it declares"
+COLLATED = "the collate function builds each row from one example alone"
+TAKEN = "take() of the data builds each row from one example alone"
+DRAWN = "the dataset's random numbers are unpredictable and drawn for each example separately"
+FIXED = "the number of steps was chosen without looking at released values"
+BLINDLY = "interruptions and changes during training did not depend on released values"
+SHAPE = "the shape of an example is public"
+INDEPENDENT_ROWS = "an example's arithmetic does not depend on other rows"
+CHECKED = " (checked on {} inputs)"
+
+
+def say_own_data(unit: str) -> str:
+    """That an example holds one unit's data: a lag feature, say, would put the data of one unit into another's rows."""
+    if unit == "example":
+        return "no example holds data of another (no lag features)"
+    return f"no row holds data of another {unit} (no lag features)"
+
+
+# Notes on what ε covers: no conditions, because it holds whether or not they matter to anybody.
+
+HELD = "held-out rows are not covered: figures measured on them are exact"
+EXACT = "figures of held-out rows are covered where they have noise; those without noise stay private"
+SCOPE_NOTES = (HELD, EXACT)
+
+CONDITIONS: tuple[str | None, ...] = (
+    # whoever knows the secret sees the data; then code that hush did not write; then choices made by people
+    SECRET_SEED,
+    SECRET_GIVEN,
+    TRAINED,
+    "the model and its loss treat every example separately",
+    "the model and its loss keep nothing of one example for another",
+    HOOKED,
+    KEPT,
+    COLLATED,
+    TAKEN,
+    DRAWN,
+    say_own_data("example"),
+    say_own_data("{}"),
+    BLINDLY,
+    FIXED,
+    None,  # all others, in the order in which they are given: mostly what is taken to be public
+    SHAPE,
+    INDEPENDENT_ROWS,
+)
+"""The order of conditions, the most important first. A text counts up to the first bracket in it."""
+_RANKS = tuple(
+    (text.partition("{")[0].partition(" (")[0], rank) for rank, text in enumerate(CONDITIONS) if text is not None
+)
+_RANKS_OTHERS = CONDITIONS.index(None)

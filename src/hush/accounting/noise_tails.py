@@ -1,4 +1,4 @@
-"""What floating point can deliver of a Gaussian: its grid, the scales it works at, and where its tails end.
+"""Gaussian noise in floating point: its grid, the scales at which it works, and the end of its tails.
 
 **Grid.** A noisy value is rounded to a public power of two of at most 1/1024 of its noise (see `hush.noise.base`).
 
@@ -7,7 +7,7 @@ infinity or a subnormal number with few digits. In float32, in which models and 
 for 2^±126, so the noise must lie within 2^±96, which leaves 2^30 on both sides for the grid and the noise's own reach.
 
 **Tails.** Draws end at R = √(64 ln 4) = 9.419 standard deviations (`hush.randomness`: Box–Muller with 63 bits), so an
-outcome farther than that from one neighbour's value and not from the other's tells them apart for certain. Let both
+outcome farther than that from one neighbour's value and not from the other's identifies the dataset. Let both
 neighbours' noise be the Gaussian conditioned on |z| ≤ R in each of d coordinates and T steps, let A be the outcomes
 within R of both values, and c = P(|z| ≤ R). On A both densities are c^(−dT) times the Gaussian's (of a mixture over
 samples the part that lost nothing), so for every set S
@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from scipy.special import ndtr
 
 from hush._internal.validate import positive_int
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
 REACH = math.sqrt(64 * math.log(4.0))  # of a draw, in standard deviations
@@ -52,26 +52,26 @@ SMALLEST_STD, LARGEST_STD = 2.0**-96, 2.0**96
 
 
 def grid(std: float) -> float:
-    """The spacing of what is released under noise of this standard deviation: a power of two."""
+    """The grid spacing of released values with noise of this standard deviation: a power of two."""
     return 2.0 ** (math.frexp(std)[1] - 1 - FINER)
 
 
 def check_std(std: float, what: str = "the standard deviation of the noise") -> None:
-    """Refuse a standard deviation (or noise multiplier) that floating point cannot hold with its digits and grid."""
+    """Raise on a standard deviation (or noise multiplier) outside the range of floating point."""
     if not SMALLEST_STD <= std <= LARGEST_STD:
         raise InvalidInputError(
-            f"{what} would be {std:g}, and floating point can do only between {SMALLEST_STD:.3g} and "
-            f"{LARGEST_STD:.3g}: choose another noise multiplier or clip"
+            f"{what} must lie between {SMALLEST_STD:.3g} and {LARGEST_STD:.3g} in floating point, got {std:g}: choose "
+            "another noise multiplier or clip"
         )
 
 
 @dataclass(frozen=True)
 class Tails:
-    """Noise that ends at ``reach`` standard deviations, and what its end can tell of one example.
+    """Noise that ends at ``reach`` standard deviations, and what that end reveals about one example.
 
-    ``coordinates`` are all numbers that get noise in a step, ``mu`` is how far one example moves them in standard
-    deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate. ``shared``: ``mu`` is how far it moves all
-    steps together.
+    ``coordinates`` is the number of values that get noise per step, ``mu`` is how far one example moves them in
+    standard deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate. ``shared``: ``mu`` is how far it moves
+    all steps together.
     """
 
     coordinates: int
@@ -85,18 +85,18 @@ class Tails:
         positive_int(coordinates=self.coordinates, steps=self.steps)
 
     def cost(self, epsilon: float = math.inf) -> float:
-        """β: what the end of the tails adds to δ beside this ε; without one, beside any."""
+        """β: what the end of the tails adds to δ at this ε, or at any ε if none is given."""
         turn = (self.reach - math.sqrt(self.reach * self.reach - 4)) / 2
         numbers, moves = self.steps * self.coordinates, 1 if self.shared else self.steps
         near = numbers * _beyond(self.reach - turn) + moves * _beyond(self.reach - self.mu)
-        apart = near if self.mu <= self.reach - turn else 1.0  # farther, and the tails are no tails any more
+        apart = near if self.mu <= self.reach - turn else 1.0  # for a larger mu the bound does not hold
         beyond = 2.0 * numbers * _beyond(self.reach)
         raised = math.exp(min(epsilon, 700.0)) * beyond
         inside = math.exp(-min(beyond, 700.0))
         return min(max(min(self.rate * apart, raised), min(apart, self.rate * raised)) / inside, 1.0)
 
     def check(self, delta: float, epsilon: float = math.inf) -> float:
-        """Refuse a δ that the tails do not reach, and return their share β of it."""
+        """Return β; raise if it is more than a thousandth of δ."""
         beta = self.cost(epsilon)
         if beta <= SHARE * delta:
             return beta
@@ -104,8 +104,8 @@ class Tails:
         what = f"{self.coordinates} coordinates and {self.steps} steps with σ = {1 / self.mu:.3g} per unit of change"
         if beta < SHARE:
             hint = f"the smallest is {beta / SHARE:.2g}; choose a larger δ, more noise or fewer steps"
-            raise Refused(f"{ends} δ = {delta:g} for {what}: {hint}")
-        raise Refused(f"{ends} any δ for {what}: more noise is needed")
+            raise NotProvenError(f"{ends} δ = {delta:g} for {what}: {hint}")
+        raise NotProvenError(f"{ends} any δ for {what}: more noise is needed")
 
 
 def _beyond(distance: float) -> float:

@@ -29,7 +29,7 @@ from scipy import fft, optimize
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 # Privacy-loss distributions on a grid, always rounded so that the privacy loss is over-stated.
 #
@@ -252,11 +252,12 @@ def _reference(event: Any, step: float) -> Any:
                 noise_multiplier=event.noise_multiplier,
                 value_discretization_interval=step,
             )
-    raise Refused(f"the PLD accountant has no privacy-loss distribution for {type(event).__name__}")
+    raise NotProvenError(f"the PLD accountant has no privacy-loss distribution for {type(event).__name__}")
 
 
 Build = Callable[[float], Grid]  # a leaf's grid at a given step
 ACCURACY = 1e-5  # relative, of ε
+LONG = 100_000  # steps; above it the accuracy falls in proportion, so that time and memory do not grow
 DELTA_ACCURACY = 1e-3  # relative, of δ
 OUTSIDE = 1e-13  # tilted mass that may fall outside the window on either side
 ROUNDING = 1e-14  # what floating point may hide of one step's loss, and of its ln M
@@ -265,7 +266,7 @@ UNIT = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Part:
+class CountedLeaf:
     """One leaf, how to put it on a grid, how wide its losses spread, and how often it occurs."""
 
     build: Build
@@ -392,7 +393,7 @@ class Composed:
         return max(found * (1 + RELATIVE) + ROUNDING * self.product.steps, 0.0)
 
 
-def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
+def compose(parts: Sequence[CountedLeaf], *, delta: float | None = None, epsilon: float | None = None) -> Composed:
     """The composition of ``parts``, sharp around the given δ (to ask for ε) or the given ε (to ask for δ)."""
     widest = max(part.width for part in parts)
     cells = MOST_CELLS / max(1.0, len(parts) / 8)
@@ -408,7 +409,7 @@ def compose(parts: Sequence[Part], *, delta: float | None = None, epsilon: float
             step = max(min(wanted, step / 2) / 1.1, floor)
         else:
             return _around(product, tilt, low, high, delta)
-    raise Refused("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
+    raise NotProvenError("the PLD accountant finds no grid for these events within its memory: use the rdp accountant")
 
 
 def _around(product: Product, tilt: float, low: float, high: float, delta: float | None) -> Composed:
@@ -429,7 +430,7 @@ def _around(product: Product, tilt: float, low: float, high: float, delta: float
     return composed
 
 
-def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
+def chernoff_delta(parts: Sequence[CountedLeaf], epsilon: float, step: float) -> float:
     """An upper bound on δ(ε) without any convolution, on a grid of about this step: infinite part + M(λ)e^(−λε)."""
     product = _product(parts, max(step, max(part.width / part.cells for part in parts)))
     tilt = _tilt(product, None, epsilon, None)
@@ -437,7 +438,7 @@ def chernoff_delta(parts: Sequence[Part], epsilon: float, step: float) -> float:
     return product.infinite + math.exp(min(shown + ROUNDING * product.steps, 0.0))
 
 
-def _product(parts: Sequence[Part], step: float) -> Product:
+def _product(parts: Sequence[CountedLeaf], step: float) -> Product:
     return Product(tuple(part.build(step) for part in parts), tuple(part.count for part in parts))
 
 
@@ -467,6 +468,7 @@ def _step(product: Product, tilt: float, delta: float | None) -> float:
     allowed = DELTA_ACCURACY
     if delta is not None:
         allowed = ACCURACY * (max(product.log_moment(tilt), 0.0) - math.log(delta))  # λε by Chernoff
+    allowed *= max(1.0, product.steps / LONG)
     curve = math.sqrt(8 * allowed / (product.steps * tilt * (tilt + 1)))
     root = math.sqrt(product.steps)
     return min(curve, product.spread(0.0)[1] / root / max(50.0, 500 / root))  # fine also against one step's spread
@@ -501,13 +503,25 @@ def _convolve(product: Product, tilt: float, low: float, high: float) -> Compose
     spectrum, origin = np.ones(size // 2 + 1, dtype=np.complex128), 0
     for grid, count in zip(product.grids, product.counts, strict=True):
         masses, offset = _folded(grid, tilt, size)
-        spectrum *= fft.rfft(masses) ** count
+        spectrum *= _power(fft.rfft(masses), count)
         origin += offset * count
     tilted = np.maximum(np.roll(fft.irfft(spectrum, size), (origin - start) % size), 0.0)
     reach = math.sqrt(min(size, 1 / -math.expm1(-2 * tilt * h)))  # cells that a tail sums, in the L2 sense
     rounding = 8 * UNIT * (product.steps + 1) * math.log2(size) * reach * float(np.linalg.norm(tilted))
     moment = product.log_moment(tilt) + ROUNDING * product.steps
     return Composed(product, tilt, moment, start, tilted, 2 * OUTSIDE + rounding)
+
+
+def _power(values: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
+    """Above `LONG` by squaring, which is faster than numpy's logarithm and errs by no more than ``count`` products."""
+    if count <= LONG:
+        return values**count
+    found, square = values if count & 1 else np.ones_like(values), values
+    while count := count >> 1:
+        square = square * square
+        if count & 1:
+            found = found * square
+    return found
 
 
 def _folded(grid: Grid, tilt: float, size: int) -> tuple[Vector, int]:

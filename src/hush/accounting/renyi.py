@@ -1,9 +1,9 @@
-"""Rényi accounting by dp-accounting, with its two unsound corners closed.
+"""Rényi accounting by dp-accounting, with two unsound cases corrected.
 
 ε = min over α of ε(α) − [ln(δ(α−1)) − α ln(1 − 1/α)]/(α − 1) (Canonne, Kamath and Steinke 2020, with the divergences of
 Mironov 2017, Mironov, Talwar and Zhang 2019, Wang, Balle and Kasiviswanathan 2019, Papernot and Steinke 2022).
-dp-accounting answers ε = 0 where rounding makes a divergence negative, and mistakes integers for unknown events inside
-a sample; here every divergence gets a slack of more than its rounding, and events arrive in plain floats.
+dp-accounting returns ε = 0 if rounding makes a divergence negative, and does not recognise events with integers inside
+a sample. Here every divergence gets a slack larger than its rounding, and events are converted to floats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from hush.accounting.events import CountedEvents, find_leaves, name_event, rebuild
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 RELATIONS = {
     "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -44,7 +44,7 @@ def find_delta(parts: CountedEvents, epsilon: float, adjacency: str, orders: tup
 
 
 def divergences(event: Any, adjacency: str, orders: tuple[float, ...] | None = None) -> dict[float, float]:
-    """The Rényi divergences by order; refused where dp-accounting knows none."""
+    """The Rényi divergences by order; raises if dp-accounting has none."""
     parts = find_leaves(event)
     for leaf, _ in parts.others:
         check_leaf(leaf, adjacency)
@@ -55,18 +55,22 @@ def divergences(event: Any, adjacency: str, orders: tuple[float, ...] | None = N
 
 
 def check_leaf(leaf: Any, adjacency: str) -> None:
-    """Refuses a leaf that dp-accounting's RDP cannot account for under this adjacency, with the remedy."""
+    """Raise on a leaf that dp-accounting's RDP cannot account for under this adjacency."""
     name = name_event(leaf)
     match leaf:
         case dp_event.PoissonSampledDpEvent() if adjacency == "replace":
-            raise Refused(
+            raise NotProvenError(
                 f"the rdp accountant has no bound for {name} under replace: use accountant 'pld', or add-remove"
             )
         case dp_event.SampledWithoutReplacementDpEvent() if adjacency != "replace":
-            raise Refused(f"{name} keeps the number of examples fixed: account for it under replace, not {adjacency}")
+            raise NotProvenError(
+                f"{name} keeps the number of examples fixed: account for it under replace, not {adjacency}"
+            )
     accountant = RdpAccountant(neighboring_relation=RELATIONS[adjacency])
     if not accountant.supports(leaf):
-        raise Refused(f"the rdp accountant cannot account for {name} under {adjacency} adjacency: use accountant 'pld'")
+        raise NotProvenError(
+            f"the rdp accountant cannot account for {name} under {adjacency} adjacency: use accountant 'pld'"
+        )
 
 
 def _divergences(parts: CountedEvents, adjacency: str, orders: tuple[float, ...] | None) -> tuple[Any, Any]:
@@ -95,13 +99,15 @@ _compute_cached = lru_cache(maxsize=1024)(_compute)
 
 
 def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> None:
-    """dp-accounting's selection takes a divergence at or below rounding for no privacy loss at all: refuse it."""
+    """Raise on a divergence at or below rounding, which dp-accounting's selection takes for no privacy loss."""
     inner = RdpAccountant(alphas, RELATIONS[adjacency])
     with _quiet():
         inner.compose(leaf.event)
     steps = sum(count for _, count in find_leaves(leaf.event).others) + 1
     if float(np.min(inner.rdp)) <= 1e3 * SLACK * steps:
-        raise Refused(f"the privacy loss of {name_event(leaf.event)} is too small to compute the price of selection")
+        raise NotProvenError(
+            f"the privacy loss of {name_event(leaf.event)} is too small to compute the cost of a selection"
+        )
     if not (leaf.mean >= 1 and leaf.shape >= 0 and not math.isnan(leaf.shape)):
         raise InvalidInputError(
             f"a selection needs a mean of at least 1 and a shape of at least 0, got {name_event(leaf)}"
@@ -110,7 +116,7 @@ def _check_selection(leaf: Any, adjacency: str, alphas: tuple[float, ...]) -> No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """dp-accounting warns of every order at which its series does not converge; such an order is simply not used."""
+    """Silence dp-accounting's warnings about orders at which its series does not converge; these are not used."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,9 +1,9 @@
-"""The price of choosing the best of many private runs: the winner alone costs less than the choice did.
+"""The privacy cost of selecting the best of many private runs, which is more than the cost of the winner alone.
 
-A fixed grid is the plain composition of its runs. Papernot and Steinke 2022 is cheaper: the number of trials is random
-and secret (truncated negative binomial of a given mean and shape: 1 geometric, 0 logarithmic; ∞ stands for Poisson),
-hyperparameters are drawn anew for each trial, and only the best is released. Every trial needs a secret of its own:
-with one secret across a grid, two results subtract to the difference of their gradients without noise.
+A fixed grid costs the plain composition of its runs. Papernot and Steinke 2022 is cheaper: the number of trials is
+random and secret (truncated negative binomial with a given mean and shape: 1 is geometric, 0 logarithmic, ∞ Poisson),
+every trial draws its hyperparameters independently, and only the best is released. Every trial needs its own secret:
+with one secret across a grid, the difference of two results is the difference of their gradients without noise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hush.accounting.noise_tails import SHARE
 from hush.errors import HushError, InvalidInputError
 
 INDEPENDENT = (
-    "every trial drew its settings and its secret anew, and the number of trials, the losing ones and how long the "
-    "search took stay private"
+    "each trial drew its own settings and secret; the number of trials, the losing ones and the search's time stay "
+    "private"
 )
 
 

@@ -1,11 +1,11 @@
-"""The trade-off curve: how seldom an attacker can miss somebody, given how often they accuse somebody wrongly.
+"""The trade-off curve: the smallest false negative rate of any attacker, given the false positive rate.
 
 An attacker who sees a release decides whether one unit took part. With α the probability of a "yes" where it did not
 (false positive) and β that of a "no" where it did (false negative), every attacker's β is at least f(α). That function
 says all there is to say about the privacy of a release (Dong, Roth and Su 2022, "Gaussian differential privacy");
 (ε, δ) is one of its tangents.
 
-**Every curve here lies on or below the true one**, so that no attacker does better than it says. Let P be the release
+**Every curve here lies on or below the true one**, so no attacker does better than it states. Let P be the release
 of the data with the unit, Q of the data without, and let S be the outcomes with answer "yes", so β = 1 − P(S) and
 α = Q(S). If δ(ε) is an upper bound on the δ of the release at ε ≥ 0 in both directions, then
 
@@ -19,7 +19,7 @@ kinds of error and holds whichever of the neighbours is called P.
 
 A line of slope x with intercept c says that β + x·α ≥ c for every attacker. The largest such c as a function of x,
 C(x) = min over α of f(α) + x·α, is concave and does not fall, so the chord between two intercepts is one as well:
-that is `Lines.least_cost`, and C(e^ε) = 1 − δ(ε).
+that is `LineCurve.least_cost`, and C(e^ε) = 1 − δ(ε).
 
 For a Gaussian with μ = sensitivity/σ, f(α) = Φ(Φ⁻¹(1 − α) − μ) exactly.
 """
@@ -90,7 +90,7 @@ class GaussianCurve:
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class LineCurve:
     """The maximum of 0 and of lines intercept − slope·α; slopes rise from 0."""
 
     slopes: Vector
@@ -103,14 +103,14 @@ class Lines:
         return np.asarray(np.maximum(heights, 0.0), dtype=np.float64).reshape(rates.shape)
 
     def least_cost(self, weight: float) -> float:
-        """The chord between the intercepts of the two slopes beside ``weight``; the last one beyond all of them."""
+        """The chord between the intercepts of the two slopes next to ``weight``; the last one beyond all slopes."""
         non_negative(weight=weight)
         return max(float(np.interp(weight, self.slopes, self.intercepts)) - UNIT, 0.0)
 
 
 def curve_of_event(
     event: Any, *, adjacency: Adjacency = "add-remove", accountant: Accountant | None = None
-) -> GaussianCurve | Lines:
+) -> GaussianCurve | LineCurve:
     """The curve of a privacy event: exact for Gaussians, else from its profile, which is composed only a few times.
 
     The accountant is the tightest that can prove the event, unless named.
@@ -124,7 +124,7 @@ def curve_of_event(
     return curve_of_points(_sampled(profile, _reach(profile), POINTS[chosen]))
 
 
-def curve_of_points(points: Iterable[tuple[float, float]]) -> Lines:
+def curve_of_points(points: Iterable[tuple[float, float]]) -> LineCurve:
     """The curve that follows from (ε, δ) pairs alone, each of which holds for the release in both directions.
 
     An infinite ε, or a δ of 1, says nothing and adds nothing. Without any pair that does, the curve is 0.
@@ -142,10 +142,10 @@ def curve_of_points(points: Iterable[tuple[float, float]]) -> Lines:
             lines[slope] = max(intercept, lines.get(slope, 0.0))
     slopes = np.array(sorted(lines), dtype=np.float64)
     intercepts = np.array([lines[slope] for slope in slopes], dtype=np.float64)
-    return Lines(slopes, np.maximum.accumulate(intercepts))
+    return LineCurve(slopes, np.maximum.accumulate(intercepts))
 
 
-def curve_of_guarantee(guarantee: Guarantee) -> Lines:
+def curve_of_guarantee(guarantee: Guarantee) -> LineCurve:
     """The curve that a guarantee states, with the event it rests on, or from its (ε, δ) where there is none.
 
     A guarantee keeps a part of its δ for what the event does not know: the end of the noise's tails, a batch with more
@@ -202,7 +202,7 @@ def _rates(alpha: ArrayLike) -> Vector:
     return rates
 
 
-# What a trade-off curve means for one person: the best odds that any attacker can reach, as numbers and in words.
+# What a trade-off curve means for one person: the best odds of any attacker, as numbers and as sentences.
 #
 # The attacker knows everything about the data but one thing, whether one unit took part (or which of two records it
 # had), holds it for true with probability p beforehand, and sees the release. All bounds follow from β ≥ f(α) and from
@@ -246,7 +246,7 @@ class Odds:
 
 @dataclass(frozen=True)
 class Words:
-    """Sentences for somebody without mathematics, and a small table; all numbers are rounded up."""
+    """Sentences for a non-technical reader and a small table; all numbers are rounded up."""
 
     sentences: tuple[str, ...]
     columns: tuple[str, ...]
@@ -286,22 +286,22 @@ def in_words(
     protects: Protects = "example",
     priors: Sequence[float] = PRIORS,
 ) -> Words:
-    """What the curve means for one unit, in sentences that are true as they stand, and a table over priors. Where only
-    its features or its labels are protected, the attacker knows the other half.
+    """What the curve means for one unit: sentences, each true on its own, and a table over priors. If only features or
+    only labels are protected, the attacker knows the other half.
 
-    The curve is taken for proven: of one that is only claimed, the caller says so beside them.
+    The curve is assumed to be proven; for a claimed curve the caller must add that.
     """
     choice(ADJACENCIES, adjacency=adjacency)
     choice(PROTECTED, protects=protects)
-    told = _phrases(adjacency, unit) if protects == "example" else _phrases_of_half(protects, unit)
+    words = _phrases(adjacency, unit) if protects == "example" else _phrases_of_half(protects, unit)
     even = best_odds(curve, 0.5)
     few, some, many = (_hundredths(detection(curve, rate), 1) for rate in FALSE_POSITIVES)
     sentences = (
-        f"Someone who knows everything about {told.others} and thinks it is 50:50 {told.question} can, with what is "
+        f"Someone who knows everything about {words.others} and thinks it is 50:50 {words.question} can, with what is "
         f"released, at best be right {_hundredths(even.right, 0)} times in 100; by tossing a coin they are right 50 "
         "times.",
-        _tell_belief(even, told),
-        f"A test that accuses 1 in 1000 falsely finds at most {few} in 100 of the {told.those}; one that accuses 1 in "
+        _describe_belief(even, words),
+        f"A test that accuses 1 in 1000 falsely finds at most {few} in 100 of the {words.those}; one that accuses 1 in "
         f"100 falsely at most {some}, and one that accuses 1 in 10 falsely at most {many}.",
     )
     return Words(sentences, COLUMNS, tuple(_row(best_odds(curve, prior)) for prior in priors))
@@ -326,11 +326,11 @@ def _largest_rate(curve: Curve, height: float) -> float:
     return math.exp(low)
 
 
-def _tell_belief(odds: Odds, told: _Phrases) -> str:
+def _describe_belief(odds: Odds, words: _Phrases) -> str:
     rare, belief = f"{_hundredths(odds.exception, 1)} in 100", _percent(odds.belief)
     if belief == _percent(1.0):
-        return f"If {told.fact}, the chance that they become as good as certain of it may be more than {rare}."
-    return f"If {told.fact}, the chance that they come to think it more than {belief} likely is at most {rare}."
+        return f"If {words.fact}, the chance that they become as good as certain of it may be more than {rare}."
+    return f"If {words.fact}, the chance that they come to think it more than {belief} likely is at most {rare}."
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The audit of a plan: its own runs with the canary and without it, scored, and compared with what it claims.
+"""The audit of a plan: runs with and without the canary are scored and compared with the plan's claims.
 
-All runs are independent, each with a secret of its own. The first quarter of the scores chooses two thresholds, one for
-the verdict and one for the printed bound; the rest are counted at them. One adversary and its threshold are one
-comparison for each claim; whoever audits several times, or many methods, says so by ``comparisons``.
+All runs are independent, each with its own secret. The first quarter of the scores chooses two thresholds, one for the
+verdict and one for the printed bound; the other scores are counted at these thresholds. One adversary and its threshold
+are one comparison per claim; ``comparisons`` counts several audits, or several methods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hush._internal.imports import read_own_version
 from hush._internal.storage import write_atomic
 from hush._internal.tensors import Losses
 from hush.accounting.gaussian import gaussian_epsilon
-from hush.accounting.guarantee import Finding, Guarantee
+from hush.accounting.guarantee import AuditFinding, Guarantee
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.adversaries import Adversary, AuditGame, strongest
 from hush.audit.bounds import (
@@ -43,23 +43,23 @@ from hush.audit.bounds import (
 from hush.audit.canary import (
     CanarySetup,
     extend,
-    make_digits_stage,
-    make_features_stage,
-    make_labels_stage,
-    make_lonely_stage,
+    make_digits_setup,
+    make_features_setup,
+    make_labels_setup,
+    make_lonely_setup,
 )
 from hush.audit.one_run import audit_once
 from hush.clipping.adaptive import CHANNEL
 from hush.data_source import as_source
 from hush.datasets import catalogue as problems
-from hush.errors import InvalidInputError, Refused
+from hush.errors import FormatError, InvalidInputError, NotProvenError
 from hush.guarantees import claim_steps, find_sigma
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
-from hush.randomness import Secret, seeded
+from hush.randomness import Secret, seeded, streams
 
 RUNS = 400  # half of them with the canary
-CHOOSING = 4  # one in so many scores chooses the threshold
+CHOOSING = 4  # one in four scores chooses the threshold
 Progress = Callable[[int, int], None]  # runs done, runs in all
 
 
@@ -91,20 +91,24 @@ class Scores:
 
 def collect_scores(
     plan: Plan,
-    stage: CanarySetup,
+    setup: CanarySetup,
     adversary: Adversary,
     *,
     runs: int = RUNS,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Scores:
-    """The scores of so many runs, with and without the canary by turns; secrets are the system's unless seeded, and
-    those of another method or adversary are others."""
+    """The scores of ``runs`` runs, alternately with and without the canary. Secrets come from the operating system, or
+    from ``seed`` together with method and adversary."""
     validate.positive_int(runs=runs)
-    game, stream = AuditGame(plan, stage), f"audit/{plan.method}/{adversary.name}"
+    game = AuditGame(plan, setup)
     found: dict[bool, list[float]] = {True: [], False: []}
     for number in range(runs):
-        secret = Secret.fresh() if seed is None else Secret.from_seed(seed, f"{stream}/{number}")
+        secret = (
+            Secret.fresh()
+            if seed is None
+            else Secret.from_seed(seed, streams.audit_run(plan.method, adversary.name, number))
+        )
         found[number % 2 == 0].append(adversary.score(game, secret, present=number % 2 == 0))
         if progress is not None:
             progress(number + 1, runs)
@@ -143,9 +147,9 @@ class Audit:
     scores: Scores
 
 
-def audit_stage(
+def audit_claims(
     plan: Plan,
-    stage: CanarySetup,
+    setup: CanarySetup,
     *,
     adversary: Adversary | None = None,
     runs: int = RUNS,
@@ -153,15 +157,17 @@ def audit_stage(
     comparisons: int = 1,
     progress: Progress | None = None,
 ) -> Audit:
-    """Every finite claim of a plan, audited on a stage by one adversary (the strongest that applies)."""
+    """Every finite claim of a plan, audited on a setup by one adversary (the strongest that applies)."""
     if not plan.private:
-        raise Refused(f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one")
+        raise NotProvenError(
+            f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one"
+        )
     chosen = adversary or strongest(plan)
     if not chosen.applies(plan):
-        raise Refused(f"the adversary '{chosen.name}' does not apply to method '{plan.method}': use another")
+        raise NotProvenError(f"the adversary '{chosen.name}' does not apply to method '{plan.method}': use another")
     stated = [claim.status for claim in claim_steps(plan)]
     claims = [pair for pair in zip(plan.claims(), stated, strict=True) if pair[0].status != "none"]
-    scores = collect_scores(plan, stage, chosen, runs=runs, seed=seed, progress=progress)
+    scores = collect_scores(plan, setup, chosen, runs=runs, seed=seed, progress=progress)
     made = comparisons * len(claims)
     verdicts = [judge_claim(claim, scores, chosen.name, comparisons=made, status=own) for claim, own in claims]
     return Audit(tuple(claim for claim, _ in claims), tuple(verdicts), scores)
@@ -195,25 +201,25 @@ def list_whole() -> tuple[str, ...]:
     return tuple(name for name in list_audited() if _name_protected(make_audit_plan(name, 4.0, 1e-5)) == WHOLE_ROW)
 
 
-def make_audit_stage(plan: Plan, problem: str | None = None) -> CanarySetup:
+def make_audit_setup(plan: Plan, problem: str | None = None) -> CanarySetup:
     """The small real problem for a plan, by the half of a row that it protects; or the first rows and the model of a
     ``problem`` by name, for a plan that protects whole rows."""
     if problem is not None:
         return _extend_problem(plan, problem)
     match _name_protected(plan):
         case "features":
-            return make_features_stage(plan)
+            return make_features_setup(plan)
         case "labels":
-            return make_labels_stage()
-    return make_lonely_stage() if CHANNEL in plan.query.channels else make_digits_stage()
+            return make_labels_setup()
+    return make_lonely_setup() if CHANNEL in plan.query.channels else make_digits_setup()
 
 
 def _extend_problem(plan: Plan, problem: str) -> CanarySetup:
-    """As many rows as the plan is for, and the problem's own model with a canary beside it."""
+    """The plan's number of rows, and the problem's model with a canary added."""
     if _name_protected(plan) != WHOLE_ROW:
-        raise Refused(
-            f"method '{plan.method}' protects {_name_protected(plan)}, and is audited on digits that are made for "
-            "that: leave --problem out"
+        raise InvalidInputError(
+            f"method '{plan.method}' protects only {_name_protected(plan)} and is audited on its own digits problem: "
+            "leave --problem out"
         )
     found = problems.load(problem)
     if found.examples < plan.sampler.examples:
@@ -228,25 +234,26 @@ def _name_protected(plan: Plan) -> str:
 
 
 def make_audit_plan(method: str, epsilon: float, delta: float) -> Plan:
-    """The method's plan at this ε, by the last of its claims: a claimed one where there is one beside the proven.
+    """The method's plan at this ε by the last of its claims, which is a claimed one if there is any.
 
-    DiceSGD gets more steps, in which its memory can be seen at work, and a feedback of ten clips. Banded noise gets
-    batches of half a group, so that its coins are counted on. What releases each
-    row or label once or twice needs no more steps than that."""
+    DiceSGD gets more steps, so that its memory has an effect, and a feedback of ten clips. Banded noise gets batches of
+    half a group, so that amplification by its coins matters. Methods that release each row or label once or twice need
+    no more steps than that."""
     shape = SHAPES.get(method, SHORT)
     plan = make_plan(method, delta=delta, noise_multiplier=1.0, accept_claimed=True, **shape)
     return dataclasses.replace(plan, sigma=find_sigma(plan, epsilon, -1)) if plan.private else plan
 
 
-# `hush.audit_plan`: what somebody's own plan leaks, with their own model and losses.
+# `hush.audit_plan`: an audit of a user's plan with the user's model and losses.
 
 
 def audit_plan(
     plan: Plan,
-    model: nn.Module,
-    losses: Losses,
-    data: Tensor | tuple[Tensor, ...],
+    model: nn.Module | None = None,
+    losses: Losses | None = None,
+    data: Tensor | tuple[Tensor, ...] | None = None,
     *,
+    problem: str | None = None,
     adversaries: Sequence[Adversary] = (),
     runs: int = RUNS,
     canaries: int | None = None,
@@ -254,36 +261,48 @@ def audit_plan(
     comparisons: int = 1,
     progress: Progress | None = None,
 ) -> tuple[Verdict, ...]:
-    """Measure what a plan of one's own leaks: a verdict for each of its claims and each adversary.
+    """Measure how much a plan leaks: a verdict for each of its claims and each adversary.
 
-    The plan is run ``runs`` times with the model's initial weights on rows of ``data`` (a tensor or a tuple of them, at
-    least as many as the plan is for), half of the time with a canary among them: take a plan of few steps on a few
-    hundred rows that is otherwise the one to be audited. ``comparisons`` counts other audits that this one is part of.
+    The plan is run ``runs`` times with the model's initial weights on rows of ``data`` (a tensor or a tuple of tensors,
+    with at least the plan's number of examples), half of the runs with a canary. Use a plan of few steps on a few
+    hundred rows that otherwise equals the one to audit. ``comparisons`` is the number of audits this one is part of.
+    Without a model, as in `hush audit`, on digits with a model made for audits, or on a ``problem`` by its name.
 
-    With ``canaries`` the plan is run once, with so many canaries in the place of as many of its examples, each by its
-    own coin: for a plan that is too long to be run hundreds of times. That shows less.
+    With ``canaries`` the plan is run once and that many of its examples are replaced by canaries, each present by its
+    own coin: for a plan that is too long for hundreds of runs. This shows less.
 
-    >>> verdicts = hush.audit_plan(plan, model, losses, (images, labels), runs=400)
+    >>> plan = hush.make_plan("dp-sgd", examples=64, batch_size=32, steps=4, epsilon=4)  # doctest: +SKIP
+    >>> (verdict,) = hush.audit_plan(plan, runs=400)  # doctest: +SKIP
+    >>> verdict.epsilon_lower < verdict.claimed_epsilon, verdict.verdict  # doctest: +SKIP
+    (True, 'consistent')
     """
-    if canaries is not None:
+    if model is None or losses is None or data is None:
+        if canaries is not None or not (model is None and losses is None and data is None):
+            raise InvalidInputError("an audit of your own model, or with canaries, needs model, losses and data")
+        setup = make_audit_setup(plan, problem)
+    elif problem is not None:
+        raise InvalidInputError(f"an audit is on problem '{problem}' or on your own data: leave one of them out")
+    elif canaries is not None:
         if adversaries:
-            raise InvalidInputError("one run with many canaries has an adversary of its own: leave adversaries out")
+            raise InvalidInputError("an audit with canaries has its own adversary: leave adversaries out")
         return audit_once(plan, model, losses, data, canaries=canaries, seed=seed, comparisons=comparisons)
+    else:
+        setup = extend(model, losses, data)
     chosen = tuple(adversaries) or (strongest(plan),)
-    stage = extend(model, losses, data)
     made = comparisons * len(chosen)
     audits = [
-        audit_stage(plan, stage, adversary=a, runs=runs, seed=seed, comparisons=made, progress=progress) for a in chosen
+        audit_claims(plan, setup, adversary=a, runs=runs, seed=seed, comparisons=made, progress=progress)
+        for a in chosen
     ]
     return tuple(verdict for audit in audits for verdict in audit.verdicts)
 
 
-# The file of findings that a Guarantee reads (`hush.accounting.guarantee`): what audits have refuted.
+# The file of refuted claims, which `hush.accounting.guarantee` reads.
 
 
 def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
-    """Put the refuted claims into the file, each method and status once; what was found before stays (findings are
-    kept), unless this audit measured more beyond what was claimed."""
+    """Write the refuted claims to the file, one per method and status. An earlier finding is kept unless this audit
+    exceeds its claim by more."""
     known = {(found.method, found.status): found for found in read_findings(path)}
     for verdict in verdicts:
         if not verdict.refuted:
@@ -296,12 +315,12 @@ def add_findings(path: Path, verdicts: Iterable[Verdict]) -> None:
     write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())
 
 
-def _excess(found: Finding) -> float:
+def _excess(found: AuditFinding) -> float:
     return found.epsilon_lower - found.claimed_epsilon
 
 
-def _find(verdict: Verdict) -> Finding:
-    return Finding(
+def _find(verdict: Verdict) -> AuditFinding:
+    return AuditFinding(
         method=verdict.method,
         claimed_epsilon=verdict.claimed_epsilon,
         epsilon_lower=verdict.epsilon_lower,
@@ -313,22 +332,22 @@ def _find(verdict: Verdict) -> Finding:
     )
 
 
-def read_findings(path: Path) -> tuple[Finding, ...]:
+def read_findings(path: Path) -> tuple[AuditFinding, ...]:
     """The findings of a file; none where there is no file."""
     if not path.exists():
         return ()
     try:
-        return tuple(Finding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+        return tuple(AuditFinding(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise InvalidInputError(f"'{path}' is no file of findings: name another, or remove it") from error
+        raise InvalidInputError(f"'{path}' is not a file of findings: name another, or remove it") from error
 
 
-# The file of finished audits: one JSON object a line, so that auditing many methods goes on where it was stopped.
+# The file of finished audits: one JSON object per line, so that auditing many methods can be resumed.
 
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """What an audit of a method depends on beside the method."""
+    """The settings of an audit, without the method."""
 
     epsilon: float = 4.0
     delta: float = 1e-5
@@ -338,24 +357,27 @@ class AuditSettings:
     problem: str | None = None  # the digits that are made for audits
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the problem is there where one was named, and older files have none."""
+        """Plain data; without ``problem`` if none was named, as in older files."""
         return {name: value for name, value in asdict(self).items() if name != "problem" or value is not None}
 
 
 def read_audits(path: Path) -> list[dict[str, Any]]:
     """Every line of the file, none where there is no file; a last line that was broken off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except UnicodeDecodeError as error:
+        raise FormatError(f"'{path}' is no file of audits: it is not UTF-8; name another, or remove it") from error
     found = []
     for number, line in enumerate(lines):
         try:
             entry = json.loads(line)
             Verdict.from_json(entry)
             AuditSettings(**entry["settings"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if number == len(lines) - 1 and isinstance(error, json.JSONDecodeError):
                 break
             raise InvalidInputError(
-                f"line {number + 1} of '{path}' is no audit: name another file, or remove it"
+                f"line {number + 1} of '{path}' is not an audit: name another file, or remove it"
             ) from error
         found.append(entry)
     return found
@@ -372,13 +394,13 @@ def find_audits(path: Path, method: str, settings: AuditSettings) -> list[dict[s
 
 
 def count_audits(path: Path, method: str) -> int:
-    """How often the method was audited in this file, with whatever settings."""
+    """The number of audits of the method in this file, with any settings."""
     mine = [entry for entry in read_audits(path) if entry["method"] == method]
     return len({json.dumps([entry["settings"], entry.get("version")], sort_keys=True) for entry in mine})
 
 
 def find_announced(path: Path, method: str) -> int | None:
-    """The fewest audits of the method that were announced with any that is in this file; None where there is none."""
+    """The smallest announced number of audits of the method in this file, or None."""
     mine = [entry for entry in read_audits(path) if entry["method"] == method]
     return min((int(entry.get("announced", entry["settings"]["comparisons"])) for entry in mine), default=None)
 
@@ -386,11 +408,11 @@ def find_announced(path: Path, method: str) -> int | None:
 def keep_audits(
     path: Path, verdicts: Iterable[Verdict], settings: AuditSettings, *, announced: int, cpu_seconds: float
 ) -> list[dict[str, Any]]:
-    """Add the verdicts on all claims of a method at once, with how many audits of it were announced and what this one
-    took, and return their lines."""
-    told = {"settings": settings.to_json(), "version": read_own_version(), "announced": announced}
-    told["cpu_seconds"] = round(cpu_seconds, 1)
-    new = [{**verdict.to_json(), **told} for verdict in verdicts]
+    """Append the verdicts on all claims of a method, with the announced number of audits and the time of this one, and
+    return their entries."""
+    common = {"settings": settings.to_json(), "version": read_own_version(), "announced": announced}
+    common["cpu_seconds"] = round(cpu_seconds, 1)
+    new = [{**verdict.to_json(), **common} for verdict in verdicts]
     lines = [json.dumps(entry, allow_nan=False) for entry in (*read_audits(path), *new)]
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
     return new

@@ -35,7 +35,7 @@ from hush.accounting.tradeoff import Curve
 from hush.errors import InvalidInputError
 
 Vector = NDArray[np.float64]
-SMALLEST_P = 1e-15  # of a refutation: nothing smaller is told apart
+SMALLEST_P = 1e-15  # of a refutation: smaller values are not distinguished
 Worth = Callable[["Errors"], Vector]  # how much the errors at each threshold would show
 
 
@@ -68,7 +68,7 @@ class Errors:
 
 
 def highest_rate(errors: ArrayLike, trials: int, confidence: float) -> Vector:
-    """The one-sided upper bound of Clopper and Pearson on a rate with so many errors in so many trials."""
+    """The one-sided upper bound of Clopper and Pearson on a rate, from errors and trials."""
     validate.probability(confidence=confidence)
     count = np.asarray(errors, dtype=np.float64)
     left = np.maximum(trials - count, 1.0)
@@ -181,7 +181,7 @@ WOLF = 1e-4  # how often a verdict may refute a claim that holds, after every co
 
 
 def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
-    """ "refuted" where one of the p-values is small enough for so many comparisons (at least as many as there are)."""
+    """ "refuted" if a p-value is small enough for this number of comparisons (at least the number of p-values)."""
     validate.positive_int(comparisons=comparisons)
     if len(p_values) > comparisons:
         raise InvalidInputError(
@@ -194,7 +194,7 @@ def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
 
 
 def allow_for_repeats(announced: int, number: int) -> int:
-    """As how many comparisons the audit of this number (from 1 on) counts, where so many audits were announced."""
+    """How many comparisons audit ``number`` (from 1 on) counts as, given the announced number of audits."""
     validate.positive_int(comparisons=announced, number=number)
     return announced if number <= announced else number * (number - 1)
 

@@ -1,18 +1,16 @@
-"""Where an audit plays: a small real problem, and one example in it, the canary, whose presence is the secret.
+"""Problems for audits: a small real problem with one special example, the canary, whose presence is to be detected.
 
-The canary's loss is S·a·h, with h an output that no other example moves, and its gradient S·a·∇h: a fixed direction,
-orthogonal to everybody else's, and so long that every clipping cuts it to its bound. The amount a is 1 where the canary
-is in. Where it is out the neighbouring relation says what takes its place: nobody (add-remove), an example that adds
-nothing (a = 0, zero-out), or its opposite (a = −1, replace). Differential privacy holds for every loss, so an adversary
-may choose this one; model, sampler, query, noise and rule are the plan's own.
+The canary's loss is S·a·h, where h is an output that no other example influences. Its gradient S·a·∇h has a fixed
+direction, orthogonal to all other gradients, and is so long that every clipping scales it to its bound. The amount a is
+1 if the canary takes part. Otherwise the adjacency decides: no example (add-remove), an example that adds nothing
+(a = 0, zero-out), or its opposite (a = −1, replace). Differential privacy holds for every loss, so an adversary may
+choose this one; model, sampler, query, noise and optimizer are those of the plan.
 
-`make_digits_stage` puts the canary into pixels that are blank in all of the digits: into every layer of the model, and
-from there to every class.
-`make_lonely_stage` is that with nobody else who adds to any sum, for a plan that also counts examples: the others' loss
-has no finite gradient.
-`make_mislabelled_stage` has an ordinary loss and a wrong label in place of all that: for a black box, which sees the
-released model alone.
-`extend` works for any model: it adds one number to be trained, which only the canary's loss looks at.
+- `make_digits_setup`: the canary is in pixels that are blank in all digits, and reaches every layer and every class.
+- `make_lonely_setup`: the same, and no other example adds to any sum, because their losses have no finite gradient. For
+  plans that also count examples.
+- `make_mislabelled_setup`: an ordinary loss and a wrong label, for a black box that sees only the released model.
+- `extend`: for any model; adds one trained number that only the canary's loss uses.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from hush.accounting.accountant import Adjacency
 from hush.datasets.digits import load_digits
 from hush.datasets.splits import as_arrays
 from hush.errors import InvalidInputError
+from hush.guarantees import has_proof
 from hush.plan import Plan
 from hush.sanitize.layer import Sanitize
 
@@ -43,11 +42,11 @@ BLANK = (0, 32)  # two pixels that are zero in all 8×8 digits, one in the upper
 
 @dataclass(frozen=True, eq=False)
 class CanarySetup:
-    """A model, ordinary rows, the canary's row, and the vector along which the canary is to be seen.
+    """A model, ordinary rows, the canary's row, and the direction in which the canary is visible.
 
-    ``opposite`` is the row that takes the canary's place where only a half of it is private: the other half is alike in
-    both. There is no canary more or less then, and no column of kinds and amounts. ``alone`` says that nobody but the
-    canary adds to any sum."""
+    ``opposite`` is the row that replaces the canary where only features or only labels are private; the public half is
+    the same in both. The number of rows is then constant, and there are no columns of kinds and amounts. ``alone``:
+    only the canary adds to any sum."""
 
     model: nn.Module
     losses: Losses
@@ -58,17 +57,15 @@ class CanarySetup:
     alone: bool = False
 
     def fresh_model(self) -> nn.Module:
-        """The model as it was before any step."""
+        """A copy of the untrained model."""
         return copy.deepcopy(self.model)
 
     def data(self, plan: Plan, present: bool) -> tuple[Tensor, ...]:
-        """The rows of a run with the canary, or of its neighbour: every row's kind and amount come last."""
+        """The rows of a run with or without the canary; the last two columns are the kind and amount of each row."""
         adjacency = plan.neighbours
         others = plan.sampler.examples - (0 if adjacency == "add-remove" and self.opposite is None else 1)
         if others > len(self.rows[0]):
-            raise InvalidInputError(
-                f"the plan is for {others} rows beside the canary, and there are {len(self.rows[0])}"
-            )
+            raise InvalidInputError(f"the plan needs {others} rows in addition to the canary, got {len(self.rows[0])}")
         rows = [column[:others] for column in self.rows]
         if self.opposite is not None:
             chosen = self.canary if present else self.opposite
@@ -91,8 +88,8 @@ class CanarySetup:
         return np.asarray(torch.cat(picked).numpy())
 
 
-class Halves(nn.Module):
-    """Ten logits from the upper and the lower half of an 8×8 image, each through a layer of its own."""
+class TwoHalvesModel(nn.Module):
+    """Ten logits from the upper and the lower half of an 8×8 image, each with its own linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +98,6 @@ class Halves(nn.Module):
         nn.init.zeros_(self.lower.weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The sum of both halves' logits."""
         upper: Tensor = self.upper(images[:, :32])
         lower: Tensor = self.lower(images[:, 32:])
         return upper + lower
@@ -113,8 +109,8 @@ def read_digits() -> tuple[Tensor, Tensor]:
     return images.reshape(len(images), -1) / 16, labels
 
 
-def make_digits_stage() -> CanarySetup:
-    """Real digits, a linear model of two layers side by side, and a canary in two blank pixels."""
+def make_digits_setup() -> CanarySetup:
+    """Real digits, a linear model of two parallel layers, and a canary in two blank pixels."""
     images, labels = read_digits()
     blank = torch.zeros(1, 64)
     blank[0, list(BLANK)] = 1.0
@@ -124,22 +120,22 @@ def make_digits_stage() -> CanarySetup:
         unit[:, place] = math.sqrt(1 / 20)
         direction[name] = unit
     return CanarySetup(
-        Halves(), _digit_losses, (images, labels), (blank, torch.zeros(1, dtype=labels.dtype)), direction
+        TwoHalvesModel(), _digit_losses, (images, labels), (blank, torch.zeros(1, dtype=labels.dtype)), direction
     )
 
 
-def make_lonely_stage() -> CanarySetup:
-    """The digits' stage, where only the canary has a finite gradient."""
+def make_lonely_setup() -> CanarySetup:
+    """The digits' setup, where only the canary has a finite gradient."""
 
     def losses(model: nn.Module, content: Any) -> Tensor:
         images, _, kinds, amounts = content
         seen: Tensor = model(images).sum(1)
         return torch.where(kinds, LONG * amounts, torch.full_like(amounts, math.nan)) * seen
 
-    return replace(make_digits_stage(), losses=losses, alone=True)
+    return replace(make_digits_setup(), losses=losses, alone=True)
 
 
-def make_mislabelled_stage() -> CanarySetup:
+def make_mislabelled_setup() -> CanarySetup:
     """Real digits, and a canary that is one of them with a wrong label: what a black box can look for."""
     images, labels = read_digits()
     image, label = images[-1:], (labels[-1:] + 1) % 10
@@ -148,7 +144,7 @@ def make_mislabelled_stage() -> CanarySetup:
     gradient = pull.outer(image[0].double())
     gradient /= gradient.norm()
     direction = {"upper.weight": gradient[:, :32], "lower.weight": gradient[:, 32:]}
-    return CanarySetup(Halves(), _ordinary_losses, (images[:-1], labels[:-1]), (image, label), direction)
+    return CanarySetup(TwoHalvesModel(), _ordinary_losses, (images[:-1], labels[:-1]), (image, label), direction)
 
 
 def _ordinary_losses(model: nn.Module, content: Any) -> Tensor:
@@ -164,57 +160,56 @@ def _digit_losses(model: nn.Module, content: Any) -> Tensor:
     return torch.where(kinds, LONG * amounts * logits.sum(1), ordinary)
 
 
-class Extended(nn.Module):
-    """A model and, beside it, one number to be trained that only the canary's loss looks at."""
+class CanaryModel(nn.Module):
+    """A model with one additional trained number that only the canary's loss uses."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.beside = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(self.beside.weight)
+        self.canary = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.canary.weight)
 
     def forward(self, inputs: Any) -> Any:
-        """What the model itself says."""
         return self.inner(inputs)
 
 
 def extend(model: nn.Module, losses: Losses, data: Tensor | tuple[Tensor, ...]) -> CanarySetup:
-    """Somebody's own model, losses and rows (a tensor or a tuple of them), with a canary beside the model."""
+    """The setup for a user's model, losses and rows (a tensor or a tuple of tensors), with a canary added."""
     columns = data if isinstance(data, tuple) else (data,)
     if not columns or not all(isinstance(column, Tensor) and len(column) for column in columns):
         raise InvalidInputError(
-            "an audit needs its rows as a tensor or a tuple of tensors: take some hundred rows of the data"
+            "an audit needs rows as a tensor or a tuple of tensors: give a few hundred rows of the data"
         )
 
     def watched(extended: nn.Module, content: Any) -> Tensor:
-        if not isinstance(extended, Extended):
+        if not isinstance(extended, CanaryModel):
             raise InvalidInputError("these losses belong to the model that the audit extended")
         *rows, kinds, amounts = content
         ordinary = losses(extended.inner, tuple(rows) if isinstance(data, tuple) else rows[0])
-        seen = extended.beside(torch.ones_like(amounts).unsqueeze(1)).squeeze(1)
+        seen = extended.canary(torch.ones_like(amounts).unsqueeze(1)).squeeze(1)
         return torch.where(kinds, LONG * amounts * seen, ordinary)
 
-    direction = {"beside.weight": torch.ones(1, 1, dtype=torch.float64)}
-    return CanarySetup(Extended(model), watched, columns, tuple(column[:1] for column in columns), direction)
+    direction = {"canary.weight": torch.ones(1, 1, dtype=torch.float64)}
+    return CanarySetup(CanaryModel(model), watched, columns, tuple(column[:1] for column in columns), direction)
 
 
-# Stages for methods that protect one half of a row: its features, or its label. The other half is public, and the same
-# for the canary and for what takes its place.
+# Setups for methods that protect only the features or only the label of a row. The other half is public, and the same
+# for the canary and its replacement.
 #
-# `make_features_stage`: before the sanitisation layer stands one linear layer, which takes the canary's pixel to ±C in
-# every one of the n numbers of its row; behind it a linear head, with an eleventh output that only the canary's label
-# asks for. Its loss L·(w·y) has the gradient L·y in w, the row itself, and L·x·w before the layer, which is as long as
-# any clip. So a gradient that is said to be covered shows the row as it was released, ±C + noise.
+# `make_features_setup`: a linear layer before the sanitisation layer maps the canary's pixel to ±C in each of the n
+# numbers of its row; after it a linear head has an eleventh output that only the canary's label uses. The loss L·(w·y)
+# has the gradient L·y in w, the row itself, and L·x·w before the layer, which is longer than any clip. A gradient that
+# is claimed to be protected therefore shows the row as it was released, ±C + noise.
 #
-# `make_labels_stage`: the canary has a pixel to itself, and two labels are possible. The gradient there has the sign of
-# the answer that was given for its label.
+# `make_labels_setup`: the canary has its own pixel and two possible labels. The gradient at this pixel has the sign of
+# the randomised answer for its label.
 
 WIDTH, CLIP, CLASSES = 8, 0.5, 10
 PIXEL = BLANK[0]
 
 
-class Layered(nn.Module):
-    """Logits of ten classes and the canary's own, through a sanitisation layer."""
+class SanitizedModel(nn.Module):
+    """Logits of ten classes and of the canary, through a sanitisation layer."""
 
     def __init__(self, *, frozen: bool) -> None:
         super().__init__()
@@ -228,19 +223,18 @@ class Layered(nn.Module):
         self.front.requires_grad_(not frozen)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The eleven logits."""
         logits: Tensor = self.head(self.layer(self.front(images)))
         return logits
 
 
-def make_features_stage(plan: Plan) -> CanarySetup:
+def make_features_setup(plan: Plan) -> CanarySetup:
     """Digits whose features are private, for a method with a sanitisation layer: published, frozen or hybrid."""
     images, labels = read_digits()
     canary = torch.zeros(1, 64)
     canary[0, PIXEL] = 1.0
     label = torch.full((1,), CLASSES, dtype=labels.dtype)
     hybrid = "head" in plan.query.channels
-    published = not any(claim.status == "proven" for claim in plan.claims())
+    published = not has_proof(plan)
     direction: dict[str, Tensor] = {}
     if hybrid or published:
         front = torch.zeros(WIDTH, 64, dtype=torch.float64)
@@ -251,7 +245,7 @@ def make_features_stage(plan: Plan) -> CanarySetup:
         head[CLASSES] = 1 / (LONG * CLIP * WIDTH)  # in units of C√n, as the noise of a row is
         direction["head.weight"] = head
     opposite = torch.zeros_like(canary) if published else -canary
-    model = Layered(frozen=not (hybrid or published))
+    model = SanitizedModel(frozen=not (hybrid or published))
     return CanarySetup(model, _feature_losses, (images, labels), (canary, label), direction, (opposite, label))
 
 
@@ -262,7 +256,7 @@ def _feature_losses(model: nn.Module, content: Any) -> Tensor:
     return torch.where(labels == CLASSES, LONG * logits[:, CLASSES], ordinary)
 
 
-def make_labels_stage() -> CanarySetup:
+def make_labels_setup() -> CanarySetup:
     """Digits whose label is private, odd or even."""
     images, labels = read_digits()
     model = nn.Linear(64, 2, bias=False)

@@ -5,7 +5,7 @@ the noise's structure). The whitened values are P·y with P = (MMᵀ)⁻¹, whic
 
     ℓ(x) = (c·xᵀPy − ½c²·xᵀPx)/s²,
 
-summed over all numbers that the canary moves at the same steps (`Reading`), each with its own c and s; and what is
+summed over all numbers that the canary moves at the same steps (`Observation`), each with its own c and s; and what is
 unknown of x is averaged over, as the sampler draws it:
 
 - each step by its own coin of rate q: Σ_t log(1 − q + q·e^ℓ(t)), for independent noise Σ log(1 − q + q·e^{(x − ½)/σ²});
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from hush import sampling
-from hush.errors import Refused
+from hush.errors import NotProvenError
 from hush.plan import Plan
 from hush.sampling import Participation
 
@@ -35,7 +35,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class Observation:
     """One released number of every step: its values, the noise in each of them, and what the canary adds to it where it
     takes part."""
 
@@ -44,7 +44,7 @@ class Reading:
     adds: float
 
 
-def log_ratio(plan: Plan, readings: Sequence[Reading], participation: Participation | None = None) -> float:
+def log_ratio(plan: Plan, readings: Sequence[Observation], participation: Participation | None = None) -> float:
     """How much likelier these readings are with the canary; the participation is the sampler's own unless another is
     suspected."""
     steps = len(readings[0].values)
@@ -69,7 +69,7 @@ def _mixed(part: Participation, gains: Vector, costs: Vector) -> float:
             return _coins(alone, rate)
         case sampling.WithoutReplacement(examples=n, size=size):
             return _coins(alone, size / n)
-        case sampling.CyclicPoisson(groups=groups, rate=rate):
+        case sampling.CyclicPoissonSampled(groups=groups, rate=rate):
             return _mean([_coins(alone[group::groups], rate) for group in range(groups)])
         case sampling.OnePass():
             return _mean(list(alone))
@@ -77,7 +77,7 @@ def _mixed(part: Participation, gains: Vector, costs: Vector) -> float:
             return _mean([_pattern(np.arange(first, steps, b), gains, costs) for first in range(b)])
         case sampling.Reshuffled(per_epoch=b):
             return sum(_mean(list(alone[first : first + b])) for first in range(0, steps, b))
-    raise Refused(f"there is no likelihood for {type(part).__name__} batches: audit a plan with other batches")
+    raise NotProvenError(f"there is no likelihood for {type(part).__name__} batches: audit a plan with other batches")
 
 
 def _coins(alone: Vector, rate: float) -> float:

@@ -1,7 +1,8 @@
 """Lower bounds on ε from one run with many canaries, each put in or left out by its own fair coin.
 
 The adversary guesses r of the m coins and abstains from the others; r is fixed beforehand. T of the guesses are right.
-Runs on disjoint canaries count as one: each canary meets only one of them. Two bounds on the probability of T ≥ v:
+Runs on disjoint canaries count as one, because each canary takes part in only one of them. Two bounds on the
+probability of T ≥ v:
 
 **At (ε, δ)** (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run"). With
 X ~ Binomial(r, e^ε/(1 + e^ε)),
@@ -50,10 +51,10 @@ from hush.accounting.tradeoff import Curve, GaussianCurve, curve_of_guarantee
 from hush.audit.adversaries import AuditGame, WhiteBox
 from hush.audit.bounds import PRINTED, SMALLEST_P, GaussianFit, Verdict, decide
 from hush.audit.canary import ABSENT, LONG, CanarySetup
-from hush.audit.likelihood import Reading, log_ratio
-from hush.errors import InvalidInputError, Refused
+from hush.audit.likelihood import Observation, log_ratio
+from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
-from hush.randomness import Secret, generator
+from hush.randomness import Secret, generator, streams
 
 GRID = 0.05  # in ε: how finely the first ε that is not refuted is looked for
 HIGHEST = 40.0  # ε: beyond any number of canaries
@@ -91,7 +92,7 @@ def guess_coins(scores: ArrayLike, coins: ArrayLike, made: int) -> Guesses:
 
 
 def chance_at(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """An upper bound on the probability of so many right guesses about an (ε, δ)-DP release."""
+    """An upper bound on the probability of this many right guesses about an (ε, δ)-DP release."""
     validate.non_negative(epsilon=epsilon, delta=delta)
     if guesses.right == 0:
         return 1.0
@@ -119,7 +120,7 @@ def bound_epsilon_of(guesses: Guesses, delta: float, confidence: float) -> float
 
 
 def is_possible(guesses: Guesses, curve: Curve, chance: float) -> bool:
-    """Whether a mechanism with this curve could have so many right guesses with this probability (module docstring)."""
+    """Whether a mechanism with this curve can have this many right guesses with this probability (module docstring)."""
     m, made = guesses.canaries, guesses.made
     here, above = chance, 0.0  # N_c, and the sum of all N_j with j > c
     for c in range(guesses.right, 0, -1):
@@ -133,7 +134,7 @@ def is_possible(guesses: Guesses, curve: Curve, chance: float) -> bool:
 
 
 def chance_under(guesses: Guesses, curve: Curve) -> float:
-    """An upper bound on the probability of so many right guesses about a release with this curve."""
+    """An upper bound on the probability of this many right guesses about a release with this curve."""
     if is_possible(guesses, curve, 1.0):
         return 1.0
     low, high = math.log(SMALLEST_P), 0.0
@@ -164,38 +165,37 @@ def bound_epsilon_if_gaussian(guesses: Guesses, delta: float, confidence: float)
 
 # The audit of one run with many canaries, for a plan that is too long to be run hundreds of times.
 #
-# Each of m canaries has a number of its own to be trained, which only its loss looks at, and takes part by its own fair
-# coin. The adversary scores every canary by the likelihood of the releases along its own number, and guesses the coins
-# of the fifth that it is surest of (`hush.audit.one_run`). One run shows less than many: all of 1 000 guesses being
-# right gives 5.78 at 95 %, and hardly a verdict.
+# Each of m canaries has its own trained number, which only its loss uses, and takes part by an independent fair coin.
+# The adversary scores every canary by the likelihood of the releases along its number, and guesses the coins of the
+# fifth of which it is most certain. One run shows less than many runs: even 1 000 right guesses of 1 000 bound ε only
+# by 5.78 at 95 % confidence, and rarely give a verdict.
 
-GUESSED = 5  # one in so many coins is guessed: fixed beforehand
+GUESSED = 5  # one in five coins is guessed; fixed in advance
 NAME = "white-box, one run"
 
 
-class Beside(nn.Module):
-    """A model and, beside it, a number to be trained for each canary."""
+class ManyCanaryModel(nn.Module):
+    """A model with one additional trained number per canary."""
 
     def __init__(self, inner: nn.Module, canaries: int) -> None:
         super().__init__()
         self.inner = inner
-        self.beside = nn.Linear(canaries, 1, bias=False)
-        nn.init.zeros_(self.beside.weight)
+        self.canary = nn.Linear(canaries, 1, bias=False)
+        nn.init.zeros_(self.canary.weight)
 
     def forward(self, inputs: Any) -> Any:
-        """What the model itself says."""
         return self.inner(inputs)
 
 
 @dataclass(frozen=True, eq=False)
 class ManyCanaries(CanarySetup):
-    """A stage with many canaries, of which those are in whose coin says so. An absent one adds nothing to any sum, or
-    its opposite under `replace`: where presence is hidden (add-remove) that gives the releases of its absence."""
+    """A setup with many canaries, each present or absent by its coin. An absent canary adds nothing to any sum, or its
+    opposite under `replace`; under add-remove, adding nothing gives the same releases as absence."""
 
     coins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     def data(self, plan: Plan, present: bool) -> tuple[Tensor, ...]:
-        """Ordinary rows, then the canaries: every row's canary (−1 for none) and amount come last."""
+        """Ordinary rows, then the canaries; the last two columns are each row's canary (−1 for none) and amount."""
         others = plan.sampler.examples - len(self.coins)
         if not 0 <= others <= len(self.rows[0]):
             raise InvalidInputError(
@@ -209,23 +209,23 @@ class ManyCanaries(CanarySetup):
         return (*rows, places, torch.cat([torch.zeros(others), amounts]))
 
 
-def gather_crowd(
+def make_many_canaries(
     model: nn.Module, losses: Losses, data: Tensor | tuple[Tensor, ...], coins: NDArray[np.bool_]
 ) -> ManyCanaries:
-    """Somebody's own model, losses and rows, with a canary for each coin."""
+    """The setup for a user's model, losses and rows, with one canary per coin."""
     columns, count = data if isinstance(data, tuple) else (data,), len(coins)
 
     def watched(extended: nn.Module, content: Any) -> Tensor:
-        if not isinstance(extended, Beside):
+        if not isinstance(extended, ManyCanaryModel):
             raise InvalidInputError("these losses belong to the model that the audit extended")
         *rows, places, amounts = content
         ordinary = losses(extended.inner, tuple(rows) if isinstance(data, tuple) else rows[0])
-        own = nn.functional.one_hot(places.clamp(min=0), count).to(amounts.dtype)
-        return torch.where(places >= 0, LONG * amounts * extended.beside(own).squeeze(1), ordinary)
+        own = (places.unsqueeze(1) == torch.arange(count, device=places.device)).to(amounts.dtype)
+        return torch.where(places >= 0, LONG * amounts * extended.canary(own).squeeze(1), ordinary)
 
-    direction = {"beside.weight": torch.ones(1, count, dtype=torch.float64)}
+    direction = {"canary.weight": torch.ones(1, count, dtype=torch.float64)}
     canary = tuple(column[:1] for column in columns)
-    return ManyCanaries(Beside(model, count), watched, columns, canary, direction, coins=coins)
+    return ManyCanaries(ManyCanaryModel(model, count), watched, columns, canary, direction, coins=coins)
 
 
 def audit_once(
@@ -238,16 +238,16 @@ def audit_once(
     seed: int | None = None,
     comparisons: int = 1,
 ) -> tuple[Verdict, ...]:
-    """Every finite claim of a plan, audited by one run with so many canaries among its examples."""
+    """Audit every finite claim of a plan by one run with ``canaries`` canaries among its examples."""
     validate.positive_int(canaries=canaries)
     if not WhiteBox().applies(plan):
-        raise Refused(f"method '{plan.method}' does not release sums of gradients alone: audit it by many runs")
-    secret = Secret.fresh() if seed is None else Secret.from_seed(seed, "audit/one run")
-    coins = generator(secret.child("coins"), "canaries", 0).integers(0, 2, size=canaries).astype(bool)
-    game = AuditGame(plan, gather_crowd(model, losses, data, coins))
-    seen = game.watch(secret, present=True)
+        raise NotProvenError(f"method '{plan.method}' does not release sums of gradients alone: audit it by many runs")
+    secret = Secret.fresh() if seed is None else Secret.from_seed(seed, streams.AUDIT_ONE_RUN)
+    coins = generator(secret.child(streams.AUDIT_COINS), streams.CANARIES, 0).integers(0, 2, size=canaries).astype(bool)
+    game = AuditGame(plan, make_many_canaries(model, losses, data, coins))
+    seen = game.run(secret, present=True)
     bound = plan.query.channels["gradient"].bound
-    readings = [Reading(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
+    readings = [Observation(seen.released[:, i], seen.stds, bound) for i in range(canaries)]
     scores = np.array([log_ratio(plan, [reading]) for reading in readings])
     claims = [claim for claim in plan.claims() if claim.status != "none"]
     guesses = guess_coins(scores, coins, max(1, canaries // GUESSED))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.bench.store import EPOCHS, Store, check_store
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 
 LEFT_OUT = (
     "config",
@@ -97,5 +97,5 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise InvalidInputError("reading a store as a table needs pandas: pip install 'hush-dp[bench]'") from error
+        raise MissingDependencyError("reading a store as a table needs pandas: pip install 'hush-dp[bench]'") from error
     return pandas

@@ -71,8 +71,8 @@ def _work(job: Job, store: Store) -> None:
 
 
 def try_trial(trial: Trial, store: Store, settings: RunOptions) -> bool:
-    """Run one trial, unless it is done or somebody is at it (False); its lock is given up whatever happens short of a
-    kill. Where somebody has removed the lock of a run that goes on, that run still has its working directory."""
+    """Run one trial, unless it is done or another process runs it (False); its lock is released in all cases except a
+    kill. If the lock of a running trial was removed, that run still has its working directory."""
     claim = store.locks.take(trial.key, partial(store.has, trial.key))
     if claim is None:
         return False
@@ -111,7 +111,7 @@ class WorkerFailures:
         if self.counts[trial.key] <= self.retries:
             return
         claim = self.store.locks.take(trial.key, partial(self.store.has, trial.key))
-        if claim is None:  # done after all, or somebody is at it
+        if claim is None:  # done in the meantime, or run by another process
             return
         try:
             reason = f"{how}, for the {self.counts[trial.key]}. time"

@@ -32,7 +32,7 @@ from hush._internal.storage import NoLocks, make_scratch
 from hush.bench.executors import RETRIES, WAIT, Job, Watch, WorkerFailures, count_cores, try_trial
 from hush.bench.store import DISK, NotShared, SharedStoreProbe, Store, StoreFullError, open_probe
 from hush.bench.trial import RunOptions, Trial
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 
 # One run as a text that travels to another process, and its answer as a text that comes back.
 #
@@ -49,7 +49,7 @@ class IncompatibleWorker(InvalidInputError):
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What all errands of a sweep share: where a run happens, and the ``met`` nodes that are known to share the
+    """What all tasks of a sweep share: where a run happens, and the ``met`` nodes that are known to share the
     store."""
 
     device: str
@@ -60,9 +60,9 @@ class SweepInfo:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How an errand ended: the run is ``done`` (by whomever), somebody else is ``busy`` with it, the node was ``met``
-    for the first time and has run nothing, the disk is ``full`` (``text`` is the error's number), or the worker has
-    ``refused`` (``text`` says why)."""
+    """The result of a task: the run is ``done`` (by any worker), another worker is ``busy`` with it, the node was seen
+    for the first time and has run nothing (``met``), the disk is ``full`` (``text`` is the error's number), or the
+    worker has ``refused`` (``text`` says why)."""
 
     end: str
     text: str = ""
@@ -174,7 +174,7 @@ class OnRay:
 
 
 class RayDispatcher:
-    """The runs of a job on their way: those in flight, those that a worker has called done, and nodes that were met."""
+    """The runs of a job in progress: those in flight, those reported as done, and the nodes seen so far."""
 
     def __init__(self, ray: Any, wanted: OnRay, job: Job, store: Store, terms: SweepInfo) -> None:
         self.ray, self.job, self.store, self.terms = ray, job, store, terms
@@ -197,7 +197,7 @@ class RayDispatcher:
             self._check_seen(left)
 
     def _send(self, left: list[Trial]) -> None:
-        """Send out what nobody is at, as far as runs are allowed at a time."""
+        """Dispatch runs that no worker has, up to the allowed number at a time."""
         sent = {*self.told, *(trial.key for trial in self.flying.values())}
         free = [trial for trial in left if trial.key not in sent]
         room = self.most - len(self.flying)
@@ -336,7 +336,7 @@ def _import_ray(address: str | None) -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise InvalidInputError("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
+        raise MissingDependencyError("the executor 'ray' needs Ray: pip install 'hush-dp[ray]'") from error
     return ray
 
 

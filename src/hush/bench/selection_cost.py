@@ -1,34 +1,62 @@
-"""What choosing the best run of a grid costs: the winner's own ε, as papers print it, and that of the whole selection.
+"""The cost of choosing the best run of a grid: the winner's own ε, as papers print it, and that of all runs together.
 
-All runs of a grid look at the same data, so whoever picks one of them has seen them all: the selection is the
-composition of every run of the group, winners and losers, finished, diverged or failed. Where one of them does not say
-what it has spent (its process died, or an earlier try of it could not be gone on with) the price is not known; one that
-was refused before it began is no run. A test or validation part that is private too is one more thing that was looked
-at; the price here is that of training.
+The choice depends on all runs on the same data: its cost is the composition of every run, winners and losers,
+finished, diverged or failed (`hush.accounting.selection.fixed_grid`). `hush bench` and
+`hush report` state it for the runs of one problem, method and ε (`group_label`), and for the whole store.
+
+The event of a run is that of its record. Where it has none it is rebuilt from the record's numbers, and believed only
+if its ε is the recorded one. A run whose event is not known is added by its (ε, δ), which basic composition allows.
+Where a run does not say what it has spent (its process died, or an earlier try of it could not be continued) the price
+is not known; one that was refused before it began is no run. A test or validation part that is private too is one more
+thing that was looked at; the price here is that of training.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dp_accounting import dp_event
 
 from hush.accounting import events as event_json
-from hush.accounting.accountant import default_accountant, epsilon
+from hush.accounting.accountant import ADJACENCIES, Adjacency, default_accountant, epsilon
 from hush.accounting.guarantee import rounded_up
 from hush.accounting.selection import find_lost_delta, fixed_grid
 from hush.errors import HushError
 
-Record = dict[str, Any]
+Record = Mapping[str, Any]
+Identity = tuple[Any, ...]
+SAME = (0.999, 1.01)  # of a recorded ε, between which a rebuilt event's ε is the same
+AFTERWARDS = ("lr", "momentum", "weight_decay")  # options of post-processing, which no event knows
+NUMBERS = ("noise_multiplier", "steps", "steps_taken", "examples", "batch_size", "sample_rate", "delta", "epsilon")
+FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")
+WORST = ("refuted", "claimed", "none", "proven")  # what some runs are called, of the kinds of ε among them
+MOST_EVENTS = 64  # different ones that are composed into one total; more are added up by groups
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The best run of a group, and both prices; None where a run's event is not known, or none is proven."""
+class ChoicePrice:
+    """(ε, δ) of every run that was looked at, and of how many; None where it is not known, and ``reason`` says why."""
+
+    runs: int
+    epsilon: float | None
+    delta: float | None
+    reason: str = ""
+
+    def tell(self) -> str:
+        """ε and δ, never rounded down, or why they are not known."""
+        if self.epsilon is None or self.delta is None:
+            return f"not known ({self.reason})"
+        return f"{rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}"
+
+
+@dataclass(frozen=True)
+class PricedChoice:
+    """The best run of a group, and both prices; that of the selection is None where it is not known."""
 
     problem: str
     method: str
@@ -39,89 +67,244 @@ class Choice:
     winner_epsilon: float
     selection_epsilon: float | None
     delta: float
+    selection_delta: float | None
+    reason: str
 
     def sentence(self) -> str:
         """One line for people."""
-        known = self.selection_epsilon
-        whole = "not known (a run does not say what it spent)" if known is None else f"{rounded_up(known)}"
+        price = ChoicePrice(self.runs, self.selection_epsilon, self.selection_delta, self.reason)
         return (
             f"best of {self.runs} runs, {self.method} on {self.problem}: {self.figure.replace('_', ' ')} "
-            f"{self.best:.4g}; the winner's own ε = {rounded_up(self.winner_epsilon)}, ε of the whole selection = "
-            f"{whole} (δ = {self.delta:g})"
+            f"{self.best:.4g}; the winner's own ε = {rounded_up(self.winner_epsilon)} at δ = {rounded_up(self.delta)}, "
+            f"ε of the selection among these runs = {price.tell()}"
         )
 
-    def to_json(self) -> Record:
+    def to_json(self) -> dict[str, Any]:
         """Plain fields."""
-        return dict(vars(self))
+        return asdict(self)
 
 
-def price_choices(records: Iterable[Record]) -> list[Choice]:
-    """The choice of every group of a problem, a method and a target ε that has more than one private run."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    silent: Counter[tuple[Any, ...]] = Counter()
+def price_choices(records: Iterable[Record], pricing: Pricing | None = None) -> list[PricedChoice]:
+    """The choice of every problem, method and ε that has more than one private run and one with a result."""
+    pricing = pricing or Pricing()
+    found = [_choose(group, pricing) for group in group_records(records) if find_status(group) != "none"]
+    return [choice for choice in found if choice is not None and choice.runs > 1]
+
+
+def price_store(records: Iterable[Record], pricing: Pricing | None = None) -> ChoicePrice:
+    """The price of everything that was looked at: all private runs of a store, as if all were on the same data."""
+    pricing = pricing or Pricing()
+    groups = [group for group in group_records(records) if find_status(group) != "none"]
+    runs = [record for group in groups for record in group]
+    if pricing.count_events(runs) <= MOST_EVENTS:
+        return pricing.price(runs)
+    parts = [pricing.price(group) for group in groups]
+    count = sum(part.runs for part in parts)
+    for part in parts:
+        if part.epsilon is None:
+            return ChoicePrice(count, None, None, part.reason)
+    if len({str(record.get("adjacency", "add-remove")) for record in runs}) > 1:
+        return ChoicePrice(count, None, None, "the runs do not speak of the same neighbours")
+    return ChoicePrice(count, math.fsum(p.epsilon or 0.0 for p in parts), math.fsum(p.delta or 0.0 for p in parts))
+
+
+def group_records(records: Iterable[Record]) -> list[list[Record]]:
+    """The records of each problem, method and ε."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
-        config, status = record["config"], record.get("status")
-        names = config["problem"], config["method"], config.get("epsilon")
-        if status == "none" or record.get("begun") is False:
-            continue
-        if record.get("epsilon") is None or record.get("tried_before"):
-            silent[names] += 1
-        if record.get("epsilon") is not None:
-            groups.setdefault((*names, record["delta"]), []).append(record)
-    counted = [(names, group, silent[names[:3]]) for names, group in groups.items()]
-    found = [_choose(names, group, unknown) for names, group, unknown in counted if len(group) + unknown > 1]
-    return [choice for choice in found if choice is not None]
+        config = _read_table(record, "config")
+        place = str(config.get("problem", "unknown")), str(config.get("method", "unknown")), group_label(record)
+        groups.setdefault(place, []).append(record)
+    return list(groups.values())
 
 
-def _choose(names: tuple[Any, ...], group: Sequence[Record], unknown: int) -> Choice | None:
-    """The choice among a group and so many runs of which it is not known what they have spent."""
-    problem, method, target, delta = names
-    figure = next((name for name in FIGURES if any(_is_number(r.get(name)) for r in group)), None)
-    scored = [r for r in group if figure is not None and r["outcome"] == "finished" and _is_number(r.get(figure))]
-    if figure is None or not scored:
+def group_label(record: Record) -> str:
+    """The ε that runs are compared at: as asked for, else as accounted, in three digits."""
+    config = _read_table(record, "config")
+    asked, found = read_number(config.get("epsilon")), find_number(record, "epsilon")
+    if asked is not None:
+        return f"{asked:g}"
+    if found is not None:
+        return rounded_up(found)
+    return "none" if record.get("status") == "none" or config.get("method") == "sgd" else "unknown"
+
+
+def find_status(records: Iterable[Record]) -> str:
+    """The worst status of an ε among these runs; "unknown" where none has one."""
+    stated = [record.get("status") for record in records]
+    return next((kind for kind in WORST if kind in stated), "unknown")
+
+
+def _choose(group: Sequence[Record], pricing: Pricing) -> PricedChoice | None:
+    names = [name for name in FIGURES if any(read_number(record.get(name)) is not None for record in group)]
+    done = [record for record in group if record.get("outcome") == "finished" and record.get("epsilon") is not None]
+    scored = [record for record in done if names and read_number(record.get(names[0])) is not None]
+    if not scored:
         return None
-    sign = 1.0 if figure.endswith("accuracy") else -1.0
-    best = max(scored, key=lambda record: sign * record[figure])
-    spent, runs = None if unknown else price_runs(group, delta), len(group) + unknown
-    return Choice(problem, method, target, runs, figure, best[figure], best["epsilon"], spent, delta)
+    sign = 1.0 if names[0].endswith("accuracy") else -1.0
+    best = max(scored, key=lambda record: sign * record[names[0]])
+    price, config = pricing.price(group), best["config"]
+    return PricedChoice(
+        config["problem"],
+        config["method"],
+        config.get("epsilon"),
+        price.runs,
+        names[0],
+        best[names[0]],
+        best["epsilon"],
+        price.epsilon,
+        best["delta"],
+        price.delta,
+        price.reason,
+    )
 
 
-FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")
+@dataclass
+class Pricing:
+    """Prices, each composition accounted once."""
+
+    events: dict[Identity, Any] = field(default_factory=dict)
+    lost: dict[Identity, float] = field(default_factory=dict)
+    known: dict[Any, float] = field(default_factory=dict)
+
+    def price(self, records: Sequence[Record], status: str | None = None) -> ChoicePrice:
+        """The price of having looked at all of these runs on the same data; ``status`` is what is known of their ε."""
+        records = [record for record in records if record.get("begun") is not False]
+        status = find_status(records) if status is None else status
+        runs = len(records) + sum(bool(record.get("tried_before")) for record in records)
+        if status == "none":
+            return ChoicePrice(runs, None, None, "nothing here is private")
+        if status != "proven":
+            return ChoicePrice(runs, None, None, f"its ε is {status} and not proven, so there is none to add up")
+        deltas = [delta for record in records if (delta := find_number(record, "delta")) is not None]
+        kinds = {str(record["adjacency"]) for record in records if "adjacency" in record} or {"add-remove"}
+        if not deltas or not kinds <= set(ADJACENCIES):
+            return ChoicePrice(runs, None, None, "the records do not say what δ and which neighbours are meant")
+        if (again := next((record for record in records if record.get("tried_before")), None)) is not None:
+            return ChoicePrice(runs, None, None, f"what an earlier try of {_name(again)} has spent is not known")
+        if len(kinds) > 1:
+            return ChoicePrice(runs, None, None, "the runs do not speak of the same neighbours")
+        return self._add_up(records, kinds.pop(), max(deltas))
+
+    def count_events(self, records: Iterable[Record]) -> int:
+        """How many different events these runs have."""
+        return len({self._identify(record, str(record.get("adjacency", "add-remove"))) for record in records})
+
+    def _add_up(self, records: Sequence[Record], adjacency: str, delta: float) -> ChoicePrice:
+        counts: Counter[Identity] = Counter()
+        more, lost = [0.0, 0.0], 0.0
+        for record in records:
+            spent = read_number(record.get("epsilon")), read_number(record.get("delta"))
+            if spent[0] is None or spent[1] is None:  # an infinite ε is null
+                return ChoicePrice(len(records), None, None, f"what {_name(record)} has spent is not in its record")
+            identity = self._identify(record, adjacency)
+            if identity is not None:
+                counts[identity] += 1
+                lost += self._find_lost(record, identity, adjacency)
+            else:
+                more = [more[0] + spent[0], more[1] + spent[1]]
+        total = self._compose(counts, adjacency, delta - lost) if counts else 0.0
+        if total is None:
+            return ChoicePrice(len(records), None, None, "no accountant can add up these runs")
+        return ChoicePrice(len(records), total + more[0], (delta if counts else 0.0) + more[1])
+
+    def _identify(self, record: Record, adjacency: str) -> Identity | None:
+        """The identity of the event of this run; None if its event is not known."""
+        config = _read_table(record, "config")
+        options = {name: value for name, value in _read_table(config, "options").items() if name not in AFTERWARDS}
+        told = json.dumps(options, sort_keys=True)
+        known = json.dumps(record.get("event"), sort_keys=True)
+        names = str(config.get("method", "unknown")), record.get("accountant"), adjacency, told, known
+        identity = (*names, *(find_number(record, name) for name in NUMBERS))
+        if identity not in self.events:
+            self.events[identity] = read_event(record.get("event")) or _rebuild(record, adjacency)
+        return identity if self.events[identity] is not None else None
+
+    def _find_lost(self, record: Record, identity: Identity, adjacency: Any) -> float:
+        """What of δ the event does not know, as recorded; where it is not, as much as it can be."""
+        told, spent = read_number(record.get("lost_delta")), find_number(record, "epsilon")
+        delta = find_number(record, "delta")
+        if told is not None:
+            return max(0.0, told)
+        if spent is None or delta is None:
+            return delta or 0.0
+        if identity not in self.lost:
+            accountant, event = record.get("accountant"), self.events[identity]
+            self.lost[identity] = find_lost_delta(event, spent, delta, adjacency=adjacency, accountant=accountant)
+        return self.lost[identity]
+
+    def _compose(self, counts: Counter[Identity], adjacency: str, delta: float) -> float | None:
+        if delta <= 0:
+            return None
+        parts = [fixed_grid(self.events[identity], runs) for identity, runs in counts.items()]
+        told = json.dumps([sorted(json.dumps(event_json.to_json(part)) for part in parts), adjacency, delta])
+        if told not in self.known:
+            event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
+            self.known[told] = _account(event, delta, adjacency)
+        found = self.known[told]
+        return None if found == float("inf") else found
 
 
-def price_runs(group: Sequence[Record], delta: float) -> float | None:
-    """ε of all these runs together at δ, by composition; None where that is not known."""
-    kinds = {record["adjacency"] for record in group}
-    if len(kinds) != 1 or any(r["status"] != "proven" or not r.get("event") for r in group):
-        return None
-    alike: dict[str, list[Record]] = {}
-    for record in group:
-        alike.setdefault(str([record[name] for name in PRIVATE]), []).append(record)
-    events = [event_json.from_json(same[0]["event"]) for same in alike.values()]
-    parts = [fixed_grid(event, len(same)) for event, same in zip(events, alike.values(), strict=True)]
-    whole = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-    adjacency = kinds.pop()
+def read_event(told: Any) -> Any:
+    """The event that a record or a privacy card names; None where there is none that can be rebuilt."""
     try:
-        kind = default_accountant(whole, adjacency)
-        lost = math.fsum(_find_lost(event, same) for event, same in zip(events, alike.values(), strict=True))
-        return epsilon(whole, delta - lost, adjacency=adjacency, accountant=kind) if lost < delta else None
-    except HushError:
+        return event_json.from_json(told)
+    except (ValueError, KeyError, TypeError, RecursionError, HushError):
         return None
 
 
-PRIVATE = ("event", "epsilon", "delta")  # what two runs share that are alike to an accountant
+def read_number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
-def _find_lost(event: Any, alike: Sequence[Record]) -> float:
-    """What of δ the events of these runs do not know, as recorded; where it is not, as much as it can be."""
-    told = [record["lost_delta"] for record in alike if _is_number(record.get("lost_delta"))]
-    if len(told) == len(alike):
-        return math.fsum(told)
-    first = alike[0]
-    how = {"adjacency": first["adjacency"], "accountant": first.get("accountant")}
-    each = find_lost_delta(event, first["epsilon"], first["delta"], **how)
-    return math.fsum(told) + (len(alike) - len(told)) * each
+def find_number(record: Record, name: str) -> float | None:
+    """A number of the record, of what was asked for, or of the method's options; None where there is none."""
+    config = _read_table(record, "config")
+    for place in (record, config, _read_table(config, "options")):
+        if (found := read_number(place.get(name))) is not None:
+            return found
+    return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _read_table(record: Record, name: str) -> Record:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _name(record: Record) -> str:
+    return f"run {record['key']}" if "key" in record else "a run"
+
+
+def _account(event: Any, delta: float, adjacency: Any) -> float:
+    """ε by the tightest accountant; infinite where none is able."""
+    named: Adjacency = adjacency
+    try:
+        return epsilon(event, delta, adjacency=named, accountant=default_accountant(event, named))
+    except HushError:
+        return float("inf")
+
+
+def _rebuild(record: Record, adjacency: str) -> Any:
+    """Gaussian, or Gaussians on Poisson batches, where its ε is the recorded one."""
+    sigma, spent, delta = (find_number(record, name) for name in ("noise_multiplier", "epsilon", "delta"))
+    if not sigma or sigma < 0 or not spent or delta is None or record.get("outcome") != "finished":
+        return None
+    event = dp_event.GaussianDpEvent(sigma)
+    if record.get("accountant") != "gdp":
+        steps, rate = find_number(record, "steps"), _find_rate(record)
+        if not steps or rate is None or not 0 < rate < 1:
+            return None
+        event = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(rate, event), int(steps))
+    found = _account(event, delta, adjacency)
+    return event if SAME[0] <= found / spent <= SAME[1] else None
+
+
+def _find_rate(record: Record) -> float | None:
+    given = read_number(record.get("sample_rate"))
+    if given is not None:
+        return given
+    batch, examples = find_number(record, "batch_size"), find_number(record, "examples")
+    return batch / examples if batch and examples else None

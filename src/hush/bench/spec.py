@@ -1,4 +1,4 @@
-"""A benchmark as one TOML file: grids of parameters, their union, and the list of trials they stand for.
+"""A benchmark as one TOML file: grids of parameters, their union, and the resulting list of trials.
 
     name = "lr"
     [defaults]                       # shared by all grids
@@ -39,7 +39,7 @@ from hush.errors import HushError, InvalidInputError, nearest
 from hush.methods import PlanConfig, find, make_plan, options
 from hush.randomness import public_seeds
 
-# Where a key of a TOML text stands, so that an error can name its line.
+# The line of a key in a TOML text, for error messages.
 #
 # ``tomllib`` gives values without places. This reads the headers and the keys of the text and nothing else; a place
 # that it cannot see (a key of an inline table) is answered with the line of what holds it.
@@ -111,7 +111,7 @@ MOST = 1_000_000  # trials; more is taken for a mistake in the spec
 
 
 @dataclass(frozen=True)
-class Axis:
+class SpecAxis:
     """One parameter with the values it takes, and the line that says so."""
 
     name: str
@@ -123,10 +123,10 @@ class Axis:
 class Block:
     """The part of a grid that belongs to one problem and one method: the product of its axes."""
 
-    problem: Axis
-    method: Axis
-    axes: tuple[Axis, ...]
-    seeds: Axis
+    problem: SpecAxis
+    method: SpecAxis
+    axes: tuple[SpecAxis, ...]
+    seeds: SpecAxis
     line: int
 
     def points(self) -> Iterator[tuple[dict[str, Any], int]]:
@@ -138,7 +138,7 @@ class Block:
 
     @property
     def count(self) -> int:
-        """How many runs it stands for."""
+        """The number of runs."""
         return int(self.seeds.values[0]) * math.prod(len(axis.values) for axis in self.axes)
 
 
@@ -176,7 +176,7 @@ class Spec:
     def _trial(
         self, block: Block, parameters: dict[str, Any], seed: int, defaults: dict[str, Any], versions: dict[str, str]
     ) -> Trial:
-        settings = {"delta": 1e-5} | {k: v for k, v in parameters.items() if k in AXES}
+        settings = {"arithmetic": "rigorous", "delta": 1e-5} | {k: v for k, v in parameters.items() if k in AXES}
         return Trial(
             problem=block.problem.values[0],
             method=block.method.values[0],
@@ -223,7 +223,7 @@ def _spec(path: Path, document: dict[str, Any], lines: Lines) -> Spec:
     blocks = tuple(reader.blocks())
     reader.check_overrides(blocks)
     if sum(block.count for block in blocks) > MOST:
-        raise InvalidInputError(f"{path}: the grids stand for more than {MOST} runs")
+        raise InvalidInputError(f"{path}: the grids define more than {MOST} runs")
     return Spec(path=path, blocks=blocks, **reader.head())
 
 
@@ -297,10 +297,10 @@ class _Reader:
                     merged = self._overridden(merged | own, grid, names, "grid", number)
                     yield self._block(problem, method, merged, number)
 
-    def _block(self, problem: Axis, method: Axis, merged: dict[str, Axis], number: int) -> Block:
+    def _block(self, problem: SpecAxis, method: SpecAxis, merged: dict[str, SpecAxis], number: int) -> Block:
         line = self.lines.at("grid", number)
         rest = {k: v for k, v in merged.items() if k not in ("problem", "method", "seeds")}
-        seeds = merged.get("seeds", Axis("seeds", (1,), line))
+        seeds = merged.get("seeds", SpecAxis("seeds", (1,), line))
         count = seeds.values[0]
         if len(seeds.values) != 1 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInputError(
@@ -308,18 +308,18 @@ class _Reader:
             )
         return Block(problem, method, tuple(rest[name] for name in sorted(rest)), seeds, line)
 
-    def _chosen(self, what: str, merged: dict[str, Axis], number: int) -> list[Axis]:
+    def _chosen(self, what: str, merged: dict[str, SpecAxis], number: int) -> list[SpecAxis]:
         """The problems or methods of a grid, one axis of one value each."""
         if what not in merged:
             raise self.wrong(f"this grid names no {what}, and neither do the defaults", "grid", number)
         axis = merged[what]
         if not all(isinstance(value, str) for value in axis.values):
             raise InvalidInputError(f"{self.path}, line {axis.line}: {what} must be a name or a list of names")
-        return [Axis(what, (value,), axis.line) for value in axis.values]
+        return [SpecAxis(what, (value,), axis.line) for value in axis.values]
 
     def _overridden(
-        self, axes: dict[str, Axis], table: Mapping[str, Any], names: Mapping[str, str], *place: str | int
-    ) -> dict[str, Axis]:
+        self, axes: dict[str, SpecAxis], table: Mapping[str, Any], names: Mapping[str, str], *place: str | int
+    ) -> dict[str, SpecAxis]:
         for kind in OVERRIDES:
             tables = table.get(kind, {})
             if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
@@ -327,7 +327,7 @@ class _Reader:
             axes = self._axes(axes, tables.get(names[kind], {}), *place, kind, names[kind])
         return axes
 
-    def _axes(self, axes: dict[str, Axis], table: Mapping[str, Any], *place: str | int) -> dict[str, Axis]:
+    def _axes(self, axes: dict[str, SpecAxis], table: Mapping[str, Any], *place: str | int) -> dict[str, SpecAxis]:
         found = dict(axes)
         for name, value in table.items():
             if name in OVERRIDES:
@@ -338,7 +338,7 @@ class _Reader:
             for one in values:
                 if isinstance(one, float) and not math.isfinite(one):
                     raise self.wrong(f"{name} must be a finite number, got {one}", *place, name)
-            found[name] = Axis(name, values, self.lines.at(*place, name))
+            found[name] = SpecAxis(name, values, self.lines.at(*place, name))
         return found
 
 
@@ -357,7 +357,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _versions(block: Block) -> dict[str, str]:
-    """The version of somebody else's package, where it has one."""
+    """The version of a third-party package, if it has one."""
     found: dict[str, str] = {}
     for name in (block.problem.values[0], block.method.values[0]):
         if ":" in name:
@@ -455,7 +455,7 @@ def _is_one_of(value: Any, wanted: tuple[type, ...]) -> bool:
     return isinstance(value, wanted)
 
 
-def _one_at_a_time(block: Block) -> Iterator[tuple[dict[str, Any], Axis | None]]:
+def _one_at_a_time(block: Block) -> Iterator[tuple[dict[str, Any], SpecAxis | None]]:
     """The first value of every axis, then each other value of each axis with the rest at their first."""
     base = {axis.name: axis.values[0] for axis in block.axes}
     yield base, None
@@ -464,7 +464,7 @@ def _one_at_a_time(block: Block) -> Iterator[tuple[dict[str, Any], Axis | None]]
             yield base | {axis.name: value}, axis
 
 
-def _check_point(spec: Spec, block: Block, point: dict[str, Any], axis: Axis | None) -> None:
+def _check_point(spec: Spec, block: Block, point: dict[str, Any], axis: SpecAxis | None) -> None:
     try:
         _try_plan(block.method.values[0], point)
     except HushError as error:

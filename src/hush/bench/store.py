@@ -1,15 +1,15 @@
 """A store of finished runs: a directory with one atomic folder per key.
 
     STORE/runs/KEY/record.json         the configuration, the result and its privacy: one JSON object
-                  /epochs.jsonl        validation and test figures and ε, a line an evaluation
-                  /model.safetensors   the released weights, privacy.json and PRIVACY.md beside them (`weights`)
-                  /private/            training loss and accuracy a step, tracebacks: never to be released, mode 0700
-    STORE/working/KEY/                 the checkpoint of a run that is not finished or has failed, mode 0700: it holds
-                                       the secret
+                  /epochs.jsonl        validation and test metrics and ε, one line per evaluation
+                  /model.safetensors   the released weights, with privacy.json and PRIVACY.md (`weights`)
+                  /private/            training loss and accuracy per step, tracebacks: never to be released, mode 0700
+    STORE/working/KEY/                 the checkpoint and the secret of a run that is not finished or has failed, mode
+                                       0700
     STORE/claims/KEY.lock              who is at it
     STORE/accounting/                  calibrated noise and ε by step, shared by runs with one privacy event
 
-A result is written beside and renamed, so that a folder under ``runs`` is always whole.
+A result is written under a temporary name and renamed, so that a folder under ``runs`` is always complete.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from hush._internal.storage import (
+    FOLDER,
     PRIVATE,
     NoLocks,
     explain,
     file_lock,
+    make_directory,
     move_atomic,
     try_lock,
     unlock,
@@ -40,7 +42,7 @@ from hush._internal.storage import (
     write_in_place,
 )
 from hush._internal.text import dump_json
-from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint
+from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint, wipe_secret
 from hush.errors import InvalidInputError
 
 # Who is running what: one small file a job, so that two sweeps on one store run nothing twice, on any machine.
@@ -57,7 +59,7 @@ MUTEX = "mutex"
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, told apart from any other that has had or will have its number."""
+    """A process, distinguished from any other that has had or will have its number."""
 
     host: str
     pid: int
@@ -87,7 +89,7 @@ class Note:
     nonce: str
 
     def is_void(self) -> bool:
-        """Whether nobody is at the job any more, seen by one who holds the lock on its file."""
+        """Whether no process runs the job any more; called while holding the lock on its file."""
         return self.locked or not self.owner.is_alive()
 
 
@@ -100,7 +102,7 @@ class TrialLock:
     nonce: str
 
     def drop(self) -> None:
-        """Give the job up. A file that somebody else has written into, as this machine's lock was lost, stays."""
+        """Release the job. A file that another process has written into, because this lock was lost, is kept."""
         try:
             with file_lock(self.path.with_name(MUTEX)):
                 note = _read(self.path)
@@ -117,7 +119,7 @@ class JobLocks:
     directory: Path
 
     def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> TrialLock | None:
-        """Take a job for this process: None where it is done, or somebody alive is at it."""
+        """Take a job for this process: None if it is done, or a live process runs it."""
         with self._take_turn():
             if is_done():
                 return None
@@ -139,12 +141,12 @@ class JobLocks:
         return TrialLock(path, descriptor, nonce)
 
     def owner(self, key: str) -> Owner | None:
-        """Who is at a job; None where nobody is or the note cannot be read."""
+        """The process that runs a job; None if there is none or the note cannot be read."""
         note = _read(self._path(key))
         return None if note is None else note.owner
 
     def held(self) -> dict[str, Owner]:
-        """Every job that somebody alive is at."""
+        """Every job that a live process runs."""
         with self._take_turn():
             taken = [path.stem for path in self.directory.glob("*.lock") if not _is_free(path)]
         return {key: owner for key in taken if (owner := self.owner(key)) is not None}
@@ -156,7 +158,7 @@ class JobLocks:
                 if _is_free(path):
                     path.unlink(missing_ok=True)
             for part in self.directory.glob(".*.part"):
-                part.unlink(missing_ok=True)  # left by a writer that was killed: nobody writes while the lock is held
+                part.unlink(missing_ok=True)  # left by a killed writer: no other process writes while the lock is held
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}.lock"
@@ -166,7 +168,7 @@ class JobLocks:
 
 
 def _lock_free(path: Path) -> int | None:
-    """The lock on a job's file, made if need be; None where somebody is at the job. Only in one's turn."""
+    """The lock on a job's file, created if missing; None if another process runs the job. Call under the turn lock."""
     descriptor = try_lock(path)
     if descriptor is None:
         return None
@@ -284,7 +286,7 @@ def open_probe(directory: Path) -> Iterator[SharedStoreProbe]:
     path = directory / meeting.name
     with file_lock(directory / MUTEX):
         descriptor = try_lock(path)
-    assert descriptor is not None, "a fresh name that somebody else has locked"
+    assert descriptor is not None, "a fresh name that another process has locked"
     try:
         write_in_place(descriptor, meeting.token.encode())
         yield meeting
@@ -314,8 +316,10 @@ def _remove(path: Path) -> None:
 
 FORMAT = "hush store 1"
 PARTS = {"runs": 0o755, "claims": 0o755, "accounting": 0o755, "working": 0o700}
+UNREADABLE = "unreadable"  # the outcome of a run whose record is damaged; it is not run again
 RECORD, EPOCHS, SECRET_PART = "record.json", "epochs.jsonl", "private"
-CHECKPOINTS = "run/checkpoint-*"  # in a working directory
+RUN = "run"  # in a working directory: the run's private directory
+CHECKPOINTS = f"{RUN}/checkpoint-*"
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -357,9 +361,20 @@ class Store:
         return {entry.name for entry in os.scandir(self.root / "runs") if not entry.name.startswith(".")}
 
     def record(self, key: str) -> dict[str, Any]:
-        """The record of a finished run."""
-        found: dict[str, Any] = json.loads((self.folder(key) / RECORD).read_bytes())
-        return found
+        """The record of a finished run; one that is damaged says no more than that, in its outcome and reason."""
+        path = self.folder(key) / RECORD
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            if not self.has(key):
+                raise
+            found = None
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and isinstance(found.get("outcome"), str):
+            return found
+        reason = f"'{path}' is damaged: remove its folder to run it again"
+        return {"key": key, "config": {"options": {}}, "outcome": UNREADABLE, "reason": reason, "seconds": 0.0}
 
     def records(self, keys: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
         """The records of these runs, of all by default, in the order of their keys."""
@@ -369,7 +384,7 @@ class Store:
     def working(self, key: str) -> Path:
         """The directory for a run's checkpoint; only the holder of its lock may use it."""
         path = self.root / "working" / key
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path, mode=0o700)
         for left in path.glob("result.*"):
             shutil.rmtree(left, ignore_errors=True)
         return path
@@ -391,16 +406,17 @@ class Store:
         """Remove the working directory of a finished run; of a failed one only where no checkpoint is in it."""
         working = self.root / "working" / key
         if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
+            wipe_secret(working / RUN)
             shutil.rmtree(working, ignore_errors=True)
 
     def check_unfinished(self, keys: Iterable[str]) -> None:
-        """Raise BadInput where another version of hush began one of these runs: begun anew, it would lose its steps."""
+        """Raise an error if another version of hush started one of these runs: a restart would lose its steps."""
         others = [key for key in keys if _is_of_another_version(self.root / "working" / key)]
         if others:
             folder = self.root / "working" / others[0]
             raise InvalidInputError(
                 f"{len(others)} unfinished or failed runs in '{self.root}' were begun by another version of hush: "
-                f"finish them with that version, or remove their folders (such as '{folder}') to begin them anew"
+                f"finish them with that version, or remove their folders (such as '{folder}') to restart them"
             )
 
     def forget(self, key: str) -> None:
@@ -461,7 +477,7 @@ def _is_of_another_version(working: Path) -> bool:
 
 
 def _write(folder: Path, result: Result) -> None:
-    folder.mkdir()
+    folder.mkdir(mode=FOLDER)
     if result.release is not None:
         result.release(folder)
     secret = folder / SECRET_PART

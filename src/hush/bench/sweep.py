@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -17,14 +19,15 @@ from hush._internal import validate
 from hush._internal.text import make_printable
 from hush.bench.executors import RETRIES, Executor, Inline, Job, Local, count_cores
 from hush.bench.ray_cluster import OnRay
-from hush.bench.spec import Spec
-from hush.bench.store import Store
+from hush.bench.selection_cost import ChoicePrice, PricedChoice, Pricing, price_choices, price_store, read_number
+from hush.bench.spec import Spec, check_spec, read_spec
+from hush.bench.store import Store, open_store
 from hush.bench.trial import RunOptions, Trial
 from hush.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """One line of the live table."""
 
     problem: str
@@ -53,7 +56,7 @@ class Tally:
         for key in (self.store.keys() & wanted) - set(self.outcomes):
             record = self.store.record(key)
             self.outcomes[key] = record["outcome"]
-            self.seconds[key] = record["seconds"]
+            self.seconds[key] = read_number(record.get("seconds")) or 0.0
 
     @property
     def skipped(self) -> int:
@@ -74,7 +77,7 @@ class Tally:
             "diverged": self.count("diverged"),
         }
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RunGroup]:
         """The table by problem and method."""
         running = set(self.store.locks.held()) - set(self.outcomes)
         found: dict[tuple[str, str], Counter[str]] = {}
@@ -84,7 +87,7 @@ class Tally:
             counts["running"] += trial.key in running
             counts[self.outcomes.get(trial.key, "left")] += 1
         return [
-            Group(*names, c["runs"], c["finished"] + c["diverged"], c["running"], c["failed"], c["diverged"])
+            RunGroup(*names, c["runs"], c["finished"] + c["diverged"], c["running"], c["failed"], c["diverged"])
             for names, c in found.items()
         ]
 
@@ -125,6 +128,59 @@ def sweep(
     look()
     store.tidy()
     return tally
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What `run_bench` did. ``counts`` has the runs of the spec and how they ended, ``choices`` the best run of every
+    group with the ε of choosing it, and ``total`` the price of all private runs of the store together."""
+
+    store: Store
+    counts: Mapping[str, int]
+    choices: tuple[PricedChoice, ...]
+    total: ChoicePrice
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `hush bench --json`."""
+        return {**self.counts, "choices": [choice.to_json() for choice in self.choices], "total": vars(self.total)}
+
+
+def run_bench(
+    spec: str | Path | Spec,
+    store: str | Path,
+    *,
+    executor: str = "inline",
+    workers: int | None = None,
+    retries: int | None = None,
+    address: str | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    retry_failed: bool = False,
+    watch: Callable[[Tally], None] = lambda tally: None,
+) -> BenchResult:
+    """Run every run of a spec that the store does not hold yet, as `hush bench` does.
+
+    >>> result = hush.run_bench("specs/setup-1-small.toml", "runs/setup-1")  # doctest: +SKIP
+    >>> result.counts["done"], result.total.epsilon  # doctest: +SKIP
+
+    Args:
+        spec: a TOML file (docs/bench.md), or what `hush.bench.spec.read_spec` gives.
+        store: the directory that collects the runs; made if it does not exist. Interrupted, the same call continues.
+        executor: ``inline`` (this process), ``local`` (processes on this machine, as the command does; a script then
+            needs ``if __name__ == "__main__":``) or ``ray`` (a cluster).
+        workers: runs at a time; ``retries``: how often a run is tried again whose process died. Not for ``inline``.
+        address, cpus, gpus: for ``ray``, the cluster and what one run takes.
+        retry_failed: continue failed runs as well.
+        watch: called with a `Tally` whenever runs have finished.
+    """
+    chosen = make_executor(executor, ExecutorOptions(workers, retries, address, cpus, gpus))
+    read = spec if isinstance(spec, Spec) else read_spec(spec)
+    check_spec(read)
+    opened = open_store(store)
+    tally = sweep(read, opened, chosen, retry_failed=retry_failed, watch=watch)
+    records, pricing = list(opened.records()), Pricing()  # of the whole store: runs of other specs were seen too
+    choices = tuple(price_choices(records, pricing))
+    return BenchResult(opened, tally.summary(), choices, price_store(records, pricing))
 
 
 def _forget_failed(store: Store, trials: Iterable[Trial]) -> None:
@@ -194,7 +250,7 @@ def tell_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """How a sweep is to be carried out; None is what nobody has said."""
+    """Options for running a sweep; None means not given."""
 
     workers: int | None = None
     retries: int | None = None

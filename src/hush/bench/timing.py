@@ -1,9 +1,9 @@
-"""How long a sweep will take, from a few timed steps: nothing is downloaded, and no code of others is called.
+"""Estimates how long a sweep will take from a few timed steps: no downloads, and no third-party code is called.
 
-Every (problem, method) is timed at its smallest batch, and once a problem at the largest, which tells how the time of
-a step grows with the batch; the rest is interpolated. What every run and every privacy event costs beside its steps is
-timed too. The clock is the processor's, so that other work on the machine does not count. Timing stops when its own
-budget is spent, and what was not timed is taken from the same problem's other methods.
+Every (problem, method) is timed at its smallest batch, and once per problem at the largest, which shows how the time
+per step grows with the batch; the rest is interpolated. The fixed cost of every run and every privacy event is timed
+too. CPU time is measured, so that other work on the machine does not count. Timing stops when its own budget is spent,
+and what was not timed is taken from the same problem's other methods.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Estimate:
     reason: str = ""
 
     def seconds(self, workers: int) -> float | None:
-        """Seconds with so many workers, each of which has to start; None where there is no estimate."""
+        """Seconds with this number of workers, each of which has to start; None if there is no estimate."""
         if self.each is None:
             return None
         busy = max(1, min(workers, len(self.each)))

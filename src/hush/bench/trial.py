@@ -29,7 +29,7 @@ from hush._internal.imports import read_own_version, read_versions
 from hush._internal.storage import PRIVATE, recall, write_atomic
 from hush._internal.tensors import Losses, trainable
 from hush._internal.text import as_json_data
-from hush.bench.store import DISK, Result, Store
+from hush.bench.store import DISK, RUN, Result, Store
 from hush.checkpointing import Checkpoints
 from hush.data_source import as_source, to_each
 from hush.datasets import catalogue
@@ -40,11 +40,12 @@ from hush.guarantees import find_composed_delta
 from hush.methods import PlanConfig, make_plan
 from hush.methods.config import PlanSettings, list_axes
 from hush.optimizers import SGD
+from hush.per_example.result import find_examples
 from hush.plan import Plan
-from hush.randomness import Secret, seeded
+from hush.randomness import Secret, seeded, streams
 from hush.run import Run
 from hush.sanitize.problem import drop_architecture
-from hush.training import train
+from hush.training import take_steps
 
 MAJOR = read_own_version().split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
@@ -68,7 +69,7 @@ class Trial:
     validation: float = 0.1
     evaluate_every: float = 1.0
     secret_seed: int | None = field(default=None, repr=False)
-    versions: dict[str, str] = field(default_factory=dict)  # of somebody else's code, where it says so
+    versions: dict[str, str] = field(default_factory=dict)  # of third-party code, where it declares one
 
     def config(self) -> dict[str, Any]:
         """The configuration as plain data; the secret seed is not in it."""
@@ -103,7 +104,7 @@ def canonical(value: Any) -> Any:
     return value
 
 
-# What a run shows while it trains: right answers counted as they pass, and figures kept beside its checkpoint.
+# Metrics of a run while it trains: correct answers are counted, and metrics are saved with its checkpoint.
 #
 # The training accuracy of every step costs nothing: the model's scores are read on their way to the loss. What is
 # counted here is private. A run that was interrupted goes on from its checkpoint, with the figures gathered so far.
@@ -122,7 +123,7 @@ class WatchedLosses:
         self._losses, self._classes = losses, classes
         self._scores: Tensor | None = None
         self._seen: Any = None
-        self._counted: list[tuple[Tensor, int]] = []  # right answers, examples; one entry a forward
+        self._counted: list[tuple[Tensor, Tensor]] = []  # right answers, examples; one entry a forward
 
     def watch(self, model: nn.Module) -> None:
         """Listen to the model's outputs from now on."""
@@ -137,15 +138,15 @@ class WatchedLosses:
         return values
 
     def accuracy(self, examples: int) -> float:
-        """The share of right answers in a step of so many examples; NaN where they could not be counted.
+        """The share of correct answers in a step of this number of examples; NaN if they could not be counted.
 
-        Before its first step a run looks at made-up inputs, and an engine at some examples again: what counts comes
-        last, and is as many as there are examples."""
+        Before its first step a run evaluates synthetic inputs, and an engine evaluates some examples again: the counted
+        calls are the last ones, one per example."""
         counted, self._counted, self._seen = self._counted, [], None
         right, left = 0, examples
         while counted and left > 0:
             found, size = counted.pop()
-            right, left = right + int(found), left - size
+            right, left = right + int(found), left - int(size)
         return right / examples if examples and left == 0 else math.nan
 
     def _hear(self, output: Any) -> None:
@@ -158,13 +159,16 @@ class WatchedLosses:
         if scores is None or first is self._seen or torch._C._functorch.is_functorch_wrapped_tensor(scores):
             return
         if scores.dim() == 2 and scores.shape[1] == self._classes:
-            labels = content[-1]
-            self._counted.append(((scores.argmax(1) == labels).sum(), len(labels)))
+            labels, there = content[-1], find_examples(len(content[-1]))
+            right, size = scores.argmax(1) == labels, torch.tensor(len(labels))
+            if there is not None:
+                right, size = right & there.to(right.device), there.sum()  # no number is read into Python here
+            self._counted.append((right.sum(), size))
             self._seen = first
 
 
 @dataclass
-class Figures:
+class TrialFigures:
     """What a run has shown so far: private figures a step (``curves``), public ones an evaluated epoch."""
 
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -175,7 +179,7 @@ class Figures:
     unknown: int = 0  # steps before the first that is known
 
     def step(self, numbers: dict[str, float], accuracy: float) -> None:
-        """Add one step: loss and accuracy per example, and whatever else the query tells."""
+        """Add one step: loss and accuracy per example, and the other private metrics of the query."""
         examples = numbers.get("examples", 0.0)
         figures = {name: value for name, value in numbers.items() if name != "loss"}
         if "loss" in numbers:
@@ -183,25 +187,25 @@ class Figures:
         for name, value in (figures | {"accuracy": accuracy}).items():
             self.curves.setdefault(name, [math.nan] * self.unknown).append(value)
 
-    def cut(self, step: int) -> Figures:
+    def cut(self, step: int) -> TrialFigures:
         """What was known after this step, NaN for what is not known of the steps before it."""
         known = {name: values[:step] for name, values in self.curves.items()}
         curves = {name: values + [math.nan] * (step - len(values)) for name, values in known.items()}
         epochs = [line for line in self.epochs if line["step"] <= step]
         unknown = self.unknown if curves else step
-        return Figures(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
+        return TrialFigures(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
 
 
 class TrialCheckpoint:
-    """The checkpoint of a trial's run in its working directory, written every so many seconds."""
+    """The checkpoint of a trial's run in its working directory, written at a fixed interval in seconds."""
 
     def __init__(self, directory: Path, every: float) -> None:
-        self._checkpoints = Checkpoints(directory / "run")
+        self._checkpoints = Checkpoints(directory / RUN)
         self.begun = bool(self._checkpoints.files())  # by an earlier try
-        self.lost = False  # whether that try cannot be gone on with: what it spent is spent beside
+        self.lost = False  # whether that try cannot be resumed: what it spent is counted in addition
         self._directory, self._every, self._last = directory, every, time.monotonic()
 
-    def resume(self, start: Callable[[], Run]) -> tuple[Run, Figures]:
+    def resume(self, start: Callable[[], Run]) -> tuple[Run, TrialFigures]:
         """The run from its checkpoint, or from the start where there is none that can be used."""
         run = start()
         found = self._checkpoints.newest()
@@ -215,12 +219,12 @@ class TrialCheckpoint:
         progress.resumed += 1
         return run, progress
 
-    def _begin(self, run: Run) -> tuple[Run, Figures]:
+    def _begin(self, run: Run) -> tuple[Run, TrialFigures]:
         self.lost = self.begun
         self._checkpoints.begin(run)
-        return run, Figures()
+        return run, TrialFigures()
 
-    def keep(self, run: Run, progress: Figures) -> None:
+    def keep(self, run: Run, progress: TrialFigures) -> None:
         """Write a checkpoint if it is time to."""
         if time.monotonic() - self._last < self._every or run.next >= run.plan.steps:
             return
@@ -233,7 +237,7 @@ class TrialCheckpoint:
         self._checkpoints.close()
 
 
-def write_figures(directory: Path, progress: Figures) -> None:
+def write_figures(directory: Path, progress: TrialFigures) -> None:
     """All figures in one file, and again in another."""
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in progress.curves.items()}
     rest = {name: value for name, value in vars(progress).items() if name != "curves"}
@@ -242,19 +246,19 @@ def write_figures(directory: Path, progress: Figures) -> None:
         write_atomic(directory / name, _digest(content) + content, mode=PRIVATE)
 
 
-def read_figures(directory: Path) -> Figures:
+def read_figures(directory: Path) -> TrialFigures:
     """The figures of the copy that is whole and reaches furthest; none where no copy is whole."""
     found = [progress for name in COPIES if (progress := _read(directory / name)) is not None]
-    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=Figures())
+    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=TrialFigures())
 
 
-def _read(path: Path) -> Figures | None:
+def _read(path: Path) -> TrialFigures | None:
     try:
         content = path.read_bytes()
         if content[:DIGEST] != _digest(content[DIGEST:]):
             return None
         rest, _, figures = content[DIGEST:].partition(b"\n")
-        return Figures({name: values.tolist() for name, values in load(figures).items()}, **json.loads(rest))
+        return TrialFigures({name: values.tolist() for name, values in load(figures).items()}, **json.loads(rest))
     except (OSError, SafetensorError, ValueError, TypeError):
         return None
 
@@ -287,7 +291,7 @@ class Accounts:
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
         """The plan with the smallest σ for ε, from the directory where it has been computed before."""
-        sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.calibrated(epsilon).sigma)
+        sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.with_epsilon(epsilon).sigma)
         return replace(plan, sigma=float(sigma))
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
@@ -311,7 +315,7 @@ class Accounts:
 
 
 def _identity(plan: Plan) -> str | None:
-    """What tells the plan's event from others, whatever its rule; None where nothing does."""
+    """The identity of the plan's event, whatever its rule; None if it has none."""
     try:
         return replace(plan, rule=SGD()).fingerprint()
     except NoIdentity:
@@ -389,8 +393,8 @@ def record_failure(
 
 
 def _tell_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
-    """What a run that failed costs whoever chooses among runs: its whole plan once it was begun, nothing before. In
-    which step it failed may tell whose batch that was, and is not said."""
+    """The cost of a failed run in a selection: its whole plan once it was started, nothing before. The step in which it
+    failed may reveal whose batch that was, and is not reported."""
     if begun is None:
         return {} if saved.begun else {"begun": False}
     try:
@@ -459,13 +463,15 @@ class _Trial:
 
     def _start(self) -> Run:
         seed = self.trial.secret_seed
-        secret = None if seed is None else Secret.from_seed(seed, "bench", self.trial.key, self.plan.fingerprint())
+        secret = (
+            None if seed is None else Secret.from_seed(seed, streams.BENCH, self.trial.key, self.plan.fingerprint())
+        )
         return self.plan.start(self.model, self.losses, self.problem.train, secret=secret, unit=self.problem.whose)
 
     def _train(self) -> None:
         clock = time.perf_counter()
         ends = set(self.ends)
-        for record in train(self.run):
+        for record in take_steps(self.run):
             numbers = record.numbers()
             self.progress.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
             self.progress.seconds += time.perf_counter() - clock
@@ -525,6 +531,7 @@ class _Trial:
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,
             "status": guarantee.status,
+            "arithmetic": plan.arithmetic,
             "adjacency": guarantee.adjacency,
             "protects": guarantee.protects,
             "accountant": guarantee.accountant,

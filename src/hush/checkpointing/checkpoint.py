@@ -1,14 +1,17 @@
-"""The private directory of a run: its last two checkpoints, its log of steps, its record of sums, and a lock.
+"""The private directory of a run: its secret, its last two checkpoints, its step log, its sum log and a lock.
 
-A checkpoint is written beside, flushed to the disk and renamed (`hush._internal.storage.write_atomic`), under a name
-that holds its
-step; then those before the last two are removed. After a crash at any instant the newest file that is whole is the
-newest checkpoint. Everything here is readable by its owner only: it holds the secret, and whoever has that can subtract
-the noise.
+A checkpoint is written to a temporary file, flushed to disk and renamed (`hush._internal.storage.write_atomic`). Its
+name contains its step. Then all checkpoints except the last two are removed. After a crash at any time, the newest
+complete file is the newest checkpoint. Only the owner can read these files.
+
+The secret is in one file, ``secret.jsonl``, and nowhere else on disk: with it the noise can be subtracted. A
+checkpoint names its secret by public digests. The file is created before the first step and only appended to (one line
+per secret, durable before any noise is drawn from it), so a single overwrite erases every secret of the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -42,7 +45,7 @@ from hush.checkpointing.tree import flatten, revive, unflatten
 from hush.data_source import Tensors
 from hush.distributed.consistency import VARYING, Tell, digest_data, digest_frozen
 from hush.distributed.group import Record
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, Refused, ResumeError
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
 from hush.run import Run
@@ -50,23 +53,23 @@ from hush.run import Run
 # One checkpoint as bytes: a safetensors file whose metadata holds JSON and a digest of everything.
 #
 # Any safetensors reader opens it. The digest is BLAKE2b over the JSON and over every tensor's name, type, shape and
-# bytes, so a file that was cut short, overwritten in part or damaged on the disk is never mistaken for a checkpoint.
+# bytes, so a file that was cut short, partly overwritten or damaged on disk is never mistaken for a checkpoint.
 
-FORMAT = "hush checkpoint 3"
+FORMAT = "hush checkpoint 4"
 MOST_THREADS = 4096
 
 
 class Unreadable(InvalidInputError):
-    """A checkpoint that is damaged or is none; the text says how."""
+    """A file that is damaged or is not a checkpoint; the message says which."""
 
 
 class OtherVersion(Unreadable):
-    """A whole checkpoint in the format of another version of hush."""
+    """A complete checkpoint in the format of another version of hush."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and found whole: facts about its run, and the run's state."""
+    """A checkpoint that was read and verified: facts about its run, and the run's state."""
 
     path: Path
     facts: dict[str, Any]
@@ -74,7 +77,7 @@ class Saved:
 
     @property
     def step(self) -> int:
-        """How many steps the run had taken."""
+        """The number of steps that the run had taken."""
         return int(self.state["step"])
 
 
@@ -94,12 +97,12 @@ def read_checkpoint(path: Path) -> Saved:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = metadata["hush"]
         if metadata["digest"] != digest_content(text, tensors):
-            raise Unreadable(f"'{path.name}' is damaged: its digest does not fit its content")
+            raise Unreadable(f"'{path.name}' is damaged: its digest does not match its content")
         facts = json.loads(text)
         if (found := facts.pop("format")) != FORMAT:
             raise OtherVersion(
-                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}'), and "
-                "stays as it is: finish the run with that version, or start a new one in another directory"
+                f"'{path}' is a checkpoint of another version of hush ('{found}'; this one reads '{FORMAT}') and "
+                "is not changed: finish the run with that version, or start a new one in another directory"
             )
         state = unflatten(facts.pop("state"), tensors)
         _check_kinds(facts, state)
@@ -111,10 +114,10 @@ def read_checkpoint(path: Path) -> Saved:
 
 
 def _check_kinds(facts: dict[str, Any], state: State) -> None:
-    """The digest says that a file is whole, not that hush wrote it: look at the kinds of what is relied on."""
+    """The digest proves that a file is complete, not that hush wrote it: check the types of the facts that are used."""
     good = (
         isinstance(facts.get("run", ""), str)
-        and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests"))
+        and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests", "secret"))
         and all(_is_count(facts.get(name, 1)) for name in ("steps", "step", "threads"))
         and facts.get("threads", 1) <= MOST_THREADS
         and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
@@ -141,14 +144,14 @@ def digest_content(text: str, tensors: Named) -> str:
 
 
 def tensor_bytes(value: Tensor) -> memoryview:
-    """The bytes of a tensor, without a copy where it lies in one piece on the CPU."""
+    """The bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     flat = value.detach().cpu().contiguous().reshape(-1)
     raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
     return memoryview(raw)
 
 
 def unshare(tensors: Named) -> Named:
-    """Tensors that share memory, each with its own: safetensors refuses others."""
+    """Give tensors that share memory a copy each: safetensors rejects shared memory."""
     seen: set[int] = set()
     found: Named = {}
     for name, value in tensors.items():
@@ -161,6 +164,42 @@ def unshare(tensors: Named) -> Named:
 
 KEEP = 2
 LOG = "steps.jsonl"
+SECRETS = "secret.jsonl"
+
+
+def identify_secret(secret: Secret) -> dict[str, str]:
+    """What a checkpoint stores about its secret: public digests, by which `find_secret` recognises every part of it."""
+    return {"name": secret.name, "first": secret.first.name, "origin": secret.origin}
+
+
+def find_secret(directory: Path, wanted: dict[str, str]) -> Secret:
+    """The secret that a checkpoint names, from its private directory; `ResumeError` if it is missing."""
+    path = directory / SECRETS
+    for secret in read_secrets(path):
+        if identify_secret(secret) == wanted:
+            return secret
+    raise ResumeError(
+        f"'{path}' does not hold the secret '{wanted['name']}' of the checkpoint, so its steps cannot be continued: "
+        "restore the file, or start a new run in another directory"
+    )
+
+
+def read_secrets(path: Path) -> list[Secret]:
+    """Every secret in the file; a damaged line is skipped, because no noise is drawn before its line is complete."""
+    found = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            found.append(Secret.from_json(json.loads(line)))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def wipe_secret(directory: Path) -> None:
+    """Overwrite and remove the secret of a private directory, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        wipe(directory / SECRETS)
+        sync_directory(directory)
 
 
 class InUse(InvalidInputError):
@@ -168,12 +207,12 @@ class InUse(InvalidInputError):
 
 
 class OtherPlan(Refused):
-    """A checkpoint of another plan than the one that is to go on."""
+    """A checkpoint of a plan other than the one to be resumed."""
 
 
 @dataclass(frozen=True)
 class LatestCheckpoint:
-    """The newest whole checkpoint, and the newer ones that are damaged, each with what is wrong with it."""
+    """The newest complete checkpoint, and the newer damaged ones, each with its error."""
 
     saved: Saved | None
     damaged: tuple[str, ...] = field(default=())
@@ -198,21 +237,21 @@ class Checkpoints:
         self.tell: Tell = _say
 
     def close(self) -> None:
-        """Let others use the directory."""
+        """Release the lock on the directory."""
         self._let_go()
         unlock(self._lock)
 
     @property
     def resumable(self) -> bool:
-        """Whether the plan of the run that is kept here can be identified."""
+        """Whether the plan of the saved run can be identified."""
         return bool(self._fixed.get("fingerprint", True))
 
     def files(self) -> list[Path]:
-        """The checkpoints that are there, newest first."""
+        """All checkpoints, newest first."""
         return sorted(self.directory.glob("checkpoint-*.safetensors"), reverse=True)
 
     def newest(self) -> LatestCheckpoint:
-        """The newest checkpoint that is whole; `OtherVersion` where another version of hush wrote it."""
+        """The newest complete checkpoint; `OtherVersion` if another version of hush wrote it."""
         damaged: list[str] = []
         for path in self.files():
             try:
@@ -224,36 +263,39 @@ class Checkpoints:
         return LatestCheckpoint(None, tuple(damaged))
 
     def begin(self, run: Run) -> None:
-        """Start anew: whatever was here goes, and a checkpoint of step 0 keeps the secret from the start.
+        """Start a new run: remove earlier files and write a checkpoint of step 0 with the secret.
 
-        What stays is the record of sums, for a seed can bring a secret back.
+        The sum log is kept, because a seed can produce the same secret again.
         """
         if self._run is not run:
             self.attach(run)
         self.discard()
         self.save(run)
         if not self.resumable:
-            self.tell(f"this run can be kept but not resumed: {self._fixed['why']}")
+            self.tell(f"this run can be saved but not resumed: {self._fixed['why']}")
 
     def discard(self) -> None:
-        """Remove every checkpoint, and the log."""
+        """Remove every checkpoint, the log and the secret."""
         for path in (*self.files(), self.directory / LOG):
             path.unlink(missing_ok=True)
         sync_directory(self.directory)
+        wipe_secret(self.directory)
 
     def forget_secret(self) -> None:
-        """Of a run that is finished and released: overwrite and remove every checkpoint, and the secret with it. What
-        stays is the record of sums, which is keyed with the secret and does not hold it."""
+        """For a run that is finished and released: overwrite and remove the secret, then the checkpoints, which hold
+        noise. The sum log is kept: it is keyed with the secret and does not contain it."""
+        wipe_secret(self.directory)
         for path in self.files():
             wipe(path)
         sync_directory(self.directory)
 
     def restore(self, run: Run, saved: Saved) -> None:
-        """Set a fresh run of the same plan, data and model to where the checkpoint stopped."""
-        facts, state = saved.facts, saved.state
+        """Set a new run of the same plan, data and model to the state of the checkpoint."""
+        facts = saved.facts
         _check_names(saved)
         _check_plan(run, facts)
-        secret = Secret.from_json(state["secret"])
+        secret = find_secret(self.directory, facts["secret"])
+        state = {**saved.state, "secret": secret.to_json()}
         if run.secret.origin == "seed" and run.secret.key != secret.first.key:
             raise Refused(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
@@ -272,22 +314,34 @@ class Checkpoints:
         self._cut_log(saved.step)
 
     def save(self, run: Run) -> None:
-        """A checkpoint of the run as it stands, and the log up to it; before it, the record of sums."""
+        """Write a checkpoint of the run's current state and the step log up to it, after flushing the sum log."""
         if run.ranks.rank != 0:
             return
         if self._run is not run:
             self.attach(run)
+        self._write_secret(run.secret)
         if self._witness is not None:
             self._witness.flush()
         self._flush_log()
         path = self.directory / f"checkpoint-{run.next:010d}.safetensors"
-        write_atomic(path, to_bytes(self._facts(run), run.state()), mode=PRIVATE)
+        state = {name: value for name, value in run.state().items() if name != "secret"}
+        write_atomic(path, to_bytes(self._facts(run), state), mode=PRIVATE)
         self.at = run.next
         for old in self.files()[KEEP:]:
             old.unlink()
 
+    def _write_secret(self, secret: Secret) -> None:
+        """Append the secret to its file unless it is there; durable when this returns."""
+        path = self.directory / SECRETS
+        if secret in read_secrets(path):
+            return
+        before = path.read_bytes() if path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # after an incomplete line that a crash left
+        append_durably(path, gap + (json.dumps(secret.to_json()) + "\n").encode(), mode=PRIVATE)
+        sync_directory(self.directory)
+
     def attach(self, run: Run) -> None:
-        """Have the run's sums written down here from now on; refused where its secret met other data here."""
+        """Log the run's sums here from now on; an error if its secret was used here with other data."""
         self._let_go()
         self._digests = _digests(run, run.secret.first, self.tell)
         self._run, self._fixed = run, {}
@@ -301,7 +355,7 @@ class Checkpoints:
             self._witness = None
 
     def log(self, record: Record) -> None:
-        """One private line on this step; it reaches the disk with the next checkpoint."""
+        """Log one private line about this step; it is written to disk with the next checkpoint."""
         self._lines.append(json.dumps({"step": record.step, **record.numbers()}) + "\n")
 
     def _facts(self, run: Run) -> dict[str, Any]:
@@ -313,7 +367,7 @@ class Checkpoints:
                 "threads": torch.get_num_threads(),
             }
         changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}
-        return {**self._fixed, **changing}
+        return {**self._fixed, **changing, "secret": identify_secret(run.secret)}
 
     def _flush_log(self) -> None:
         if not self._lines:
@@ -322,7 +376,7 @@ class Checkpoints:
         self._lines = []
 
     def _cut_log(self, step: int) -> None:
-        """Leave the lines of the first ``step`` steps: those after are taken again."""
+        """Keep the lines of the first ``step`` steps: later steps are taken again."""
         path = self.directory / LOG
         self._lines = []
         if path.exists():
@@ -335,30 +389,30 @@ def _digests(run: Run, secret: Secret, tell: Tell) -> dict[str, str]:
 
 
 def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) -> dict[str, str]:
-    """The digests of data and frozen weights, which must be those of the checkpoint."""
+    """The digests of data and frozen weights, which must equal those of the checkpoint."""
     now = _digests(run, secret, tell)
     for what, found in now.items():
         if found == before[what]:
             continue
         if what == "data" and _is_unsteady(run, secret, before[what], found, tell):
-            tell("the data differ from one reading to the next, so that only their sums can be compared")
+            tell("the data differ from one reading to the next, so only their sums can be compared")
             continue
         raise Refused(
-            f"the checkpoint was made on other {what}: going on would add the same noise to other sums, whose "
-            "difference is free of noise; give what it was made with, or start a new run"
+            f"the checkpoint was made on other {what}: resuming would add the same noise to other sums, and their "
+            "difference would be free of noise; use the original, or start a new run"
         )
     return before
 
 
 def _is_unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
-    """Whether the data would not even be the same in two readings now; then a digest says nothing about them."""
+    """Whether two readings of the data differ; then a digest says nothing about them."""
     if isinstance(as_units(run.source).rows, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
         return False
     return digest_data(run.source, secret, tell) != now
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    """What tells the plan from others; None and the reason where nothing does."""
+    """The identity of the plan, or None and the reason why it has none."""
     try:
         tree = run.plan.identity(trainable(run.model))
     except NoIdentity as error:
@@ -367,18 +421,21 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 def _check_names(saved: Saved) -> None:
-    """The run's name and its ledger's are what `Checkpoints._facts` writes."""
-    ledger = saved.facts["ledger"]
+    """The names of the run, its ledger and its secret are those that `Checkpoints._facts` writes."""
+    ledger, secret = saved.facts["ledger"], saved.facts["secret"]
     of_a_ledger = isinstance(ledger, dict) and all(isinstance(ledger.get(n), str) for n in ("name", "path", "dataset"))
-    if not isinstance(saved.facts["run"], str) or not (ledger is None or of_a_ledger):
-        raise InvalidInputError(f"'{saved.path}' holds a checkpoint that this hush did not write: start anew elsewhere")
+    of_a_secret = isinstance(secret, dict) and all(isinstance(secret.get(n), str) for n in ("name", "first", "origin"))
+    if not isinstance(saved.facts["run"], str) or not (ledger is None or of_a_ledger) or not of_a_secret:
+        raise InvalidInputError(
+            f"'{saved.path}' is not a checkpoint of this hush: start a new run in another directory"
+        )
 
 
 def _check_plan(run: Run, facts: dict[str, Any]) -> None:
     found = _identity(run)
     for which, side in (("the checkpoint's plan", facts), ("this plan", found)):
         if side["fingerprint"] is None:
-            raise Refused(f"{which} cannot be told from another, so its run cannot be resumed: {side['why']}")
+            raise Refused(f"{which} has no identity, so its run cannot be resumed: {side['why']}")
     if found["fingerprint"] == facts["fingerprint"]:
         return
     before, now = dict(facts["plan"]), json.loads(json.dumps(found["plan"]))
@@ -386,12 +443,12 @@ def _check_plan(run: Run, facts: dict[str, Any]) -> None:
     differs = _differences(before, now) or _differences(*accounted)
     if all(".digest was " in text for text in differs):
         raise Refused(
-            "the matrix behind the plan's noise was computed anew and is not the same in its last bits (the cache of "
-            f"solved matrices is gone): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
+            "the matrix behind the plan's noise was recomputed and differs in its last bits (it is no longer in the "
+            f"cache of solved matrices): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
         )
     more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
     raise OtherPlan(
-        f"the checkpoint belongs to another plan ({'; '.join(differs[:3])}{more}): give the plan that it was made with"
+        f"the checkpoint belongs to another plan ({'; '.join(differs[:3])}{more}): use the plan that it was made with"
     )
 
 
@@ -403,7 +460,7 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
 
 
 def tell_difference(name: str, before: Any, now: Any) -> str:
-    """How something differs from what it was; of two lists of words, only what is not in both."""
+    """How a value changed; for two lists of words, only the words that are not in both."""
     if not (isinstance(before, list) and isinstance(now, list) and any(isinstance(x, str) for x in (*before, *now))):
         return f"{name} was {_spell(before)} and is {_spell(now)}"
     gone, new = ([_spell(x) for x in one if x not in other] for one, other in ((before, now), (now, before)))
@@ -421,7 +478,7 @@ def _spell(value: Any) -> str:
 def _lock_directory(directory: Path) -> int:
     descriptor = try_lock(directory / "lock", mode=PRIVATE)
     if descriptor is None:
-        raise InUse(f"another process is training in '{directory.parent}': wait for it, or use another one")
+        raise InUse(f"another process is training in '{directory.parent}': wait for it, or use another directory")
     return descriptor
 
 
@@ -429,12 +486,12 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-# The state of process 0 on every process of a run: after it was restored from a checkpoint, which it alone reads.
+# Process 0 reads a checkpoint and broadcasts the restored state to every process of the run.
 
 
 def share_state(run: Run) -> None:
-    """Set the run of every process to where that of process 0 stands; each of them calls it. The number of threads goes
-    along, for it decides last bits."""
+    """Set the run of every process to the state of process 0; every process must call it. The number of threads is
+    included, because it decides the last bits of sums."""
     ranks = run.ranks
     if ranks.world == 1:
         return

@@ -1,4 +1,4 @@
-"""The witness of a run: it stands where noise is added, and sees to it that no noise meets two different sums."""
+"""Prevents noise reuse: the same noise must never be added to two different sums."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ RELEASES = "releases.jsonl"
 
 
 class FileNoiseReuseGuard:
-    """Of one run in one private directory; ``save`` writes a checkpoint of it."""
+    """The guard of one run in one private directory; ``save`` writes a checkpoint of the run."""
 
     def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
         self.run, self.tags = run, tags
         self._save, self._tell, self._why = save, tell, why
 
     def meets(self, sums: Sums) -> bool:
-        """Write down which sums the noise of the run's next step meets, before it is drawn.
+        """Log the sums of the run's next step before its noise is drawn.
 
-        False where this noise has met others: then the run has a fresh secret by now, charged and kept, and its sums
-        are to be made anew under it (another batch, for its coins are fresh too).
+        Returns False if this noise was already added to other sums. Then the run has a fresh secret, charged and
+        saved, and the sums must be recomputed with it (for another batch, because sampling uses the secret too).
         """
         run, content = self.run, tag_of(self.run.secret, self.run.next, sums)
         run.recall(self.tags.attempts)
@@ -44,11 +44,11 @@ class FileNoiseReuseGuard:
         return False
 
     def flush(self) -> None:
-        """Everything to the disk: before a checkpoint holds noise."""
+        """Flush the sum log to disk before a checkpoint that contains noise is written."""
         self.tags.flush()
 
     def releasing(self) -> None:
-        """Before weights are released: tags to the disk, and a line that says what is released."""
+        """Before weights are released: flush the sum log and append a line that describes the release."""
         self.tags.flush()
         run, path = self.run, self.tags.path.with_name(RELEASES)
         line = {
@@ -60,35 +60,35 @@ class FileNoiseReuseGuard:
         if line in read_releases(path):
             return
         before = path.read_bytes() if path.exists() else b"\n"
-        gap = b"" if before.endswith(b"\n") else b"\n"  # half a line that a crash left must not swallow this one
+        gap = b"" if before.endswith(b"\n") else b"\n"  # ends an incomplete line that a crash left
         append_durably(path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.tags.close()
 
     def _renew(self) -> None:
         run = self.run
         before = run.guarantee.epsilon
         what = self._why or (
-            f"the sums of step {run.next + 1} are not those that its noise has met before (other data, augmentation, "
-            "model code, loss, threads, processes or libraries)"
+            f"the sums of step {run.next + 1} are not those to which its noise was added before (other data, "
+            "augmentation, model code, loss, threads, processes or libraries)"
         )
         run.renew()
         self._why = ""
         after = run.guarantee.epsilon
         self._tell(
-            f"{what}: going on with fresh noise, and every taking is charged: ε = {rounded_up(after)} instead of "
-            f"{rounded_up(before)}"
+            f"{what}: continuing with fresh noise; each time a step is taken is charged: ε = {rounded_up(after)} "
+            f"instead of {rounded_up(before)}"
         )
-        run.cover()
+        run.charge()
         self.tags.open()
         self._save(run)
 
 
 def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> FileNoiseReuseGuard:
-    """The witness of a run that starts here; where its secret was used in this directory before (a seed), the noise
-    has met sums already."""
+    """The guard of a new run. If its secret was used in this directory before (a seed), the noise was already added
+    to sums."""
     path = find_tags(directory, run.secret)
     remove_empty_tags(directory)
     if not path.exists():
@@ -102,7 +102,7 @@ def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], No
     if tags.head["data"] != data:
         raise Refused(
             "this secret seed was used in this directory with the same plan on other data: the difference of the two "
-            "models would be free of noise; give another secret seed, or none"
+            "models would be free of noise; use another secret seed, or none"
         )
     run.recall(tags.attempts)
     return FileNoiseReuseGuard(run, tags, save, tell)
@@ -111,7 +111,7 @@ def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], No
 def resume_witness(
     run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell
 ) -> FileNoiseReuseGuard:
-    """The witness of a run that goes on from a checkpoint."""
+    """The guard of a run that resumes from a checkpoint."""
     path = find_tags(directory, run.secret)
     try:
         tags = SumLog.read(path, run.next)
@@ -123,7 +123,7 @@ def resume_witness(
 
 
 def _check(run: Run, tags: SumLog, releases: Path) -> None:
-    """A record reaches as far as every checkpoint and every release of its run; `SumLogMissing` where it does not."""
+    """A sum log must cover every checkpoint and every release of its run; raises `SumLogMissing` if it does not."""
     wanted = [(number, attempt.taken) for number, attempt in enumerate(run.history.attempts)]
     wanted += [(line["attempt"], line["step"]) for line in read_releases(releases) if line["noise"] == _name(run)]
     for number, taken in wanted:
@@ -138,14 +138,14 @@ def _check(run: Run, tags: SumLog, releases: Path) -> None:
 def _without(
     run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str
 ) -> FileNoiseReuseGuard:
-    """Nobody knows what the noise has met: all that was planned counts as taken, and no step of it is taken again."""
+    """It is unknown to which sums the noise was added: every planned step counts as taken, and none is repeated."""
     seen = [r["attempt"] for r in read_releases(directory / RELEASES) if r["noise"] == _name(run)]
-    unknown = max(seen, default=0) + 1 - len(run.history.attempts)  # by a list of releases that knows more of them
+    unknown = max(seen, default=0) + 1 - len(run.history.attempts)  # if the list of releases has more attempts
     starts = [*(a.start for a in run.history.attempts), *([0] * unknown)]
     whole = [Replay(first, run.plan.steps) for first in starts]
     run.recall(whole)
     tags = start_tags(directory, run.secret, data, whole)
-    why = f"the record of which sums the noise has met ('{tags.path.name}') {how}"
+    why = f"the log of sums to which the noise was added ('{tags.path.name}') {how}"
     return FileNoiseReuseGuard(run, tags, save, tell, why)
 
 
@@ -154,7 +154,7 @@ def _name(run: Run) -> str:
 
 
 def read_releases(path: Path) -> list[dict[str, Any]]:
-    """The releases that were written down; half a line is none, for its weights were not written yet."""
+    """The logged releases; an incomplete line is skipped, because its weights were not written."""
     if not path.exists():
         return []
     found = []

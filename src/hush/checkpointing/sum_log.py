@@ -1,17 +1,17 @@
-"""The record of sums: which sum the noise of every step has met, written down before the noise is added.
+"""The sum log: to which sum the noise of every step is added, written before the noise is added.
 
 The same noise on two different sums gives two releases whose difference is free of noise. So before a step's noise is
-added, a tag of its sums (all channels, every byte, keyed with the secret of the attempt) goes to a file in the private
-directory. A step that is taken again must have the tag that is there. If it has another one, for whatever reason (data,
-augmentation, model code, loss, threads, a library), the run goes on with a fresh secret and both takings are charged.
+added, a tag of its sums (all channels, every byte, keyed with the secret of the attempt) is written to a file in the
+private directory. A step that is taken again must have the same tag. If the tag differs for any reason (data,
+augmentation, model code, loss, threads, a library), the run continues with a fresh secret and both steps are charged.
 
-When a tag is where. A write follows every step's sums at once: it survives a kill at any instant. A flush to the disk
-precedes every checkpoint and every release, so nothing that lasts holds noise whose tag could be lost. What a power cut
-can take are tags of steps after the last checkpoint; such steps live on only in the eyes of somebody who looked at the
-weights while they were in memory, and they are taken again from the checkpoint, on data that is digested whole.
+Durability. A tag is written as soon as a step's sums are known, so it survives a killed process. The file is flushed
+to disk before every checkpoint and every release, so nothing durable contains noise whose tag could be lost. A power
+failure can lose tags of steps after the last checkpoint. Such steps were visible only to someone who read the weights
+in memory, and they are taken again from the checkpoint, on data whose digest is checked.
 
-The file: one line of JSON that names the secret and the data by digests, then 24 bytes a step: attempt, step, tag. Its
-name is that of the first attempt's secret, so that a seed used twice in one directory finds what it met before.
+File format: one line of JSON with digests of the secret and the data, then 24 bytes per step: attempt, step, tag. The
+file is named after the first attempt's secret, so a seed used twice in one directory finds its earlier sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hush._internal.storage import PRIVATE, sync_file, write_atomic
 from hush._internal.tensors import Sums
 from hush.errors import InvalidInputError
 from hush.guarantees import Replay
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.randomness.cipher import Octets, compute_tag
 
 FORMAT = "hush sums 1"
@@ -40,12 +40,12 @@ ROW = np.dtype([("attempt", "<u4"), ("step", "<u4"), ("tag", "V16")])
 
 
 class SumLogMissing(InvalidInputError):
-    """The record is gone, damaged or shorter than it was; the text says which."""
+    """The log is missing, damaged or shorter than it was; the message says which."""
 
 
 @dataclass
 class SumLog:
-    """The tags of one run in ``path``: how many there are, and those of steps that may be taken again."""
+    """The tags of one run in ``path``: their number, and the tags of steps that may be taken again."""
 
     path: Path
     head: dict[str, Any]
@@ -56,8 +56,8 @@ class SumLog:
 
     @staticmethod
     def read(path: Path, step: int = 0) -> SumLog:
-        """The record at ``path`` for a run at ``step``; `SumLogMissing` where it is not whole. Half a row at its end
-        is what a kill left."""
+        """The log at ``path`` for a run at ``step``; `SumLogMissing` if it is not complete. An incomplete row at its
+        end was left by a killed process."""
         try:
             first, _, rest = path.read_bytes().partition(b"\n")
             head = json.loads(first)
@@ -75,7 +75,7 @@ class SumLog:
         return tags
 
     def open(self) -> None:
-        """Make it ready for more; half a row at its end goes."""
+        """Open the log for appending; an incomplete row at its end is removed."""
         if self.descriptor is not None:
             return
         head = (json.dumps(self.head) + "\n").encode()
@@ -87,7 +87,7 @@ class SumLog:
         os.lseek(self.descriptor, whole, os.SEEK_SET)
 
     def append(self, attempt: int, step: int, content: bytes) -> None:
-        """One more tag; half of one that a full disk left is overwritten by the next."""
+        """Append a tag; an incomplete one left by a full disk is overwritten by the next."""
         self.open()
         assert self.descriptor is not None
         row = np.array([(attempt, step, np.void(content))], ROW).tobytes()
@@ -112,12 +112,12 @@ class SumLog:
 
 
 def find_tags(directory: Path, secret: Secret) -> Path:
-    """Where the record of a run is: by the name of the secret that it began with."""
+    """The path of a run's log, named after the run's first secret."""
     return directory / f"sums-{secret.first.name[:16]}"
 
 
 def remove_empty_tags(directory: Path) -> None:
-    """Remove records of runs that took no step."""
+    """Remove logs of runs that took no step."""
     for path in directory.glob("sums-*"):
         with path.open("rb") as file:
             head, rest = file.readline(), file.read(1)
@@ -126,15 +126,15 @@ def remove_empty_tags(directory: Path) -> None:
 
 
 def start_tags(directory: Path, secret: Secret, data: str, earlier: Sequence[Replay] = ()) -> SumLog:
-    """A record without tags; of ``earlier`` attempts it is known that they were, and not what they met."""
+    """A log without tags; ``earlier`` attempts are known to exist, but their sums are not."""
     before = [[a.start, a.taken] for a in earlier]
     head = {"format": FORMAT, "noise": secret.first.name, "data": data, "earlier": before}
     return SumLog(find_tags(directory, secret), head, list(earlier))
 
 
 def tag_of(secret: Secret, step: int, sums: Sums) -> bytes:
-    """The tag of a step's sums: every channel's every byte, with names, types and shapes, under the secret."""
-    key = secret.derive("digest/sums", 0, size=32)
+    """The tag of a step's sums: every byte of every channel, with names, types and shapes, under the secret."""
+    key = secret.derive(streams.SUMS, 0, size=32)
     return compute_tag(key, step.to_bytes(12, "big"), _pieces(sums))
 
 
@@ -147,7 +147,7 @@ def _pieces(sums: Sums) -> Iterator[Octets]:
 
 
 def _list_attempts(rows: np.ndarray, earlier: list[Replay]) -> list[Replay]:
-    """Every attempt in the record; `SumLogMissing` where the steps of one do not follow one another."""
+    """Every attempt in the log; `SumLogMissing` if its steps are not consecutive."""
     found = dict(enumerate(earlier))
     for attempt, step in zip(rows["attempt"].tolist(), rows["step"].tolist(), strict=True):
         before = found.get(attempt)

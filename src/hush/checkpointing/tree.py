@@ -1,8 +1,8 @@
 """A nested state as tensors and JSON, and back: no pickle, so reading a file never runs code.
 
 Tensors go into a flat table; everything else becomes JSON in which a tensor is named by its key. Kinds that JSON lacks
-are objects with the key ``$``. An object with ``state_dict`` (a torch optimizer, a scheduler) is kept as that dict and
-loaded into the living object of the run that goes on. What cannot be kept so is refused by its path.
+are objects with the key ``$``. An object with ``state_dict`` (a torch optimizer, a scheduler) is stored as that dict
+and loaded into the object of the resumed run. Anything else raises an error that names its path.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hush.errors import InvalidInputError, Refused
 
 @dataclass(frozen=True)
 class ObjectState:
-    """The ``state_dict`` of an object that has to exist before it can be loaded."""
+    """The ``state_dict`` of an object that must exist before it can be loaded."""
 
     state: Any
 
 
 def flatten(value: Any, tensors: Named, path: str = "state", *, scratch: bool = True) -> Any:
-    """JSON for ``value``, its tensors put into ``tensors``; keys that start with ``_`` are left out as scratch."""
+    """``value`` as JSON, with its tensors put into ``tensors``; keys that start with ``_`` are scratch and left out."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -71,7 +71,7 @@ def _flatten_mapping(value: Any, kept: list[Any], tensors: Named, path: str, scr
 
 
 def unflatten(data: Any, tensors: Named) -> Any:
-    """What `flatten` took apart; living objects come back as `ObjectState`."""
+    """The inverse of `flatten`; objects with a state come back as `ObjectState`."""
     if isinstance(data, list):
         return [unflatten(item, tensors) for item in data]
     if not isinstance(data, dict):
@@ -98,7 +98,7 @@ def unflatten(data: Any, tensors: Named) -> Any:
 
 
 def revive(saved: Any, living: Any, device: torch.device) -> Any:
-    """The saved state on the run's device, with its objects loaded and the scratch of the living state."""
+    """The saved state on the run's device, with its objects loaded and the scratch of the current state."""
     if isinstance(saved, ObjectState):
         if not hasattr(living, "load_state_dict"):
             raise InvalidInputError(

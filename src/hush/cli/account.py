@@ -1,11 +1,11 @@
-"""`hush account`: the ε of a plan, or the σ for an ε, before any data is touched."""
+"""`hush account`: the ε of a plan, or the σ for an ε, before any data is read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hush.cli.console import delayed_status, show, show_json, show_table
+from hush.cli.console import delayed_status, show, show_json, show_table, show_text
 from hush.cli.options import (
     PlanOptions,
     compare_candidates,
@@ -19,25 +19,25 @@ from hush.methods import Candidate, PlanConfig, explain_choice, make_plan
 from hush.methods.config import same_option
 from hush.plan import Plan
 
-APART = ("claims", "assumptions", "candidates")  # not in the table
+APART = ("claims", "assumptions", "candidates")  # printed below the table
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions(PlanOptions):
-    """What `hush account` takes."""
+    """Options of `hush account`."""
 
     examples: int = field(metadata=same_option(PlanConfig, "examples"))
 
 
 @take(AccountOptions, without=("average",))
 def account(given: AccountOptions) -> None:
-    """Say what a plan costs (give the noise), or how much noise an ε needs (give `--epsilon`).
+    """Compute what a plan costs (give the noise), or how much noise an ε needs (give `--epsilon`).
 
     Example: `hush account --examples 60000 --batch-size 256 --epochs 20 --noise-multiplier 1.0`
     """
     chosen = read_method_options(given.method, given.settings)
     setting = given.setting(given.examples)
-    if given.epsilon is None:  # it only tells what is said about a plan, and marks what is claimed
+    if given.epsilon is None:  # only reports the claims about a plan, and marks claimed ones
         setting = replace(setting, accept_claimed=True)
     candidates = compare_candidates(given.method, setting, chosen)
     with delayed_status(f"computing the noise of {given.method}"):
@@ -55,13 +55,15 @@ def account(given: AccountOptions) -> None:
 def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]) -> None:
     if candidates:
         show(explain_choice(candidates))
-    show(str(plan.guarantee()))
-    show_table("", ("what", "value"), [(k, v) for k, v in summary.items() if k not in APART])
+    claims = plan.claims()
+    show_text(str(claims[0]))
+    told = {**summary, "status": claims[0].describe_status()}
+    show_table("", ("what", "value"), [(k, v) for k, v in told.items() if k not in APART])
     if candidates:
         show_candidates(candidates)
     if len(summary["claims"]) > 1:
-        rows = ((c["epsilon"], c["status"], c["reason"]) for c in summary["claims"])
-        show_table("every ε that is said about it", ("ε", "status", "reason"), rows)
+        rows = ((c.epsilon, c.describe_status(), c.reason) for c in claims)
+        show_table("every ε claimed for this plan", ("ε", "status", "reason"), rows)
 
 
 def summarise(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`hush audit`: how much a method really leaks, measured, beside what it claims."""
+"""`hush audit`: measure how much a method leaks, and compare it with its claim."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hush._internal import validate
+from hush._internal.storage import check_page, write_page
 from hush.accounting.guarantee import rounded_down, rounded_up
-from hush.cli.console import say, show, show_progress, show_table
-from hush.cli.options import AsJson
+from hush.cli.console import AsJson, say, show, show_progress, show_table
 from hush.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -26,44 +26,44 @@ def audit(
     method: Annotated[
         str | None, typer.Option(help="A method's name, or package.module:factory.", show_default=False)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Audit every method that claims something.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Audit every method that claims a guarantee.")] = False,
     problem: Annotated[
         str | None,
         typer.Option(
             help="Audit on the first rows and with the model of this problem, one of `hush problems`; by default on "
-            "digits, with a small model that is made for audits.",
+            "digits, with a small model made for audits.",
             show_default=False,
         ),
     ] = None,
     epsilon: Annotated[float, typer.Option(help="The ε that the audited plan claims.")] = 4.0,
-    delta: Annotated[float, typer.Option(help="Its δ.")] = 1e-5,
-    runs: Annotated[int, typer.Option(help="Runs, half of them with the canary.")] = 400,
-    seed: Annotated[int | None, typer.Option(help="Make the audit repeatable.")] = None,
-    comparisons: Annotated[int, typer.Option(help="Audits that this one is one of: a verdict allows for them.")] = 1,
+    delta: Annotated[float, typer.Option(help="The δ that the audited plan claims.")] = 1e-5,
+    runs: Annotated[int, typer.Option(help="Number of runs; half of them contain the canary.")] = 400,
+    seed: Annotated[int | None, typer.Option(help="Seed that makes the audit repeatable.")] = None,
+    comparisons: Annotated[int, typer.Option(help="Planned audits with this one; the verdict corrects for all.")] = 1,
     store: Annotated[
         Path | None,
         typer.Option(
-            help="Keep what is finished in this file, and do not audit again what is in it (--all: audit.jsonl).",
+            help="Save finished audits in this file and skip those already in it (with --all: audit.jsonl).",
             show_default=False,
         ),
     ] = None,
     update: Annotated[
-        Path | None, typer.Option(help="Put what was refuted into this file of findings.", show_default=False)
+        Path | None, typer.Option(help="Add refuted claims to this file of findings.", show_default=False)
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="Draw the audit of a method on this page.", show_default=False)
+        Path | None, typer.Option(help="Write a page with the plots of one audit.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a method again and again on real digits, with one example more or less, and measure what its releases tell.
+    """Run a method many times on real digits, with and without one example, and measure what its releases reveal.
 
-    Half of the runs have an example, the canary, that is made to be seen. An adversary who knows everything but the
-    secret looks at what each run released and says whether the canary was there. How often that is right bounds ε from
-    below: at least so much is lost, at 95 %. The verdict is about the whole claim: `refuted` needs 99.99 %, after
-    allowing for every comparison that was made; `consistent` proves nothing, for a better adversary may see more.
+    Half of the runs contain an example, the canary, that is made to be detected. An adversary who knows everything but
+    the secret sees what each run released and decides whether the canary was present. The success rate gives a lower
+    bound on ε at 95 % confidence. The verdict is about the whole claim: `refuted` needs 99.99 % confidence, corrected
+    for all comparisons; `consistent` proves nothing, because a better adversary may detect more.
 
-    The adversary is the strongest that applies to the method. `--all` makes the table of all methods, a few minutes on
-    one core; stopped, it goes on where it was. `--json` prints one object a line.
+    The adversary is the strongest that applies to the method. `--all` makes the table of all methods, in a few minutes
+    on one core; run it again to continue after an interruption. `--json` prints one object per line.
 
     Examples: `hush audit --method dp-sgd --epsilon 4 --page audit.html`,
     `hush audit --method dp-adam --problem breast-cancer-mlp`, `hush audit --all --update findings.json`,
@@ -72,9 +72,11 @@ def audit(
     from hush.audit.audit import AuditSettings
 
     if (method is None) == (not every):
-        raise InvalidInputError("say what to audit: --method NAME, or --all for every method")
+        raise InvalidInputError("nothing to audit: give --method NAME, or --all for every method")
     if page is not None and (every or store is not None):
-        raise InvalidInputError("a page draws the scores of one audit that is made now: give --method, and no --store")
+        raise InvalidInputError("a page shows the scores of one new audit: give --method, and no --store")
+    if page is not None:
+        check_page(page)
     validate.positive_int(comparisons=comparisons)
     names = _list_all(problem) if method is None else (method,)
     settings = AuditSettings(epsilon, delta, runs, seed, comparisons * len(names), problem)
@@ -86,21 +88,20 @@ def audit(
 
 
 def _list_all(problem: str | None) -> tuple[str, ...]:
-    """Every method that claims something; on a problem by name, those that can be audited there."""
+    """Every method that claims a guarantee; on a named problem, those that can be audited there."""
     from hush.audit.audit import list_audited, list_whole
 
     if problem is None:
         return list_audited()
     found = list_whole()
     others = [name for name in list_audited() if name not in found]
-    say(f"left out, as they protect a part of a row and are audited without --problem: {', '.join(others)}")
+    say(f"skipped, because they protect a part of a row and are audited without --problem: {', '.join(others)}")
     return found
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What is to be done with every method; ``announced`` audits of it were counted on, in ``settings`` times their
-    methods."""
+    """Settings for every method; ``settings.comparisons`` is the ``announced`` audits per method times the methods."""
 
     settings: AuditSettings
     announced: int
@@ -111,7 +112,7 @@ class AuditOptions:
 
 
 def _audit_one(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
-    """The verdicts on a method: from the store, or by an audit now."""
+    """The verdicts on a method: from the store, or by a new audit."""
     from hush.audit.audit import add_findings, find_audits
     from hush.audit.bounds import Verdict
 
@@ -134,8 +135,8 @@ def _audit_one(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
 
 
 def _audit_now(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
-    """An audit, kept and drawn where that was asked for; one more than was announced counts as more comparisons, and
-    whoever has seen a verdict cannot announce more than before it."""
+    """Run an audit, save and draw it if requested. An audit beyond those announced counts as more comparisons: the
+    number cannot be raised after seeing a verdict."""
     from hush.audit.audit import count_audits, find_announced, keep_audits
     from hush.audit.bounds import allow_for_repeats
 
@@ -156,14 +157,14 @@ def _audit_now(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
 
 
 def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:
-    from hush.audit.audit import audit_stage, make_audit_plan, make_audit_stage
+    from hush.audit.audit import audit_claims, make_audit_plan, make_audit_setup
 
     plan = make_audit_plan(method, settings.epsilon, settings.delta)
     with show_progress(quiet=quiet) as bar:
         task = bar.add_task(f"auditing {method}", total=settings.runs)
-        return audit_stage(
+        return audit_claims(
             plan,
-            make_audit_stage(plan, settings.problem),
+            make_audit_setup(plan, settings.problem),
             runs=settings.runs,
             seed=settings.seed,
             comparisons=settings.comparisons,
@@ -172,10 +173,9 @@ def _run_audit(method: str, settings: AuditSettings, quiet: bool) -> Audit:
 
 
 def _draw(made: Audit, method: str, page: Path) -> None:
-    from hush._internal.storage import write_atomic
     from hush.report.audit_page import render_audit
 
-    write_atomic(page, render_audit(made, method).encode())
+    write_page(page, render_audit(made, method))
     say(f"written: {page}")
 
 

@@ -1,4 +1,4 @@
-"""`hush methods` and `hush problems`: what there is to choose from."""
+"""`hush methods`, `hush problems` and `hush data`: list what is available."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import typer
 
 from hush._internal.storage import write_atomic
 from hush._internal.validate import choice
-from hush.cli.console import say, show, show_block, show_json, show_table
-from hush.cli.options import AsJson
+from hush.cli.console import AsJson, say, show, show_block, show_json, show_table
 from hush.datasets.registry import Dataset, fetch, list_datasets, progress_on_stderr, verify
 from hush.errors import InvalidInputError
 from hush.methods import Method, catalogue, find, make_plan, option_groups, options, purpose
@@ -26,12 +25,12 @@ from hush.tabular.problem import TASKS
 from hush.tabular.reader import TABLES, holds_table, is_pattern
 from hush.tabular.schema import Schema, read_range, read_schema
 
-SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1, "accept_claimed": True}  # tells its noise
+SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1, "accept_claimed": True}  # a plan to inspect
 NOISE = {"none": "no noise", "chosen": "the noise that fits the setting"}
 PROTECTED = {
     "nothing": "nothing",
-    "features": "features only; labels, and who is in the data, are taken to be public",
-    "labels": "labels only; features, and who is in the data, are taken to be public",
+    "features": "features only; labels and membership in the data are assumed to be public",
+    "labels": "labels only; features and membership in the data are assumed to be public",
     "example": "both: the whole example",
 }
 STATUS = {
@@ -44,18 +43,18 @@ STATUS = {
 
 
 def methods(as_json: AsJson = False) -> None:
-    """List the methods: their noise, what they are for, and what can be set on each by `--set key=value`."""
+    """List the methods: their noise, what they are for, and the options that `--set key=value` sets on each."""
     rows = [_row(name, find(name)) for name in ("auto", *catalogue())]
     if as_json:
         show_json(rows)
         return
-    show("Options that methods share, set by --set key=value, with their defaults:")
+    show("Options shared by methods, set by --set key=value, with their defaults:")
     for names, shared in _shared(rows):
         show()
         show_block(names, indent=2)
         show_block(shared, indent=6)
     show()
-    show("The methods, with the options that each has beside them:")
+    show("The methods, each with its other options:")
     for row in rows:
         _show_method(row)
     show()
@@ -67,7 +66,7 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def _find_protected(row: dict[str, Any]) -> str:
-    """What is protected in truth: nothing by an ε that is refuted."""
+    """What is actually protected: nothing if the ε is refuted."""
     return "nothing" if row["status"] == "refuted" else str(row["protects"])
 
 
@@ -95,9 +94,9 @@ def _row(name: str, method: Method) -> dict[str, Any]:
 
 
 def _noise(name: str) -> dict[str, str]:
-    """Whether noise is independent over steps, what is known of the ε, and which part of an example it is for: read
-    off a small plan."""
-    if name == "auto":  # every candidate is one of the proven methods, and protects the whole example
+    """From a small plan: whether noise is independent over steps, the status of its ε, and which part of an example
+    it protects."""
+    if name == "auto":  # every candidate is a proven method that protects the whole example
         return {"noise": "chosen", "status": "proven", "protects": "example"}
     if name == "sgd":
         return {"noise": "none", "status": "none", "protects": "nothing"}
@@ -109,14 +108,14 @@ def _noise(name: str) -> dict[str, str]:
 
 
 def _words(hint: Any) -> list[str]:
-    """The words that an option takes, where only some are allowed."""
+    """The values that an option accepts, if they are limited."""
     if typing.get_origin(hint) is typing.Literal:
         return [word for word in typing.get_args(hint) if isinstance(word, str)]
     return [word for part in typing.get_args(hint) for word in _words(part)]
 
 
 def _shared(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str]]:
-    """(Methods, options) for every group of options, the one that most methods take first."""
+    """(Methods, options) for every group of options, the most common one first."""
     sharing: dict[type, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         for kind in option_groups(find(row["method"])).values():
@@ -131,7 +130,7 @@ def _own_options(row: dict[str, Any]) -> list[str]:
 
 
 def _name_all(some: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
-    """The methods by name, or those that are left out where these are fewer."""
+    """The names of these methods, or "all but …" if that is shorter."""
     names = [row["method"] for row in some]
     others = [row["method"] for row in rows if row["method"] not in names]
     return ", ".join(names) if len(names) <= len(others) else f"all but {', '.join(others)}"
@@ -143,7 +142,7 @@ def _shown(row: dict[str, Any], keys: Iterable[str]) -> str:
 
 
 def problems(as_json: AsJson = False) -> None:
-    """List the problems: data, model and metric together."""
+    """List the problems: each combines data, a model and a metric."""
     from hush.datasets.catalogue import names
 
     rows = names()
@@ -153,29 +152,27 @@ def problems(as_json: AsJson = False) -> None:
     show_table("", ("problem", "what it is"), rows)
 
 
-# `hush data inspect`: what a table of one's own looks like, and all that keeps it from being trained on.
+# `hush data inspect`: the columns of the user's table, and every problem that prevents training on it.
 
-LOOKED = (
-    "kinds of columns, and how their cells are written, were read off the rows: a guarantee takes them to be public"
-)
+LOOKED = "kinds of columns and the format of their cells were read from the rows: they are assumed to be public"
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="The table: .csv, .tsv, .txt or .parquet.")]
 Target = Annotated[str | None, typer.Option("--target", help="The column to predict.")]
-Unit = Annotated[str, typer.Option("--unit", help="The column that says who a row is about.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write a schema to edit: a .toml file.")]
-Given = Annotated[Path | None, typer.Option("--schema", help="What is known already, .toml or .json.")]
+Unit = Annotated[str, typer.Option("--unit", help="The column with the privacy unit of each row, such as a patient.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write a schema for editing to this .toml file.")]
+Given = Annotated[Path | None, typer.Option("--schema", help="A schema with what is already known, .toml or .json.")]
 Public = Annotated[
-    str | None, typer.Option("--public", help="What may be read off the rows: ranges, categories, ranges+categories.")
+    str | None, typer.Option("--public", help="What may be read from the rows: ranges, categories, ranges+categories.")
 ]
 TaskName = Annotated[str, typer.Option("--task", help="classification or regression.")]
 TargetRange = Annotated[
     tuple[float, float] | None, typer.Option("--target-range", metavar="LOW HIGH", help="Regression: its public range.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
 
 @dataclass(frozen=True)
 class _Looked:
-    """What was found, all problems, and the schema if there is none of them."""
+    """The findings, all problems, and the schema if there are none."""
 
     found: Inspection
     problems: tuple[str, ...]
@@ -194,11 +191,11 @@ def inspect(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a table of your own: the kind of every column, what will become of it, and every problem; exit 1 if there
+    """Inspect your own table: the kind of every column, how it will be encoded, and every problem; exit code 1 if there
     is one.
 
-    It looks at private rows. What it shows is for their owner: kinds, never a cell. How many values are missing goes to
-    stderr alone. --out writes a schema to edit; classes, categories and ranges are in it with --public only.
+    The output is for the owner of the data: it shows kinds of columns, never a cell. Counts of missing values go to
+    stderr only. --out writes a schema for editing; it holds classes, categories and ranges only with --public.
 
     Example: `hush data inspect my.csv --target y --out schema.toml`
     """
@@ -239,15 +236,15 @@ def _look(
 
 def _check_out(out: Path, path: Path, overwrite: bool) -> None:
     if out.suffix != ".toml":
-        raise InvalidInputError(f"'{out}' must end in .toml, in which a schema is written")
+        raise InvalidInputError(f"'{out}' must end in .toml, the format of a schema")
     if out.resolve() == path.resolve():
-        raise InvalidInputError(f"the schema cannot take the place of '{path}': give another --out")
+        raise InvalidInputError(f"the schema cannot replace '{path}': give another --out")
     check_new_file(out, overwrite=overwrite)
 
 
 def _write(looked: _Looked, target: str | None, public: tuple[str, ...]) -> str:
     schema = looked.schema
-    classes = schema.classes if schema is not None and "categories" in public else ()
+    classes = schema.classes if schema is not None and {"categories", "classes"} & {*public} else ()
     limits = schema.target_range if schema is not None and schema.target_range is not None else ()
     return write_toml(looked.found, target=target, classes=classes, target_range=limits, public=public)
 
@@ -268,21 +265,21 @@ def _show_inspecting(looked: _Looked, target: str | None, out: Path | None, as_j
         show(f"problem: {problem}")
     show(LOOKED)
     if out is not None:
-        show(f"schema to edit: {out}")
+        show(f"schema for editing: {out}")
 
 
-# `hush data list|verify|fetch|inspect`: what data there is, whether its bytes are the official ones, and one's own.
+# `hush data list|verify|fetch|inspect`: the public datasets, their digests, and the user's own table.
 
 app = typer.Typer(help="List, verify and fetch the public datasets; inspect a table of your own.", no_args_is_help=True)
 Place = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where they lie; HUSH_DATA, then the cache, by default.")
+    Path | None, typer.Option("--data-dir", help="Folder of the datasets; by default HUSH_DATA, then the cache.")
 ]
 app.command("inspect")(inspect)
 
 
 @app.command("list")
 def list_(data_dir: Place = None, as_json: AsJson = False) -> None:
-    """List the datasets, their licences, and where each lies."""
+    """List the datasets, their licences, and where each is stored."""
     rows = list_datasets(_known().values(), data_dir)
     if as_json:
         show_json(rows)
@@ -293,11 +290,11 @@ def list_(data_dir: Place = None, as_json: AsJson = False) -> None:
 
 @app.command("verify")
 def verify_(
-    name: Annotated[str | None, typer.Argument(help="One dataset; all of them by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The dataset to verify; all by default.")] = None,
     data_dir: Place = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every file and compare its unpacked bytes with the official ones; exit 1 if any is altered or unreadable."""
+    """Compare the unpacked bytes of every file with the official ones; exit code 1 if any is altered or unreadable."""
     wanted = _known().values() if name is None else [_find(name)]
     rows = verify(wanted, data_dir)
     _show(rows, as_json)
@@ -311,16 +308,18 @@ def verify_(
 
 @app.command("fetch")
 def fetch_(
-    name: Annotated[str, typer.Argument(help="The dataset to get.")], data_dir: Place = None, as_json: AsJson = False
+    name: Annotated[str, typer.Argument(help="The dataset to download.")],
+    data_dir: Place = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Download what is missing from a public mirror, resuming where an earlier try broke off, and verify it."""
+    """Download missing files from a public mirror, resuming an interrupted download, and verify them."""
     with progress_on_stderr() as progress:
         rows = fetch(_find(name), data_dir=data_dir, progress=progress)
     _show(rows, as_json)
 
 
 def _known() -> dict[str, Dataset]:
-    """By name; imported here, because other commands have no use for the table."""
+    """The datasets by name; imported here, because other commands do not need them."""
     from hush.datasets.catalogue import list_datasets_read
 
     return list_datasets_read()

@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, everything else on stderr, progress only where it takes long."""
+"""Output of commands: results on stdout, everything else on stderr, progress only if it takes long."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,74 +20,97 @@ from rich.text import Text
 
 from hush._internal.text import as_json_data, dump_json, make_printable
 
-PATIENCE = 2.0  # seconds of silence
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+
+PATIENCE = 2.0  # seconds before a status line is shown
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 _output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(text: str) -> None:
-    """One line for the person at the keyboard, on stderr."""
+    """Print one line for the user on stderr."""
     _errors.print(make_printable(text), markup=False)
 
 
 def show(text: str = "") -> None:
-    """One line of result, on stdout."""
+    """Print one line of results on stdout."""
     _output.print(make_printable(text), markup=False)
 
 
+def show_text(text: str) -> None:
+    """Print lines of results on stdout."""
+    for line in text.splitlines():
+        show(line)
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print many lines of results on stdout without formatting, which is fast for tens of thousands of lines."""
+    if text := "\n".join(line if line.isprintable() else make_printable(line) for line in lines):
+        _write(text)
+
+
+def _write(text: str) -> None:
+    """Write to stdout without rich, which would take a second for every megabyte."""
+    if not _output.quiet:
+        _output.file.write(text + "\n")
+        _output.file.flush()
+
+
 def show_block(text: str, *, indent: int = 0) -> None:
-    """A paragraph of result, on stdout, wrapped to the width of the terminal."""
+    """Print a paragraph of results on stdout, wrapped to the width of the terminal."""
     _output.print(Padding(Text(make_printable(text)), (0, 0, 0, indent)), soft_wrap=False)
 
 
 def show_json(value: Any) -> None:
-    """The result as JSON, on stdout; infinity and NaN become null, as JSON has neither."""
+    """Print the result as JSON on stdout; infinity and NaN become null, because JSON has neither."""
     ascii_only = not _output.encoding.startswith("utf")
-    _output.out(dump_json(as_json_data(value), indent=2, ascii_only=ascii_only), highlight=False)
+    _write(dump_json(as_json_data(value), indent=2, ascii_only=ascii_only))
 
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A table of results, on stdout."""
-    table = Table(*columns, title=title or None, title_justify="left")
+    """Print a table of results on stdout."""
+    table = Table(title=title or None, title_justify="left")
+    for name in columns:
+        table.add_column(Text(make_printable(name)))
     for row in rows:
         table.add_row(*(Text(make_printable(cell)) for cell in row))
     _output.print(table)
 
 
 def show_progress(quiet: bool = False) -> Progress:
-    """A progress bar on stderr; nothing where stderr is not a terminal."""
+    """A progress bar on stderr; nothing if stderr is not a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=_errors, transient=True, disable=quiet or not _errors.is_terminal)
 
 
 def accept_any_encoding() -> None:
-    """Have both streams spell out what their encoding has no character for, instead of failing on it."""
+    """Escape characters that the streams' encoding lacks, instead of failing on them."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def be_silent() -> None:
-    """Say and show nothing from now on: another process of the same run speaks."""
+    """Print nothing from now on: another process of the same run prints."""
     _errors.quiet = _output.quiet = True
 
 
 class DelayedStatus:
-    """Silent for two seconds; then it says what is being done, and every next thing."""
+    """Prints nothing for two seconds; then prints the current task, and every later one."""
 
     def __init__(self, doing: str) -> None:
         self.doing, self.now, self.late = doing, "", False
         self._lock = threading.Lock()
 
     def tell(self, now: str) -> None:
-        """From here on, this is being done."""
+        """Set the current task."""
         with self._lock:
             self.now = now
             if self.late:
                 say(f"{self.doing}: {now} …")
 
     def remind(self) -> None:
-        """Time is up: speak from now on."""
+        """Start printing, because the delay is over."""
         with self._lock:
             self.late = True
             say(f"{self.doing}{': ' if self.now else ''}{self.now} …")
@@ -94,7 +118,7 @@ class DelayedStatus:
 
 @contextmanager
 def delayed_status(doing: str) -> Iterator[Callable[[str], None]]:
-    """Gives a function to report progress to; the reports reach stderr only if the whole takes long."""
+    """Yields a function that reports progress; the reports appear on stderr only if the task takes long."""
     patience = DelayedStatus(doing)
     timer = threading.Timer(PATIENCE, patience.remind)
     timer.daemon = True
@@ -105,16 +129,16 @@ def delayed_status(doing: str) -> Iterator[Callable[[str], None]]:
         timer.cancel()
 
 
-# How a command is stopped from outside: by a signal between two steps, or by the operating system.
+# Interruption of a command: by a signal between two steps, or by the operating system.
 
 
 class Interruption(Exception):
-    """Somebody ended a command, which has a sentence of its own for it: what is kept, and how to go on."""
+    """A command was interrupted; the message says what was saved, and how to continue."""
 
 
 @contextmanager
 def say_when_interrupted(sentence: str) -> Iterator[None]:
-    """Within it, Ctrl-C ends the command with this sentence."""
+    """Within it, Ctrl-C ends the command with this message."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -123,7 +147,7 @@ def say_when_interrupted(sentence: str) -> Iterator[None]:
 
 @contextmanager
 def note_interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a question to be asked between steps; a second one ends at once."""
+    """Record the first Ctrl-C or SIGTERM, to be checked between steps; a second one ends the command at once."""
     asked = False
 
     def note(number: int, frame: Any) -> None:
@@ -144,7 +168,7 @@ def note_interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def explain_os_error(error: OSError) -> str:
-    """What the operating system refused, in a few words."""
+    """A short description of the error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "no space is left on the disk (free some first)"
     return f"{error.strerror or error}" + (f" ('{error.filename}')" if error.filename else "")

@@ -1,4 +1,4 @@
-"""How every command shows its help, and what it says to an option that it does not know."""
+"""The help of every command, and hints for unknown options."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typer.core import TyperCommand, TyperOption
 
 from hush._internal.text import translate
 from hush.errors import InvalidInputError, find_nearest
-from hush.methods import catalogue, find, options
 
-UNKNOWN = re.compile(r"No such option: (-\S*)")  # as typer says it; where it says otherwise, its own words are shown
+UNKNOWN = re.compile(r"No such option: (-\S*)")  # typer's message; if it changes, that message is shown unchanged
 
 
-def teach(app: typer.Typer) -> None:
-    """Have all commands of a program, and of its groups, help in the same way."""
+def teach(app: typer.Typer) -> typer.Typer:
+    """Use this help for all commands of a program and of its groups."""
     for command in app.registered_commands:
         command.cls = HintingCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
             teach(group.typer_instance)
+    return app
 
 
 class HintingCommand(TyperCommand):
-    """A command that knows what others call its options, and whose help has room for the words."""
+    """A command that suggests options by synonyms and spelling, and shows compact help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; an unknown option gets a hint at the one that was meant."""
+        """Parse the arguments; an unknown option gets a hint at the one that was probably meant."""
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:
@@ -40,6 +40,8 @@ class HintingCommand(TyperCommand):
             ) from error
 
     def _hint(self, unknown: str, path: str) -> str:
+        from hush.methods import catalogue, find, options
+
         known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         flag = f"--{translate(unknown.lstrip('-')).replace('_', '-')}"
         if flag in known:
@@ -56,7 +58,7 @@ class HintingCommand(TyperCommand):
         return _simplify(super().get_help_option(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help, in which a switch takes one line: neither its opposite nor its type is shown."""
+        """The help, with one line per switch: neither its opposite nor its type is shown."""
         shown = copy.copy(self)
         shown.params = [_simplify(parameter) for parameter in self.params]
         super(HintingCommand, shown).format_help(ctx, formatter)

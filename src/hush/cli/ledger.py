@@ -1,4 +1,4 @@
-"""`hush ledger`: what has been spent on a dataset by all runs together, and how much may be."""
+"""`hush ledger`: what all runs together have spent on a dataset, and its budget."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from hush._internal.validate import choice
 from hush.accounting.accountant import Adjacency
 from hush.accounting.events import name_event
 from hush.accounting.guarantee import PROTECTED, Protects, Status, rounded_up
-from hush.cli.console import show, show_json
-from hush.cli.options import AsJson
+from hush.cli.console import AsJson, show, show_json, show_lines
 from hush.errors import InvalidInputError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import Budget, Cap, Spend, check_budget, check_halves, check_name, check_spend
 from hush.ledger.total import ROW, Scope, Total
 
-app = typer.Typer(help="What has been spent on a dataset, and its budget.", no_args_is_help=True)
+app = typer.Typer(help="Show what was spent on a dataset, and set its budget.", no_args_is_help=True)
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file.", metavar="LEDGER")]
 NewDataset = Annotated[
-    bool, typer.Option("--new-dataset", help="Needed where the ledger has a budget and does not know the name yet.")
+    bool, typer.Option("--new-dataset", help="Confirm a name that is new to a ledger with a budget.")
 ]
-Unit = Annotated[str | None, typer.Option(help="Whose data: 'example' (one row) or a column, all rows of one value.")]
-Part = Annotated[str | None, typer.Option("--protects", help="Which part of them: example, features or labels.")]
-Dataset = Annotated[str | None, typer.Option(help="The data's name in the ledger; 'default' if not given.")]
+Unit = Annotated[str | None, typer.Option(help="Privacy unit: 'example' (one row), or a column that groups rows.")]
+Part = Annotated[
+    str | None, typer.Option("--protects", help="Protected part of the data: example, features or labels.")
+]
+Dataset = Annotated[str | None, typer.Option(help="Name of the data in the ledger; 'default' if not given.")]
 
 
 @app.command("show")
 def show_ledger(
     ledger: LedgerPath,
     dataset: Annotated[
-        str | None, typer.Option(help="The data's name in the ledger; all of them if not given.")
+        str | None, typer.Option(help="Name of the data in the ledger; all of them if not given.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="δ of the total; the budget's by default, else one that suits the spends.")
+        float | None, typer.Option(help="δ of the total; by default that of the budget, or one that fits the spends.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the ledger's hash chain, and show the spends on each dataset and their total."""
+    """Check the ledger's hash chain, and show the spends on each dataset with their total."""
     opened = Ledger(ledger, create=False, write=False)
     names = opened.datasets() if dataset is None else [opened.known_as(dataset)]
     if dataset is not None and names[0] not in opened.datasets():
@@ -52,39 +53,36 @@ def show_ledger(
         show_json({"ledger": str(ledger), "datasets": found})
         return
     if not found:
-        show("nothing has been spent, and no budget is set")
+        show("nothing was spent, and no budget is set")
     for entry in found:
         show(f"{entry['dataset']}: {entry['sentence']}")
         _show_more(entry)
         _show_totals(entry)
-        for row in entry["runs"]:
-            line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
-            show(line + _about(row) + (f", {row['reason']}" if row["reason"] else ""))
+        show_lines(_run_line(row) for row in entry["runs"])
 
 
 @app.command("budget")
 def budget(
     ledger: LedgerPath,
     epsilon: Annotated[
-        float | None, typer.Option(help="The most that all runs together may spend; without it the budget is shown.")
+        float | None, typer.Option(help="Largest ε that all runs together may spend; shows the budget if not given.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="δ at which the total is compared.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ at which the total is compared with the budget.")] = 1e-5,
     dataset: Dataset = None,
     unit: Unit = None,
     protects: Part = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the budget of a dataset, or show it: training stops before it is exceeded.
+    """Set or show the budget of a dataset: a run that would exceed it is refused before it starts.
 
-    It is for one total: that of whole rows, or of the unit and part that are named. A dataset has one budget, which is
-    the last that was set; without --unit and --protects it stays for what it was for.
+    A budget limits one total: that of whole rows, or of the unit and part given here. A dataset has one budget, the one
+    set last; without --unit and --protects it keeps its unit and part.
     """
-    name, scope = dataset or DATASET, _scope(unit, protects)
+    name, scope = _name(dataset), _scope(unit, protects)
     if epsilon is not None:
         check_budget(Budget(epsilon, delta))
-        check_name(name)
     elif scope is not None:
-        raise InvalidInputError("--unit and --protects say what a budget is for: give its --epsilon too")
+        raise InvalidInputError("--unit and --protects describe a budget: give its --epsilon too")
     opened = Ledger(ledger, create=epsilon is not None, write=epsilon is not None)
     if epsilon is not None:
         opened.set_budget(name, epsilon, delta, scope=scope)
@@ -105,52 +103,51 @@ def budget(
 @app.command("add")
 def add(
     ledger: LedgerPath,
-    run: Annotated[str, typer.Argument(help="A name for the spend, such as what it was.", metavar="RUN")],
-    epsilon: Annotated[float, typer.Option(help="Its ε.")],
-    delta: Annotated[float, typer.Option(help="Its δ.")],
-    adjacency: Annotated[str, typer.Option(help="add-remove, replace or zero-out.")] = "add-remove",
-    status: Annotated[str, typer.Option(help="proven, or claimed.")] = "proven",
+    run: Annotated[str, typer.Argument(help="A name for the spend, for example what it was.", metavar="RUN")],
+    epsilon: Annotated[float, typer.Option(help="ε of the spend.")],
+    delta: Annotated[float, typer.Option(help="δ of the spend.")],
+    adjacency: Annotated[str, typer.Option(help="Adjacency: add-remove, replace or zero-out.")] = "add-remove",
+    status: Annotated[str, typer.Option(help="Status of the guarantee: proven or claimed.")] = "proven",
     dataset: Dataset = None,
     unit: Unit = None,
     protects: Part = None,
     new_dataset: NewDataset = False,
     as_json: AsJson = False,
 ) -> None:
-    """Enter a spend that was made elsewhere: another library's run, a published statistic."""
+    """Enter a spend made outside hush: a run of another library, a published statistic."""
     check_spend(epsilon, delta, run, adjacency, status)
     scope = _scope(unit, protects) or Scope()
     check_halves(scope, adjacency, status)
-    name = dataset or DATASET
-    check_name(name)
+    name = _name(dataset)
     opened = Ledger(ledger)
     relation, known = cast(Adjacency, adjacency), cast(Status, status)
     opened.add(name, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset, scope=scope)
-    _tell(opened, dataset, as_json)
+    _tell(opened, name, as_json)
 
 
 @app.command("cap")
 def cap(
     ledger: LedgerPath,
-    unit: Annotated[str, typer.Option(help="The unit: a column, all rows of one value of which belong together.")],
-    rows: Annotated[int, typer.Option(help="How many rows one has at most.")],
+    unit: Annotated[str, typer.Option(help="The privacy unit: a column that groups rows, such as patient_id.")],
+    rows: Annotated[int, typer.Option(help="Largest number of rows per unit.")],
     dataset: Dataset = None,
     new_dataset: NewDataset = False,
     as_json: AsJson = False,
 ) -> None:
-    """Declare as a public fact how many rows one patient, say, has at most: spends per row then count that often.
+    """Declare a public limit on the rows of one unit, such as a patient: spends per row then count that often.
 
-    Without it, a spend per row has no finite ε per patient. The number must be known from how the data were collected,
-    not counted in them: with one patient more it could be another. Totals that rest on it say so.
+    Without it, a spend per row has no finite ε per patient. The limit must follow from how the data were collected, not
+    from counting them: one more patient could change the count. Totals that use it say so.
     """
     declared = Cap(unit, rows)
-    check_name(dataset or DATASET)
+    name = _name(dataset)
     opened = Ledger(ledger)
-    opened.cap(dataset or DATASET, declared.unit, declared.rows, new_dataset=new_dataset)
-    found = _summary(opened, opened.known_as(dataset or DATASET), None)
+    opened.cap(name, declared.unit, declared.rows, new_dataset=new_dataset)
+    found = _summary(opened, opened.known_as(name), None)
     if as_json:
         show_json(found)
         return
-    show(f"declared: no {unit} has more than {rows} rows; this rests on your word, and totals that need it say so")
+    show(f"declared: no {unit} has more than {rows} rows; totals that use this declaration say so")
     show(f"{found['dataset']}: {found['sentence']}")
     _show_totals(found)
 
@@ -158,51 +155,66 @@ def cap(
 @app.command("close")
 def close(
     ledger: LedgerPath,
-    run: Annotated[str, typer.Argument(help="The run, as `hush ledger show` names it.", metavar="RUN")],
+    run: Annotated[str, typer.Argument(help="The run's name in `hush ledger show`.", metavar="RUN")],
     stopped_blindly: Annotated[
         bool,
         typer.Option(
             "--stopped-blindly",
-            help="To be said: nobody had looked at anything that it, or a run before it, had released.",
+            help="Confirm that no release of this run, or of a run before it, was looked at before it was stopped.",
         ),
     ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; its log shows how many steps it took.")] = None,
     dataset: Dataset = None,
     as_json: AsJson = False,
 ) -> None:
-    """Declare that a run stopped for good before its last step, and that whoever stopped it had looked at nothing.
+    """Declare that a run was ended before its last step, without looking at anything that was released.
 
-    A run that stopped early is counted with all its planned steps: when to stop may have been chosen by looking at what
-    it had released. Closed, it is counted with the steps that were reserved for it, the total says on whose word, and
-    the run cannot go on.
+    A run that stopped early counts with all its planned steps, because the time to stop may have been chosen by looking
+    at its releases. A closed run counts with the steps in its log, the total states the declaration, and the run cannot
+    be resumed. Only a method whose steps are drawn independently can be closed.
     """
     if not stopped_blindly:
         raise InvalidInputError(
-            "a run that was stopped by looking at it stays counted with all its planned steps: say --stopped-blindly "
-            "if nobody had looked, else there is nothing to close"
+            "a run that was stopped by looking at its releases counts with all its planned steps: add "
+            "--stopped-blindly if nothing released was looked at, otherwise there is nothing to close"
         )
+    from hush.ledger.run_account import close_run  # needs torch, unlike the rest of this module
+    from hush.release.folder import PRIVATE_PART
+
+    name = _name(dataset)
     opened = Ledger(ledger, create=False)
-    opened.close(dataset or DATASET, run)
-    _tell(opened, dataset, as_json)
+    if out is None:
+        raise InvalidInputError(
+            f"the log of run '{run}' shows how many steps it took: give the run's folder with --out"
+        )
+    close_run(opened, name, run, out / PRIVATE_PART)
+    _tell(opened, name, as_json)
 
 
-def _tell(opened: Ledger, dataset: str | None, as_json: bool) -> None:
-    found = _summary(opened, opened.known_as(dataset or DATASET), None)
+def _tell(opened: Ledger, dataset: str, as_json: bool) -> None:
+    name = opened.known_as(dataset)
     if as_json:
-        show_json(found)
+        show_json(_summary(opened, name, None))
     else:
-        show(f"{found['dataset']}: {found['sentence']}")
+        show(f"{name}: {opened.total(name).sentence()}")
+
+
+def _name(dataset: str | None) -> str:
+    """The dataset's name, 'default' if none was given; raises for an empty name."""
+    name = DATASET if dataset is None else dataset
+    check_name(name)
+    return name
+
+
+def _run_line(row: dict[str, Any]) -> str:
+    line = "  {run}: {method}, {steps} of {planned} steps, {status}, {mechanism}, {since}".format(**row)
+    return line + _about(row) + (f", {row['reason']}" if row["reason"] else "")
 
 
 def _show_more(entry: dict[str, Any]) -> None:
-    """What stands under a dataset's sentence: steps not taken, the budget, and the filter where it says more."""
-    so_far = entry["so_far"]
-    if so_far is not None:
-        show(
-            f"of these the steps reserved so far are ε = {rounded_up(so_far['epsilon'])}, which is claimed and not "
-            "proven: a run that stops early is counted with all its steps, unless it is closed as stopped blindly"
-        )
+    """Show the budget below a dataset's sentence, and the filter if it adds information."""
     if entry["budget"] is not None:
-        show(_budget_sentence(entry["budget"], entry["epsilon"] if so_far is None else so_far["epsilon"]))
+        show(_budget_sentence(entry["budget"], entry["epsilon"]))
     if entry["filter"] is not None and entry["filter"]["holds"]:
         show(
             f"the budget also holds by a Rényi filter of order {entry['filter']['order']:g}, however the runs were "
@@ -211,7 +223,7 @@ def _show_more(entry: dict[str, Any]) -> None:
 
 
 def _scope(unit: str | None, protects: str | None) -> Scope | None:
-    """What was asked for, if anything was."""
+    """The requested unit and part; None if neither was given."""
     if unit is None and protects is None:
         return None
     choice(PROTECTED, protects=protects or "example")
@@ -219,30 +231,30 @@ def _scope(unit: str | None, protects: str | None) -> Scope | None:
 
 
 def _about(row: dict[str, Any]) -> str:
-    """Whose data a spend is about and which part of them, where that is not one whole row."""
+    """The unit and part that a spend is about, unless it is one whole row."""
     scope = Scope(row["unit"], row["protects"])
     return "" if scope == Scope() else f", for {scope.in_words()}"
 
 
 def _show_totals(entry: dict[str, Any]) -> None:
-    """The totals for other units, and for parts of their data."""
+    """Show the totals for other units, and for parts of their data."""
     for total in entry["totals"][1:]:
         show(f"  {Scope(total['unit'], total['protects']).in_words()}: {total['sentence']}")
 
 
 def _summary(ledger: Ledger, dataset: str, delta: float | None) -> dict[str, Any]:
-    total, so_far, filtered = ledger.total(dataset, delta), ledger.so_far(dataset, delta), ledger.filtered(dataset)
-    is_open = any(spend.open for spend in ledger.spends(dataset).values())
+    total, filtered = ledger.total(dataset, delta), ledger.filtered(dataset)
+    mechanisms: dict[int, str] = {}
     others = [ledger.total(dataset, delta, scope=scope) for scope in ledger.scopes(dataset)[1:]]
     return {
         "dataset": dataset,
         **_fields(total),
-        "so_far": {"epsilon": so_far.epsilon, "status": so_far.status} if is_open else None,
+        "so_far": None,  # runs are charged as a whole, so no smaller ε is claimed
         "filter": None if filtered is None else {**asdict(filtered), "holds": filtered.holds},
         "budget": _pair(ledger.budget(dataset)),
         "totals": [_fields(found) for found in (total, *others)],
         "rows_per_unit": dict(ledger.caps(dataset)),
-        "runs": [_row(spend) for spend in ledger.spends(dataset).values()],
+        "runs": [_row(spend, mechanisms) for spend in ledger.spends(dataset).values()],
     }
 
 
@@ -260,25 +272,28 @@ def _fields(total: Total) -> dict[str, Any]:
     }
 
 
-def _row(spend: Spend) -> dict[str, Any]:
+def _row(spend: Spend, mechanisms: dict[int, str]) -> dict[str, Any]:
+    """The spend as JSON fields; ``mechanisms`` names costs that several spends share."""
     cost = spend.cost
-    stated = ", ".join(f"ε {rounded_up(e)} at δ {rounded_up(d)}" for d, e in cost.points[:1])
+    if (mechanism := mechanisms.get(id(cost))) is None:
+        stated = ", ".join(f"ε {rounded_up(e)} at δ {rounded_up(d)}" for d, e in cost.points[:1])
+        mechanism = mechanisms[id(cost)] = stated if cost.event is None else name_event(cost.event)
     return {
         "run": spend.run,
         "method": spend.method,
         "steps": spend.steps,
         "planned": spend.planned,
-        "status": "claimed" if spend.open and cost.status == "proven" else cost.status,
+        "status": cost.status,
         "adjacency": cost.adjacency,
         "unit": cost.unit,
         "protects": cost.protects,
         "delta": cost.delta,
-        "limit": max(spend.limit, spend.steps),
+        "limit": spend.steps,
         "stopped_blindly": spend.blindly,
         "part_of": spend.part_of or None,
         "reason": spend.reason,
         "assumptions": list(cost.assumptions),
-        "mechanism": stated if cost.event is None else name_event(cost.event),
+        "mechanism": mechanism,
         "since": spend.at,
     }
 

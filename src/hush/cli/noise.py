@@ -1,4 +1,4 @@
-"""`hush noise show`: what a method's noise looks like over steps, as one page."""
+"""`hush noise show`: a page that shows a method's noise over the steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from hush._internal.storage import writable_directory, write_atomic
+from hush._internal.storage import check_page, write_page
 from hush.cli.console import delayed_status, say, show, show_json
 from hush.cli.options import (
     EPSILON_OR_THREE,
@@ -21,12 +21,12 @@ from hush.cli.options import (
 from hush.methods import PlanConfig, explain_choice, make_plan
 from hush.methods.config import LENGTH, option, same_option
 
-app = typer.Typer(help="Look at noise.", no_args_is_help=True)
+app = typer.Typer(help="Show the noise of a method.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseOptions(PlanOptions):
-    """What `hush noise show` takes."""
+    """Options of `hush noise show`."""
 
     out: Path = field(default=Path("noise.html"), metadata=option("The page to write.", KEEPING))
     method: str = field(default="dp-matrix-me", metadata=same_option(PlanOptions, "method"))
@@ -43,13 +43,13 @@ class NoiseOptions(PlanOptions):
 
 @app.callback()
 def _noise() -> None:
-    """Look at noise."""
+    """Show the noise of a method."""
 
 
 @app.command("show")
 @take(NoiseOptions, without=("average",))
 def show_noise(given: NoiseOptions) -> None:
-    """Show C, C⁻¹ and the noise that adds up over steps, against independent noise at the same ε.
+    """Show C, C⁻¹ and the noise accumulated over steps, compared with independent noise at the same ε.
 
     Example: `hush noise show --method dp-blt --examples 60000 --batch-size 500 --epochs 10 --epsilon 3`
     """
@@ -58,7 +58,7 @@ def show_noise(given: NoiseOptions) -> None:
     if given.epochs is None and given.steps is None:
         given = replace(given, epochs=1.0 if given.method.startswith("dp-matrix-se") else 4.0)
     setting = default_epsilon(given).setting(given.examples)
-    writable_directory(given.out.parent)
+    check_page(given.out)
     chosen = read_method_options(given.method, given.settings)
     if candidates := compare_candidates(given.method, setting, chosen):
         say(explain_choice(candidates))
@@ -66,7 +66,7 @@ def show_noise(given: NoiseOptions) -> None:
         plan = make_plan(given.method, setting, **chosen)
         tell("drawing")
         view = view_noise(plan)
-        write_atomic(given.out, render_page(view).encode())
+        write_page(given.out, render_page(view))
     found = {
         "method": plan.method,
         "epsilon": plan.guarantee().epsilon,

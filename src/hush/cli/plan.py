@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hush._internal import validate
-from hush._internal.storage import writable_directory, write_atomic
+from hush._internal.storage import check_page, write_page
 from hush.bench.timing import TIMED_PLAN
 from hush.cli import options as t
 from hush.cli.console import delayed_status, say, show, show_block, show_json, show_table
@@ -34,42 +34,42 @@ from hush.report.plan_page import (
     with_minutes,
 )
 
-SIZES, LARGEST = 5, 4096  # of the batches that are compared by default: so many powers of two, up to this one
+SIZES, LARGEST = 5, 4096  # default batch sizes: this many powers of two, up to the largest
 LIST = "A,B,…"
 Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planning(t.TaskOptions, OutputOptions):
-    """What `hush plan` takes."""
+    """Options of `hush plan`."""
 
     examples: int | None = field(
         default=None,
-        metadata=option("Number of examples N, a public number; counted where --data or --problem is given.", LENGTH),
+        metadata=option("Number of examples N, a public number; counted if --data or --problem is given.", LENGTH),
     )
     parameters: int | None = field(
         default=None,
-        metadata=option("Number of weights that are trained; counted where --data or --problem is given.", LENGTH),
+        metadata=option("Number of trained weights; counted if --data or --problem is given.", LENGTH),
     )
     batch_size: str | None = field(
-        default=None, metadata=option("Batch sizes; powers of two up to 4096 by default.", LENGTH, metavar=LIST)
+        default=None, metadata=option("Batch sizes; by default powers of two up to 4096.", LENGTH, metavar=LIST)
     )
-    epochs: str = field(default="5,20,50", metadata=option("Passes over the data.", LENGTH, metavar=LIST))
-    epsilon: str = field(default="1,3,8", metadata=option("ε to calibrate the noise to.", PRIVACY, metavar=LIST))
+    epochs: str = field(default="5,20,50", metadata=option("Numbers of passes over the data.", LENGTH, metavar=LIST))
+    epsilon: str = field(default="1,3,8", metadata=option("Values of ε to calibrate to.", PRIVACY, metavar=LIST))
     delta: float = field(default=1e-5, metadata=same_option(PlanSettings, "delta"))
     method: str = field(default="dp-sgd", metadata=option("One of `hush methods`, or your own.", METHOD))
     settings: list[str] | None = field(default=None, metadata=same_option(PlanOptions, "settings"))
-    out: Path | None = field(default=None, metadata=option("A page that draws it, such as plan.html.", KEEPING))
+    out: Path | None = field(default=None, metadata=option("Page to write, such as plan.html.", KEEPING))
 
 
 @take(Planning, without=("augment", "views"))
 def plan(given: Planning) -> None:
-    """Compare ε, batch sizes and epochs before training: noise, and minutes where the data are given.
+    """Compare ε, batch sizes and epochs before training: noise, and minutes if the data are given.
 
     Example: `hush plan --examples 60000 --epsilon 1,3 --batch-size 256,1024 --epochs 10,30`
     """
     if given.out is not None:
-        writable_directory(given.out.parent)
+        check_page(given.out)
     task, setting, weights = _read(given)
     chosen = read_method_options(given.method, given.settings)
     with delayed_status("calibrating the noise") as tell:
@@ -86,7 +86,7 @@ def plan(given: Planning) -> None:
     if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
 
-        write_atomic(given.out, render_plan(rows, outlook, setting).encode())
+        write_page(given.out, render_plan(rows, outlook, setting))
     if given.as_json or outlook is None:
         show_json([_as_json(row, best) for row in rows])
         return
@@ -100,7 +100,7 @@ def plan(given: Planning) -> None:
 
 
 def _read(given: Planning) -> tuple[Problem | None, PlanConfig, int | None]:
-    """The task if there is one, the setting without what varies, and the number of weights if it is known."""
+    """The task if there is one, the settings that do not vary, and the number of weights if known."""
     if given.method == "auto":
         raise InvalidInputError(
             "`hush plan` compares settings of one method: name it, or compare methods with `hush account --method auto`"
@@ -110,26 +110,25 @@ def _read(given: Planning) -> tuple[Problem | None, PlanConfig, int | None]:
     if given.data is not None or given.problem is not None:
         if examples is not None or weights is not None:
             raise InvalidInputError(
-                "--data and --problem say how many examples and weights there are: leave the numbers out"
+                "--data and --problem determine the numbers of examples and weights: leave these numbers out"
             )
         task = t.load_task(given)
         examples, weights = task.examples, count_weights(task)
     if task is None:
         _check_without_data(given)
     if examples is None:
-        raise InvalidInputError("say how many examples there are: --examples 60000, or the data themselves with --data")
+        raise InvalidInputError("the number of examples is missing: give --examples 60000, or the data with --data")
     if weights is not None:
         validate.positive_int(parameters=weights)
+        validate.finite(parameters=weights)  # an integer may exceed the range of floats
     unit = "example" if task is None else task.unit
     return task, PlanConfig(examples, batch_size=1, delta=given.delta, unit=unit), weights
 
 
 def _check_without_data(given: Planning) -> None:
-    """Refuse what would be passed over, as there are no data that it could be about."""
+    """Raise for options that have no effect without data."""
     if asks_for_releases(given):
-        raise InvalidInputError(
-            "what is released before training is planned for the data themselves: name them with --data"
-        )
+        raise InvalidInputError("releases before training can only be planned with the data: give them with --data")
     t.check_described(given)
     others = (given.private_metrics, given.class_weights, given.rows_per_unit, given.public_test or None)
     if any(value is not None for value in others):
@@ -138,8 +137,7 @@ def _check_without_data(given: Planning) -> None:
 
 
 def _charge(rows: Sequence[PlanRow], charge: Callable[[PlanRow], PlanRow]) -> list[PlanRow]:
-    """The rows with all that is released within their ε, without those whose ε it uses up; refused where that is all
-    of them."""
+    """The rows with all releases within their ε, without those whose ε is too small; raises if none is left."""
     found: list[PlanRow] = []
     refusals: dict[float, HushError] = {}
     for row in rows:
@@ -155,8 +153,7 @@ def _charge(rows: Sequence[PlanRow], charge: Callable[[PlanRow], PlanRow]) -> li
 
 
 def _charge_others(row: PlanRow, task: Problem | None, given: Planning) -> PlanRow:
-    """The row with all that is released beside training within its ε, as `hush train` charges it, where that is asked
-    for."""
+    """The row with all requested releases composed within its ε, as `hush train` charges them."""
     if task is None:
         return row
     plan = plan_before(row.plan, task, given, row.epsilon)[0]
@@ -173,7 +170,7 @@ def _look_around(
     charge: Callable[[PlanRow], PlanRow],
     **chosen: Any,
 ) -> Sensitivity:
-    """The outlook at the recommended row; its curve begins where ε is enough for all that is released."""
+    """The sensitivity at the recommended row; its curve begins where ε is enough for all releases."""
     short: set[float] = set()
 
     def charge_or_note(row: PlanRow) -> PlanRow:
@@ -195,7 +192,7 @@ def _grid(given: Planning, examples: int) -> list[tuple[float, int, float]]:
 
 
 def default_batches(examples: int) -> list[int]:
-    """Five powers of two, the largest of them at most 4096 and at most the examples."""
+    """Five powers of two, the largest at most 4096 and at most the number of examples."""
     top = min(LARGEST, examples).bit_length() - 1
     return [2**power for power in range(max(0, top - SIZES + 1), top + 1)]
 
@@ -204,22 +201,20 @@ def _read_list(name: str, text: str, kind: Callable[[str], Number]) -> list[Numb
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise InvalidInputError(
-            f"--{name} takes numbers with commas between them, such as 1,3,8; got '{text}'"
-        ) from error
+        raise InvalidInputError(f"--{name} takes comma-separated numbers, such as 1,3,8; got '{text}'") from error
     for value in values:
         validate.positive(**{name.replace("-", "_"): value})
     return sorted(set(values))
 
 
 def _pick_epsilon(rows: Sequence[PlanRow]) -> float:
-    """The usual ε where it is among them, else the strictest: which ε is right is not for the table to say."""
+    """ε = 3 if it is among them, otherwise the smallest: the table does not decide which ε is right."""
     known = {row.epsilon for row in rows}
     return DEFAULT_EPSILON if DEFAULT_EPSILON in known else min(known)
 
 
 def _shorten(method: str, setting: PlanConfig, chosen: dict[str, Any]) -> Callable[[int], Any]:
-    """A plan of a few steps for a batch size, to be timed."""
+    """A plan of a few steps for a batch size, for timing."""
 
     def short(batch: int) -> Any:
         at = replace(setting, epsilon=1.0, batch_size=batch, steps=TIMED_PLAN)

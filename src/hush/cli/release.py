@@ -1,4 +1,4 @@
-"""`hush predict`: what a released model says of new rows, in a file."""
+"""`hush predict`, `hush evaluate`, `hush verify` and `hush export`: commands for a released model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hush._internal.validate import choice
-from hush.cli.console import delayed_status, show, show_json, show_table
-from hush.cli.options import AsJson
+from hush.cli.console import AsJson, delayed_status, show, show_json, show_table
 from hush.release.load import load
-from hush.release.verify import verify_release
+from hush.release.verify import verify as verify_release
 
 if TYPE_CHECKING:
     from hush.statistics.metrics import Figures, ValueFigures
 
 
-MOST_NAMED = 6  # columns that a line names
-ReleaseFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A release's folder, or the run's that wrote it.")]
+MOST_NAMED = 6  # largest number of columns named in a line
+ReleaseFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a release, or of the run that wrote it.")]
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Import and call the factory of the model's own code, which the release names."),
+    typer.Option("--trust-code", help="Import and call the factory of the model's own code that the release names."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
 
 def predict(
@@ -35,19 +34,19 @@ def predict(
             help="Rows as in training, without labels: .csv, .parquet (or a folder of such), .npz, a folder of images.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Where the predictions go: .csv or .parquet.")],
+    out: Annotated[Path, typer.Option("--out", help="File for the predictions: .csv or .parquet.")],
     trust_code: TrustCode = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict with a released model: classes and their probabilities, or numbers.
 
-    Rows are read as in training: unknown categories and missing values as there; labels are not needed and not looked
-    at. One line for each row, in the rows' order.
+    Rows are encoded as in training, including unknown categories and missing values; labels are not needed and not
+    read. The output has one line per row, in the order of the rows.
 
     Example: `hush predict run/release new.csv --out predictions.csv`
     """
-    from hush.release.predict import predict_file  # brings scikit-learn, for which other commands have no use
+    from hush.release.predict import predict_file  # imports scikit-learn, which other commands do not need
 
     model = load(folder, trust_code=trust_code)
     with delayed_status(f"predicting {rows.name}") as tell:
@@ -62,13 +61,13 @@ def predict(
     show(f"{written.rows} row{'s' * (written.rows != 1)} predicted: {out} ({named})")
 
 
-# `hush evaluate`: how good a released model is on rows whose labels are known.
+# `hush evaluate`: the quality of a released model on rows with known labels.
 
 EXACT = (
-    "These figures are exact and not covered by ε: they say something about the rows they were measured on, so keep "
-    "them to yourself unless those rows are public."
+    "These figures are exact and not covered by ε: they reveal something about the rows they were measured on, so do "
+    "not publish them unless those rows are public."
 )
-MOST_SHOWN = 20  # classes of which a confusion matrix is shown to people
+MOST_SHOWN = 20  # largest number of classes for which the confusion matrix is printed
 
 
 def evaluate(
@@ -87,7 +86,7 @@ def evaluate(
     Example: `hush evaluate run/release test.csv`
     """
     from hush.release.predict import judge_file
-    from hush.statistics.metrics import Figures  # brings scikit-learn, for which other commands have no use
+    from hush.statistics.metrics import Figures  # imports scikit-learn, which other commands do not need
 
     model = load(folder, trust_code=trust_code)
     with delayed_status(f"evaluating on {rows.name}") as tell:
@@ -121,7 +120,7 @@ def _show_classes(figures: Figures, classes: tuple[str, ...]) -> None:
         [name, "–" if recall is None else f"{recall:.2%}", *([f"{count:g}" for count in row] if shown else [])]
         for name, recall, row in zip(classes, figures.recall, figures.confusion, strict=True)
     ]
-    show_table("rows of each class, and as what they were predicted", ("class", "recall", *heads), cells)
+    show_table("confusion matrix: rows of each class by predicted class", ("class", "recall", *heads), cells)
     if not shown:
         show("the confusion matrix is in --json")
 
@@ -145,16 +144,16 @@ def _spell(value: Any) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-# `hush verify`: whether a release is what was released.
+# `hush verify`: whether a release is unchanged and consistent.
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="The folder of a release, or of the run that made it.")],
+    directory: Annotated[Path, typer.Argument(help="Folder of a release, or of the run that wrote it.")],
     as_json: AsJson = False,
 ) -> None:
     """Check a release: digests of all files, weights against description, card against plan, ε recomputed.
 
-    Exit 1 if anything differs. Digests find accidents and careless edits; they are no signature."""
+    Exit code 1 if anything differs. Digests detect accidents and careless edits; they are not a signature."""
     found = verify_release(directory)
     if as_json:
         show_json(found.to_json())
@@ -173,24 +172,24 @@ def export(
         Path | None,
         typer.Option(
             "--out",
-            help="The file to write, model.pt2 or model.onnx by default; its encoding goes beside it, with .json added "
-            "to its name.",
+            help="The file to write, by default model.pt2 or model.onnx; its encoding is written next to it, as the "
+            "same name with .json added.",
             show_default=False,
         ),
     ] = None,
-    kind: Annotated[str, typer.Option("--format", help="torch or onnx.")] = "torch",
+    kind: Annotated[str, typer.Option("--format", help="Format of the file: torch or onnx.")] = "torch",
     trust_code: TrustCode = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the part of a released model that comes after the encoding as one file that runs without hush.
+    """Write the network of a released model, without the encoding of its inputs, as one file that runs without hush.
 
-    It takes encoded inputs, for any number of rows; the JSON beside it says how a row is encoded, and what the outputs
-    are. torch: a .pt2 of torch.export. onnx: for any ONNX runtime, and needs the extra `onnx`.
+    It takes encoded inputs, for any number of rows; the JSON file next to it describes how a row is encoded and what
+    the outputs are. torch: a .pt2 file of torch.export. onnx: for any ONNX runtime; needs the extra `onnx`.
 
     Example: `hush export run/release --format onnx --out model.onnx`
     """
-    from hush.release.export import (  # brings the exporters, for which other commands have no use
+    from hush.release.export import (  # imports the exporters, which other commands do not need
         FORMATS,
         export_release,
     )
@@ -203,4 +202,4 @@ def export(
     if as_json:
         show_json({"out": str(out), "encoding": str(beside), "format": kind, "release": str(model.folder)})
     else:
-        show(f"exported: {out}, and what its inputs and outputs are: {beside}")
+        show(f"exported: {out}; its inputs and outputs are described in {beside}")

@@ -1,4 +1,4 @@
-"""`hush train`: a model trained privately, its guarantee, and the artefact that may be released."""
+"""`hush train`: train a model privately, print its guarantee, and write a release."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import typer
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush._internal import validate
 from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.text import as_json_data, dump_json, make_printable
 from hush.accounting.accountant import Adjacency
-from hush.checkpointing import LOG, Checkpoints, share_state
+from hush.checkpointing import LOG, Checkpoints
+from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.cli import options as t
 from hush.cli.console import (
     Interruption,
@@ -35,10 +36,13 @@ from hush.cli.console import (
     show,
     show_json,
     show_progress,
+    show_text,
 )
 from hush.cli.options import (
+    CLASS_SHARE,
     EPSILON_OR_THREE,
     MACHINE,
+    DirectoryOptions,
     Given,
     OutputOptions,
     PlanOptions,
@@ -46,40 +50,55 @@ from hush.cli.options import (
     allow_smaller_batch,
     apply_table_defaults,
     check_delta,
+    check_delta_range,
+    check_out,
     compare_candidates,
     default_epsilon,
     find_device,
     fit_batch,
     list_candidates,
+    name_flags,
     read_method_options,
     read_settings,
     read_weight_share,
     split_pair,
     take,
     unset_options,
+    warn_not_saved,
+    write_settings,
 )
-from hush.cli.run_directory import OPTIONS, KeepingOptions, RunDirectory, open_keeper, warn_not_saved
+from hush.clipping.base import NeedsPreparation
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
 from hush.distributed.group import (
     MICROBATCH,
-    LostRank,
     ProcessGroup,
-    Stopped,
     init_distributed,
     on_rank_zero,
     shutdown_distributed,
 )
-from hush.errors import HushError, InvalidInputError
+from hush.errors import (
+    BudgetExceededError,
+    FormatError,
+    HushError,
+    InvalidInputError,
+    LostRank,
+    NotProvenError,
+    ResumeError,
+    Stopped,
+)
 from hush.guarantees import account_steps
-from hush.ledger.run_account import BudgetSpent
+from hush.ledger.book import DATASET, Ledger
+from hush.ledger.entries import check_name
+from hush.ledger.run_account import fit_budget
 from hush.methods import Candidate, explain_choice, make_plan
 from hush.methods.config import LENGTH, METHOD, PRIVACY, list_settings, option
-from hush.plan import Mechanism, Plan
-from hush.randomness import seeded
+from hush.plan import Plan
+from hush.randomness import Secret, seeded
 from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
+from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
 from hush.sanitize.adaptive import AdaptiveClip
 from hush.sanitize.early_stopping import EpochSpreads, Stop, state_stop
 from hush.sanitize.privatised import Hybrid, Published, Released
@@ -87,18 +106,14 @@ from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, drop_architecture, in
 from hush.statistics.metrics import NO_USE, Counts, from_counts
 from hush.statistics.private_metrics import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
 from hush.statistics.releases import check_shares, plan_releases, take_releases
-from hush.training import train as take_steps
+from hush.training import attach_first, open_first, take_steps
 
-# `hush train` on several processes: process 0 keeps, charges, speaks and releases; the others take the same steps.
-
-
-class Interrupted(HushError):
-    """Somebody asked the run to stop between two steps."""
+# `hush train` on several processes: process 0 saves, charges, prints and releases; the others take the same steps.
 
 
 @contextmanager
 def join(device: str) -> Iterator[ProcessGroup]:
-    """The processes of this run, of which only process 0 speaks; what another one fails by, it says on stderr."""
+    """The processes of this run. Only process 0 prints; errors of other processes go to stderr."""
     ranks = init_distributed(device)
     if ranks.rank:
         be_silent()
@@ -112,26 +127,25 @@ def join(device: str) -> Iterator[ProcessGroup]:
         shutdown_distributed()
 
 
-def open_first(stack: ExitStack, ranks: ProcessGroup, given: KeepingOptions) -> RunDirectory:
-    """What is kept of the run, open on process 0 until the stack is left; nothing is kept on the others."""
-    opened: list[RunDirectory] = []
-
-    def enter() -> None:
-        opened.append(stack.enter_context(open_keeper(given.out, resume=given.resume, overwrite=given.overwrite)))
-
-    on_rank_zero(ranks, enter)
-    return opened[0] if opened else RunDirectory(None, False)
-
-
-def attach_first(ranks: ProcessGroup, keeper: RunDirectory, run: Run, given: KeepingOptions) -> None:
-    """Begin the run or set it to where it stopped, on process 0 and then, as it stands there, on all."""
-    on_rank_zero(ranks, lambda: keeper.attach(run, given))
-    share_state(run)
+def open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) -> RunDirectory:
+    """The run directory that the options name."""
+    return open_first(
+        stack,
+        ranks,
+        given.out,
+        resume=given.resume,
+        overwrite=given.overwrite,
+        ledger=given.ledger,
+        dataset=given.dataset,
+        new_dataset=given.new_dataset,
+        tell=say,
+        flags=name_flags(type(given)),
+    )
 
 
 def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values]]) -> Mapping[str, Values]:
-    """What is released before training, by key and name: process 0 charges, makes and keeps it, or reads it where the
-    run goes on, and the others hear its values."""
+    """The releases before training, by key and name: process 0 charges, makes and saves them, or reads them when the
+    run is resumed, and broadcasts the values."""
     made: dict[str, Values] = {}
     on_rank_zero(ranks, lambda: made.update(release()))
     if ranks.world == 1:
@@ -144,20 +158,7 @@ def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values
     return heard
 
 
-def stop_together(run: Run, keeper: RunDirectory, asked: Callable[[], bool]) -> None:
-    """Have a wish to stop heard by all processes before the same step: as process 0 refuses to cover it."""
-
-    def cover(steps: int) -> None:
-        if asked():
-            raise Interrupted("as asked")
-        if keeper.account is not None:
-            keeper.account.cover(steps)
-
-    if run.ranks.world > 1 and run.ranks.rank == 0:
-        run.covered_by(cover)
-
-
-# `hush train --stop`: the published layer's early stop, and what may be said of a run that took it.
+# `hush train --stop`: the early stopping rule of the published sanitization layer, and how its ε is reported.
 
 NONE = "none"
 
@@ -169,8 +170,8 @@ class StopOptions:
     stop: str | None = field(
         default=None,
         metadata=option(
-            "Method sanitize: end once the deviation of the noisy outputs was flat for so many epochs, to so small a "
-            "slope: 10:1.2e-4; or none. Saves time. What counts is the ε of all planned steps.",
+            "Method sanitize: stop early once the deviation of the noisy outputs was flat for WINDOW epochs, up to "
+            "slope LIMIT, such as 10:1.2e-4; or none. It saves time; ε is still that of all planned steps.",
             LENGTH,
         ),
     )
@@ -178,14 +179,14 @@ class StopOptions:
 
 @dataclass
 class EarlyStopMonitor:
-    """The series that a stop looks at, and after how many epochs it said so; a watch without ``rule`` never does."""
+    """The series for early stopping, and after how many epochs the rule stopped; without ``rule`` it never stops."""
 
     rule: Stop | None
     spreads: EpochSpreads
     after: int | None = None
 
     def hear(self, steps: Iterable[Mapping[str, float]]) -> bool:
-        """Whether the run is over after these steps too."""
+        """Add these steps; return whether the run should stop."""
         if self.rule is None or self.after is not None:
             return self.after is not None
         for figures in steps:
@@ -193,9 +194,9 @@ class EarlyStopMonitor:
                 self.after = self.rule.find(self.spreads.series)
         return self.after is not None
 
-    def tell(self, plan: Mechanism, steps: int) -> dict[str, Any] | None:
-        """The stop as fields of the answer and of the privacy card; None where there was none. ``steps`` were taken: a
-        run that went on before it was watched has taken more than the epochs after which its flag is raised."""
+    def tell(self, plan: Plan, steps: int) -> dict[str, Any] | None:
+        """The stop as fields of the answer and of the privacy card; None if there was none. ``steps`` were taken: a
+        resumed run may have taken more than the epochs after which the rule stopped."""
         if self.after is None:
             return None
         early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
@@ -204,31 +205,29 @@ class EarlyStopMonitor:
 
 
 def begin_watch(text: str | None, run: Run, batch_size: int, checkpoints: Checkpoints | None) -> EarlyStopMonitor:
-    """The watch of a run; one that goes on has its first steps from its log."""
+    """The early stopping monitor of a run; a resumed run reads its first steps from its log."""
     watch = EarlyStopMonitor(read_stop(text, run.plan), EpochSpreads(-(-len(run.source) // batch_size)))
     if watch.rule is None:
         return watch
     if run.ranks.world > 1:
-        raise InvalidInputError("--stop is for one process: leave it out under torchrun")
+        raise InvalidInputError("--stop works with one process only: leave it out under torchrun")
     if run.next:
         watch.hear(_recall(checkpoints, run.next))
     return watch
 
 
-def read_stop(text: str | None, plan: Mechanism) -> Stop | None:
-    """WINDOW:LIMIT as a stop for the plan's kind of threshold."""
+def read_stop(text: str | None, plan: Plan) -> Stop | None:
+    """Parse WINDOW:LIMIT for the plan's kind of threshold."""
     if text is None or text == NONE:
         return None
     if not isinstance(plan.query, Published | AdaptiveClip):
-        raise InvalidInputError(
-            f"--stop is for method sanitize, and this is {plan.method}: give fewer --epochs instead"
-        )
+        raise InvalidInputError(f"--stop needs method sanitize, not {plan.method}: give fewer --epochs instead")
     window, _, limit = text.partition(":")
     try:
         stop = Stop(int(window), float(limit), adaptive=isinstance(plan.query, AdaptiveClip))
     except ValueError as error:
         raise InvalidInputError(f"--stop takes epochs and a slope such as 10:1.2e-4, or none; got '{text}'") from error
-    stop.flag([])  # refuses a window or a limit that no series could have
+    stop.flag([])  # raises for an invalid window or limit
     return stop
 
 
@@ -236,46 +235,50 @@ def _recall(checkpoints: Checkpoints | None, steps: int) -> list[dict[str, float
     path = None if checkpoints is None else checkpoints.directory / LOG
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     if len(lines) < steps:
-        raise InvalidInputError("the log of this run's steps is gone, and a stop looks at them: go on with --stop none")
+        raise InvalidInputError("the log of this run's steps, which --stop needs, is missing: resume with --stop none")
     return [json.loads(line) for line in lines[:steps]]
 
 
 def tell_stop(stop: Mapping[str, Any]) -> str:
-    """The stop for people."""
+    """The stop as a sentence."""
     return (
         f"stopped after {stop['after_epochs']} epochs by --stop; that this costs only ε = {stop['epsilon_there']:.2f} "
-        f"is {stop['status']}, and all planned steps are counted"
+        f"is {stop['status']}, so all planned steps are counted"
     )
 
 
-# The steps of `hush train`, with progress: to their end, or to where they are stopped.
+# The training loop of `hush train`, with progress.
+
+
+ALONE = 2  # steps after which an interrupted process ends on its own, if process 0 was not interrupted
 
 
 def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor, *, every: int, quiet: bool) -> None:
-    """Train to the end or to where ``watch`` says so, or leave cleanly: asked to (exit 130), out of budget or without a
-    process (exit 1)."""
+    """Train to the end or until ``watch`` stops, or exit cleanly: interrupted (exit 130), out of budget or after losing
+    a process (exit 1)."""
     stopped: str | None = None
-    asked_for = False
+    asked_for, alone = False, 0
     with note_interrupts() as asked, show_progress(quiet) as bar:
         shown = bar.add_task(
             f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
-        stop_together(run, keeper, asked)
         try:
             steps = () if watch.after else take_steps(run, checkpoints=keeper.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
                 if watch.rule is not None and watch.hear([record.numbers()]):
                     break
-                if run.ranks.world == 1 and asked() and run.next < run.plan.steps:
-                    stopped, asked_for = "as asked", True
+                if run.next < run.plan.steps and run.ranks.hear(asked()):  # all processes stop at the same step
+                    stopped, asked_for = "as requested", True
+                    break
+                alone += bool(run.ranks.rank and asked())
+                if alone > ALONE:
+                    stopped, asked_for = "as requested of this process only", True
                     break
             if watch.after is not None:
-                keeper.end(run)
-        except (BudgetSpent, LostRank, Stopped) as why:
+                keeper.save(run)
+        except (BudgetExceededError, LostRank, Stopped) as why:
             stopped = f"{why}"
-        except Interrupted as why:
-            stopped, asked_for = f"{why}", True
         if stopped is not None:
             keeper.save(run)
     if stopped is not None:
@@ -286,35 +289,35 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
         raise typer.Exit(1)
 
 
-# The options of `hush train` that say where the sanitisation layer of a model is.
+# The options of `hush train` for the sanitization layer of a model.
 
 NAMES = "--sanitize-at, --sanitize-width and --sanitize-clip"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions:
-    """Where the layer is, and how wide."""
+    """Position and width of the layer."""
 
     sanitize_at: str | None = field(
         default=None,
-        metadata=option("Methods sanitize…: the layer goes behind this module of the problem's own model.", METHOD),
+        metadata=option("Methods sanitize…: put the layer after this module of the problem's model.", METHOD),
     )
     sanitize_width: int | None = field(
         default=None,
-        metadata=option(f"Methods sanitize…: numbers of a record that are released, {WIDTH} by default.", METHOD),
+        metadata=option(f"Methods sanitize…: number of values released per record, {WIDTH} by default.", METHOD),
     )
     sanitize_clip: float | None = field(
         default=None,
-        metadata=option(f"Methods sanitize…: every number is cut to ± this, {CLIP} by default.", METHOD),
+        metadata=option(f"Methods sanitize…: clip every value to ± this, {CLIP} by default.", METHOD),
     )
 
 
 def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
-    """The problem with a layer in its model, where the method releases rows."""
+    """The problem with the layer in its model, if the method releases rows."""
     asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
     if not isinstance(plan.query, Released | Hybrid | Published | AdaptiveClip):
         if any(value is not None for value in asked):
-            raise InvalidInputError(f"{NAMES} are for methods that release activations: use --method sanitize-once")
+            raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
         return task
     if given.sanitize_width is not None:
         validate.positive_int(sanitize_width=given.sanitize_width)
@@ -323,45 +326,43 @@ def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
     place = LayerPlace(*asked, plan.query.nonnegative)
     found = insert_layer(task, place, frozen=isinstance(plan.query, Released))
     at = found.architecture.arguments["at"]
-    say(f"sanitisation layer behind module '{at}' of a network '{found.architecture.arguments['inner']}'")
+    say(f"sanitization layer after module '{at}' of a network '{found.architecture.arguments['inner']}'")
     return drop_architecture(found, plan.query)
 
 
-# How good the model of `hush train` is: what the person at the keyboard sees, and what of it may be released.
+# The metrics of `hush train`: what the user sees, and what may be released.
 #
-# Exact figures of held-out rows go to stdout and to ``private/figures.json``. Into the release go exact figures of rows
-# that were declared public (`--public-test`), or counts with noise that the plan's event holds (`--private-metrics`).
+# Exact metrics of held-out rows go to stdout and to ``private/figures.json``. The release gets exact metrics of rows
+# declared public (`--public-test`), or noisy counts that the plan's event includes (`--private-metrics`).
 
 NAME = "figures with noise of the held-out rows"
-SHARE = (
-    0.1  # of δ, at which the ε of these figures is meant; what they cost together with training is accounted exactly
-)
+SHARE = 0.1  # share of δ at which the ε of these metrics is stated; their joint cost with training is accounted exactly
 FIGURES, METRICS, NOTES = "figures.json", "private_metrics.json", "columns.json"  # in the private part of a run
-FEW = 3  # classes whose recall is told
-DIVERGED = "the model gives numbers that are not finite: training has diverged"
+FEW = 3  # number of classes whose recall is printed
+DIVERGED = "the model's outputs are not finite: training has diverged"
 
 
 def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None) -> Plan:
-    """The plan with figures of so much ε beside it, and σ such that both stay within the ``total`` ε, if there is one.
+    """The plan composed with noisy metrics of ``epsilon``, with σ such that both stay within the ``total`` ε, if given.
 
-    Rows without units are split by their position, so that one more or less would move others from one part to the
-    other. The two are composed, also where units are split by their identity: no parallel composition is claimed."""
+    Rows without units are split by position, so that one more or fewer row would move others between the parts. So the
+    two are composed, also if units are split by identity: parallel composition is not claimed."""
     validate.positive(private_metrics=epsilon)
     if task.classes is None:
-        raise InvalidInputError(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
+        raise InvalidInputError(f"--private-metrics counts classes, but '{task.name}' has none: leave it out")
     if total is not None and epsilon >= total:
         raise InvalidInputError(
             f"--private-metrics {epsilon:g} leaves nothing of --epsilon {total:g} for training: give less to the "
-            "figures, or more in all"
+            "metrics, or a larger --epsilon"
         )
     noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=task.classes, adjacency=plan.neighbours)
     release = ComposedRelease(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
     both = replace(plan, beside=(*plan.beside, release))
-    return both if total is None else both.calibrated(total)
+    return both if total is None else both.with_epsilon(total)
 
 
 def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
-    """The exact figures as fields of the command's answer."""
+    """The exact metrics as fields of the command's answer."""
     fields: dict[str, Any] = {"test_loss": evaluation.loss}
     if evaluation.values is not None:
         values = evaluation.values
@@ -386,13 +387,13 @@ def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
 
 
 def keep_figures(keeper: RunDirectory, fields: dict[str, Any]) -> None:
-    """The exact figures in the private part of the run."""
+    """Save the exact metrics in the private part of the run."""
     if keeper.checkpoints is not None:
         _write(keeper.checkpoints.directory / FIGURES, fields)
 
 
 def keep_notes(keeper: RunDirectory, task: Problem) -> None:
-    """How many values of the table are missing, in the private part of the run."""
+    """Save the counts of missing values in the private part of the run."""
     if keeper.checkpoints is not None and task.notes is not None:
         _write(keeper.checkpoints.directory / NOTES, {"columns": list(task.notes.private)})
 
@@ -400,7 +401,7 @@ def keep_notes(keeper: RunDirectory, task: Problem) -> None:
 def choose_released(
     run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, *, public: bool, fields: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the card says of how good the model is: nothing, unless test rows are public or the plan pays for noise."""
+    """The metrics on the card: none, unless test rows are public or the plan pays for noise."""
     if public:
         figures: dict[str, Any] = as_json_data({**fields, "rows": evaluation.examples})
         return {"test_figures": figures}
@@ -413,12 +414,15 @@ def choose_released(
 def _release_once(
     run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, release: ComposedRelease
 ) -> dict[str, Any] | None:
-    """The noisy figures of a run are drawn once. They are on the disk before anybody sees them; a run that is reported
-    again shows the same ones, for other noise on the same counts would be a second release."""
+    """Release the noisy metrics of a run once, drawn from the run's secret.
+
+    They are saved before they are shown; a repeated report shows the same ones, because other noise on the same counts
+    would be a second release. Raises if the run has released metrics that are missing."""
+    secret = run.secret.first
     if keeper.checkpoints is None:
-        return _draw(task, evaluation, release)
+        return _draw(task, evaluation, release, secret)
     path, weights = keeper.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
-    resumed = keeper.resumed_from is not None  # a run that is new has drawn nothing
+    resumed = keeper.resumed_from is not None  # a new run has drawn nothing
     before = _read(path) if resumed else None
     if resumed and before is None and (released := _find_released(keeper.release, weights)) is not None:
         return released
@@ -426,15 +430,34 @@ def _release_once(
         if before["weights"] == weights:
             found: dict[str, Any] = before["metrics"]
             return found
-        say("the figures with noise were drawn for other weights of this run and are paid for once: none are released")
+        say("the noisy metrics were drawn for other weights of this run and are paid for once: none are released")
         return None
-    metrics = _draw(task, evaluation, release)
+    if resumed:
+        _refuse_second_release(run, path)
+    metrics = _draw(task, evaluation, release, secret)
     _write(path, {"run": keeper.checkpoints.name, "weights": weights, "metrics": metrics})
     return metrics
 
 
+def check_figures_kept(run: Run, keeper: RunDirectory) -> None:
+    """Raise `ResumeError` before a resumed run takes a step if it has released noisy metrics that are missing."""
+    if keeper.checkpoints is None or keeper.resumed_from is None or all(r.name != NAME for r in run.plan.beside):
+        return
+    path = keeper.checkpoints.directory / METRICS
+    if not path.exists() and (keeper.release is None or not (keeper.release / CARD).is_file()):
+        _refuse_second_release(run, path)
+
+
+def _refuse_second_release(run: Run, path: Path) -> None:
+    if any(line["noise"] == run.secret.first.name for line in read_releases(path.with_name(RELEASES))):
+        raise ResumeError(
+            f"this run has released its noisy metrics and '{path}' is missing, so they would be released a second "
+            "time: restore the file, or the release"
+        )
+
+
 def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
-    """The figures in a release of these very weights that is there, whatever became of the private part."""
+    """The metrics in an existing release of the same weights, even if the private part is missing."""
     if release is None or not (release / CARD).is_file():
         return None
     card = read_json(release / CARD)
@@ -443,22 +466,23 @@ def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
     return found if same and isinstance(found, dict) else None
 
 
-def _draw(task: Problem, evaluation: Evaluation, release: ComposedRelease) -> dict[str, Any]:
+def _draw(task: Problem, evaluation: Evaluation, release: ComposedRelease, secret: Secret) -> dict[str, Any]:
     if evaluation.probabilities is None or evaluation.labels is None:
-        raise InvalidInputError(f"--private-metrics counts classes, and '{task.name}' has none: leave it out")
+        raise InvalidInputError(f"--private-metrics counts classes, but '{task.name}' has none: leave it out")
     noise = CountNoise(release.event.noise_multiplier, release.lost, release.adjacency)
     units = None if task.owners is None else task.owners.test
-    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units)
+    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units, secret=secret)
     there = evaluation.examples if units is None else len(np.unique(units))
-    known = None if release.adjacency == "add-remove" else there  # else who is there is not hidden
+    known = None if release.adjacency == "add-remove" else there  # add-remove hides the number of examples
     found = describe_counts(counts, noise, task.classes_by_name, known)
     return found if task.owners is None else {**found, "weighed": f"each {task.unit} counts 1, whatever its rows"}
 
 
 def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
-    """Noisy counts, the noise in them, and every figure that follows from them, as plain data; ``rows`` is the number
-    of rows where that is public, or of units where each of them counts 1. The accuracy is a sum over the diagonal, and
-    so has the noise of as many cells."""
+    """Noisy counts, their noise, and every metric derived from them, as plain data.
+
+    ``rows`` is the number of rows if that is public, or of units if each counts 1. The accuracy is a sum over the
+    diagonal, so it has the noise of that many cells."""
     matrix, each_bin = noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1])
     figures = from_counts(counts, rows=rows)
     return {
@@ -473,7 +497,7 @@ def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...],
 
 
 def list_lines(result: dict[str, Any], took: str) -> list[str]:
-    """The figures for people; the first line has the figure that counts most, and how long it took."""
+    """The metrics as lines of text; the first has the most important one and the time."""
     if "test_mae" in result:
         if result["test_mae"] is None:
             return [f"{DIVERGED}  {took}"]
@@ -501,7 +525,7 @@ def _tell_others(result: dict[str, Any]) -> str:
 
 
 def _list_noisy(result: dict[str, Any]) -> list[str]:
-    """The figures with noise in one line, where there are any."""
+    """The noisy metrics in one line, if there are any."""
     metrics = result.get("private_metrics")
     if not metrics:
         return []
@@ -524,19 +548,19 @@ def _read(path: Path) -> dict[str, Any] | None:
         found: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError(
-            f"'{path}' is damaged, and figures with noise are drawn once: they cannot be given"
+            f"'{path}' is damaged, and noisy metrics are drawn only once: restore the file"
         ) from error
     if not isinstance(found, dict) or not {"run", "weights", "metrics"} <= found.keys():
-        raise InvalidInputError(f"'{path}' is damaged, and figures with noise are drawn once: they cannot be given")
+        raise InvalidInputError(f"'{path}' is damaged, and noisy metrics are drawn only once: restore the file")
     return found
 
 
-# What `hush train` releases with noise before it trains: ranges of columns, weights of classes.
+# The noisy releases of `hush train` before training: ranges of columns, class weights.
 
 
 def asks_for_releases(given: TaskOptions) -> bool:
-    """Whether anything is to be released before training."""
-    shares = given.private_ranges, read_weight_share(given.class_weights)
+    """Whether anything is released before training."""
+    shares = given.private_ranges, read_weight_share(given.class_weights), given.private_classes
     check_shares(*shares)
     return any(share is not None for share in shares)
 
@@ -544,31 +568,42 @@ def asks_for_releases(given: TaskOptions) -> bool:
 def plan_before(
     plan: Plan, task: Problem, given: TaskOptions, total: float | None
 ) -> tuple[Plan, tuple[DataRelease, ...]]:
-    """The plan with the releases before training, and these; σ such that all stays within the ``total`` ε, if there is
-    one. Without one they cost their share of what training alone costs, and come on top of it."""
-    if not asks_for_releases(given):
+    """The plan composed with the releases before training, and these releases; σ such that all stays within the
+    ``total`` ε, if given. Otherwise they cost their share of the ε of training, in addition to it."""
+    if not asks_for_releases(given) and task.pending_classes is None:
         return plan, ()
+    share = None
+    if task.pending_classes is not None:
+        share = CLASS_SHARE if given.private_classes is None else given.private_classes
+        if isinstance(plan.query, NeedsPreparation):
+            raise NotProvenError(
+                f"method '{plan.method}' needs the classes before anything is released: name them in a schema (classes "
+                "= […]), or declare them public (--public classes)"
+            )
     parts = plan_releases(
         task,
         plan,
         plan.guarantee().epsilon if total is None else total,
         range_share=given.private_ranges,
         weight_share=read_weight_share(given.class_weights),
+        class_share=share,
         units=task.whose,
     )
     both = replace(plan, beside=(*plan.beside, *(part.beside for part in parts)))
-    return both if total is None else both.calibrated(total), parts
+    return both if total is None else both.with_epsilon(total), parts
 
 
 def release_before(
     run: Run, task: Problem, parts: Sequence[DataRelease], keeper: RunDirectory
 ) -> tuple[Problem, dict[str, dict[str, Any]]]:
-    """Charge and make the releases, or read them where the run goes on; the problem with them, and what is told."""
+    """Charge and make the releases, or read them when the run is resumed; the problem with them, and the answer."""
     if not parts:
         return task, {}
     folder = None if keeper.checkpoints is None else keeper.checkpoints.directory
     values = release_first(run.ranks, lambda: make_releases(run, parts, folder))
     task, told = take_releases(task, run, values)
+    if "private_classes" in told:
+        say(f"{len(told['private_classes'])} classes, released with noise: {', '.join(told['private_classes'])}")
     for name, (low, high) in told.get("private_ranges", {}).items():
         say(f"column '{name}': range {low:.4g} … {high:.4g}, released with noise")
     for name, weight in told.get("private_class_weights", {}).items():
@@ -576,73 +611,74 @@ def release_before(
     return task, told
 
 
-MOST_SEED = 2**63  # what torch takes
+MOST_SEED = 2**63  # torch's limit
 
 
 def read_recipes() -> dict[str, Given]:
-    """Settings that are known to work, by name, from a file that ships with hush."""
+    """Named sets of recommended settings, from a file that ships with hush."""
     return tomllib.loads(resources.files("hush.datasets").joinpath("recipes.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOptions):
-    """What `hush train` takes."""
+class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, DirectoryOptions):
+    """Options of `hush train`."""
 
     recipe: str | None = field(
         default=None,
         metadata=option(
-            f"Settings that are known to work: {', '.join(read_recipes())}. Flags given beside it win.", METHOD
+            f"Recommended settings: {', '.join(read_recipes())}. Options that you give override them.", METHOD
         ),
     )
     lr: float | None = field(
         default=None,
         metadata=option(
-            "Learning rate; the method's own by default, √(Nε)/80 up to 3 for dp-sgd on a table, half of it for "
+            "Learning rate; by default that of the method, √(Nε)/80 up to 3 for dp-sgd on a table, half of it for "
             "logistic.",
             METHOD,
         ),
     )
     batch_size: int = field(
         default=256,
-        metadata=option("Expected number of examples a step; N/16 up to 4096 for dp-sgd on a table.", LENGTH),
+        metadata=option("Expected number of examples per step; N/16 up to 4096 for dp-sgd on a table.", LENGTH),
     )
     average: str | None = field(
         default=None,
         metadata=option(
-            "Release averaged weights: ema:0.999, or tail:0.25 for the last quarter; or none. For dp-sgd on a table "
-            "tail:0.5.",
+            "Release averaged weights: ema:0.999, tail:0.25 for the last quarter, or none. By default tail:0.5 for "
+            "dp-sgd on a table.",
             LENGTH,
         ),
     )
-    left_open: frozenset[str] = frozenset()  # numbers that nobody gave
+    left_open: frozenset[str] = frozenset()  # numbers that the user did not give
     clip: float | None = field(default=None, metadata=option("Clip norm c of one example's gradient.", METHOD))
     clip_mode: str | None = field(
         default=None,
-        metadata=option("plain, normalised (divided by c), or automatic (divided by its own norm).", METHOD),
+        metadata=option("Clipping: plain, normalised (divided by c), or automatic (divided by its own norm).", METHOD),
     )
     epsilon: float | None = field(default=None, metadata=EPSILON_OR_THREE)
     adjacency: Adjacency | None = field(
         default=None,
         metadata=option(
-            "zero-out or replace; the sampler's own by default. Not add-remove: examples are counted.", PRIVACY
+            "Adjacency: zero-out or replace; by default that of the sampler. Not add-remove: examples are counted.",
+            PRIVACY,
         ),
     )
     accept_delta: bool = field(
         default=False,
-        metadata=option("Train with a δ of 1/N or more, which permits releasing a whole record.", PRIVACY),
+        metadata=option("Accept a δ of 1/N or more, which permits releasing a whole record.", PRIVACY),
     )
     secret_seed: int | None = field(
         default=None,
-        metadata=option("Fixes sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
+        metadata=option("Seed of sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
     )
-    device: str = field(default="cpu", metadata=option("Where to train: cpu, cuda, cuda:0 or mps.", MACHINE))
+    device: str = field(default="cpu", metadata=option("Device to train on: cpu, cuda, cuda:0 or mps.", MACHINE))
     microbatch: int = field(
-        default=MICROBATCH, metadata=option("Most examples held in memory at a time; 4096 rows of a table.", MACHINE)
+        default=MICROBATCH, metadata=option("Largest number of examples computed at a time; 4096 for a table.", MACHINE)
     )
     noise_shards: bool = field(
         default=False,
         metadata=option(
-            "Under torchrun: each process makes and keeps a slice of the noise.",
+            "Under torchrun: each process generates and keeps one slice of the noise.",
             MACHINE,
             flag="--noise-shards",
             saved=False,
@@ -651,15 +687,26 @@ class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, KeepingOpt
 
     def __post_init__(self) -> None:
         validate.positive_int(checkpoint_every=self.checkpoint_every)
+        if self.dataset is not None:
+            check_name(self.dataset)
+        if self.fit_budget and not self.resumed and (self.ledger is None or self.noise_multiplier is not None):
+            raise InvalidInputError(
+                "--fit-budget lowers ε to the budget of a ledger: give a --ledger, and no --noise-multiplier"
+            )
         if not 0 <= self.seed < MOST_SEED:
-            raise InvalidInputError(f"seed must be a whole number of at least 0 and below {MOST_SEED}, got {self.seed}")
+            raise InvalidInputError(f"seed must be an integer of at least 0 and below {MOST_SEED}, got {self.seed}")
 
 
-KEPT_WITH = {*list_settings(KeepingOptions), *list_settings(OutputOptions), "secret_seed"}  # that say nothing of a plan
+IMPORTED = ("method", "problem", "model")  # options that may name code as package.module:attribute
+KEPT_WITH = {
+    *list_settings(DirectoryOptions),
+    *list_settings(OutputOptions),
+    "secret_seed",
+}  # no part of a plan
 
 
 def recall(given: Given) -> Given:
-    """What was given, over the recipe that it names, over what the run to be resumed was begun with."""
+    """The given options, over those of the recipe, over those of the run to be resumed."""
     recipe: Given = {}
     if (name := given.get("recipe")) is not None:
         validate.choice(read_recipes(), recipe=name)
@@ -668,23 +715,34 @@ def recall(given: Given) -> Given:
         return _put_over(recipe, given)
     path = given["out"] / "private" / OPTIONS
     if path.is_file():
-        return _put_over(read_settings(path, Training) | recipe, given) | {"resumed": True}
+        if given.get("fit_budget"):  # the run's ε is already chosen
+            given = {name: value for name, value in given.items() if name != "epsilon"}
+        return _put_over(_check_trusted(read_settings(path, Training), given) | recipe, given) | {"resumed": True}
     if not given["out"].exists() and not given.keys() - KEPT_WITH:
-        raise InvalidInputError(
-            f"there is no run in '{given['out']}' to go on with, and nothing says what to train instead"
-        )
+        raise InvalidInputError(f"'{given['out']}' does not exist: nothing to resume")
     if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
         if not was_begun(given["out"]) and not (given["out"] / RELEASE).exists():
-            raise InvalidInputError(f"nothing was begun in '{given['out']}': give the options again")
+            raise InvalidInputError(f"no run was begun in '{given['out']}': give the options again")
         raise InvalidInputError(
-            f"the run in '{given['out']}' cannot go on, as its options are gone: say what to train with --problem or "
-            "--data"
+            f"the run in '{given['out']}' cannot be resumed, because its options are missing: give --problem or --data"
         )
     return _put_over(recipe, given)
 
 
+def _check_trusted(kept: Given, given: Given) -> Given:
+    """The saved options of a run; code that they name needs --trust-code, as anyone may have written the file."""
+    for name in IMPORTED:
+        code = kept.get(name)
+        if isinstance(code, str) and ":" in code and given.get(name) != code and not given.get("trust_code"):
+            raise InvalidInputError(
+                f"the run in '{given['out']}' imports and calls '{code}' as its {name}: if you trust that code, add "
+                "--trust-code"
+            )
+    return kept
+
+
 def _put_over(before: Given, given: Given) -> Given:
-    """What was given over what was known before; a flag that a --set names anew is given by it alone."""
+    """The given options over earlier ones; a --set overrides the flag of the same setting."""
     named = {split_pair(pair)[0] for pair in given.get("settings", ())}
     return {name: value for name, value in before.items() if name not in named} | given
 
@@ -695,10 +753,15 @@ def train(given: Training) -> None:
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
     """
+    check_out(given, data=given.data, private=given.method != "sgd")
+    check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:
-        keeper = open_first(stack, ranks, given)
-        if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(given))) is not None:
-            _answer(answer, given)
+        keeper = open_kept(stack, ranks, given)
+        if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(write_settings(given)))) is not None:
+            try:
+                _answer(answer, given)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise FormatError(f"'{given.out}/private/{FINISHED}' {DAMAGED}") from error
             return
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
@@ -710,6 +773,9 @@ def train(given: Training) -> None:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model().to(find_device(given.device))
+        if given.fit_budget and not given.resumed:
+            given = _fit_budget(given, task, keeper, network, ranks)
+            plan, parts, candidates = _plan(given, task, keeper)
         run = plan.start(
             network,
             losses,
@@ -721,8 +787,9 @@ def train(given: Training) -> None:
             ranks=ranks,
             noise_shards=given.noise_shards,
         )
+        on_rank_zero(ranks, lambda: keeper.check_release(run, task.describe(), given.dataset or task.name))
         try:
-            attach_first(ranks, keeper, run, given)
+            attach_first(ranks, keeper, run, write_settings(given))
             task, told = release_before(run, task, parts, keeper)
             result = _train_and_measure(task, run, keeper, given, told)
             if result is None:
@@ -748,7 +815,7 @@ def _answer(result: dict[str, Any], given: Training) -> None:
 
 
 def _with_own_data(given: Training) -> Training:
-    """Data beside a recipe takes the place of the recipe's problem."""
+    """--data replaces the problem of a recipe."""
     theirs = read_recipes().get(given.recipe or "", {}).get("problem")
     if given.data is not None and theirs is not None and given.problem == theirs:
         return replace(given, problem=None)
@@ -756,21 +823,20 @@ def _with_own_data(given: Training) -> Training:
 
 
 def _plan(
-    given: Training, task: Problem, keeper: RunDirectory
+    given: Training, task: Problem, keeper: RunDirectory, *, quiet: bool = False
 ) -> tuple[Plan, tuple[DataRelease, ...], tuple[Candidate, ...]]:
-    """The plan for the task, the releases before training that it holds, and the candidates that `--method auto` took
-    it from."""
+    """The plan for the task, its releases before training, and the candidates that `--method auto` chose from."""
     chosen = read_method_options(given.method, given.settings, lr=given.lr, clip=given.clip, clip_mode=given.clip_mode)
     setting = default_epsilon(given).setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     candidates = compare_candidates(given.method, setting, chosen)
-    if candidates:
+    if candidates and not quiet:
         say(explain_choice(candidates))
     if task.training_losses is not task.losses and chosen.get("clip_mode") == "automatic":
         raise InvalidInputError(
             "automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain"
         )
     with delayed_status(f"computing the noise of {given.method}"), keeper.keep_matrices():
-        others = given.private_metrics is not None or asks_for_releases(given)
+        others = given.private_metrics is not None or asks_for_releases(given) or task.pending_classes is not None
         plan = make_plan(given.method, setting, calibrate=not others, **chosen)
         plan, parts = plan_before(plan, task, given, setting.epsilon)
         if given.private_metrics is not None:
@@ -778,10 +844,35 @@ def _plan(
         return plan, parts, candidates
 
 
+def _fit_budget(
+    given: Training, task: Problem, keeper: RunDirectory, network: nn.Module, ranks: ProcessGroup
+) -> Training:
+    """The options with the largest ε, up to the requested one, that fits the ledger's budget."""
+    asked = default_epsilon(given).epsilon
+    assert asked is not None
+    assert given.ledger is not None
+
+    def fit() -> float:
+        return fit_budget(
+            lambda epsilon: _plan(replace(given, epsilon=epsilon), task, keeper, quiet=True)[0],
+            asked,
+            Ledger(given.ledger or ""),
+            DATASET if given.dataset is None else given.dataset,
+            coordinates=max(1, sum(p.numel() for p in network.parameters() if p.requires_grad)),
+            new_dataset=given.new_dataset,
+        )
+
+    found = float(on_rank_zero(ranks, fit))
+    if found < asked:
+        say(f"the budget has room for ε = {found:.4g} of the requested {asked:g}: training with more noise")
+    return replace(given, epsilon=found)
+
+
 def _train_and_measure(
     task: Problem, run: Run, keeper: RunDirectory, given: Training, before: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Of several processes the first one measures, releases and answers."""
+    """Train, then evaluate, release and answer on process 0."""
+    on_rank_zero(run.ranks, lambda: check_figures_kept(run, keeper))
     watch = begin_watch(given.stop, run, given.batch_size, keeper.checkpoints)
     started = time.perf_counter()
     take_all(task.name, run, keeper, watch, every=given.checkpoint_every, quiet=given.as_json)
@@ -789,7 +880,8 @@ def _train_and_measure(
     if run.ranks.rank:
         return None
     run.model.eval()
-    evaluation = evaluate_problem(run.model, task)
+    model = task.trim(run.model) if "private_classes" in before else run.model
+    evaluation = evaluate_problem(model, task)
     measured = make_fields(evaluation, task)
     keep_figures(keeper, measured)
     keep_notes(keeper, task)
@@ -797,7 +889,8 @@ def _train_and_measure(
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
         named, told = given.dataset or task.name, {**before, **released, **ended, **keeper.total_for_card()}
-        run.release(keeper.release, description=task.describe(), overwrite=keeper.replaces, dataset=named, figures=told)
+        how: dict[str, Any] = {"overwrite": keeper.replaces, "dataset": named, "figures": told, "model": model}
+        run.release(keeper.release, description=task.describe(), **how)
     guarantee = run.guarantee
     return {
         "problem": task.name,
@@ -819,7 +912,8 @@ def _train_and_measure(
         "resumed_from": keeper.resumed_from,
         "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
         "ledger": keeper.sum_up_ledger(),
-        "sentence": str(guarantee),
+        "sentence": guarantee.sentence(),
+        "statement": str(guarantee),
     }
 
 
@@ -830,9 +924,9 @@ def _tell(result: dict[str, Any]) -> None:
         show(line)
     if stop:
         show(tell_stop(stop))
-    show(result["sentence"])
+    show_text(result["statement"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])
     if result["out"]:
-        show(f"released, may be copied: {result['release']}")
-        say(f"private, keep to yourself: {result['out']}/private")
+        show(f"released, may be published: {result['release']}")
+        say(f"private, do not publish: {result['out']}/private")

@@ -1,4 +1,4 @@
-"""`hush tune`: settings, a model and a proven ε that covers the search for them."""
+"""`hush tune`: settings, a model and a proven ε that includes the search for them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,42 @@ from typing import Any
 
 from torch import nn
 
-from hush._internal.storage import writable_directory
 from hush.accounting.guarantee import rounded_up
-from hush.accounting.noise_tails import SHARE
-from hush.accounting.selection import Trials
 from hush.cli import options as t
-from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json
+from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json, show_text
 from hush.cli.options import (
     Given,
     allow_smaller_batch,
     apply_table_defaults,
     check_delta,
+    check_delta_range,
+    check_out,
     default_epsilon,
     find_device,
     fit_batch,
     read_method_options,
     take,
     unset_options,
+    warn_not_saved,
 )
-from hush.cli.run_directory import RunDirectory, warn_not_saved
 from hush.cli.train import Training, asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError, Refused
 from hush.ledger.book import DATASET, Ledger
-from hush.ledger.run_account import Account, cost_of
 from hush.methods import make_plan
 from hush.methods.config import METHOD, PRIVACY, option
 from hush.plan import Plan
-from hush.randomness import Secret, seeded
-from hush.release.folder import RELEASE, check_room
+from hush.randomness import seeded
+from hush.release.folder import RELEASE
 from hush.run import Run
-from hush.training import train as take_steps
-from hush.tuning import Candidate, Winner, check_space, costs_the_same, read_space, select_best
+from hush.run_directory import RunDirectory, open_search
+from hush.tuning import Candidate, Winner, charge_search, price_search, read_space, run_trials
 
 SPACE = ["lr=0.05..5"]
-CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
 LEFT_OUT = (
     "resume",
+    "trust_code",
     "keep_secret",
     "checkpoint_every",
     "secret_seed",
@@ -56,185 +54,157 @@ LEFT_OUT = (
     "batch_may_shrink",
     "stop",
     "noise_shards",
+    "fit_budget",
 )
-OWN = ("lr", "clip", "clip_mode")  # options of the methods that are flags
+OWN = ("lr", "clip", "clip_mode")  # method options that have their own flags
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(Training):
-    """What `hush tune` takes."""
+    """Options of `hush tune`."""
 
     search: list[str] | None = field(
         default=None,
         metadata=option(
-            "What to search: lr=0.1..2 (evenly in the logarithm) or clip=0.5,1,2; lr=0.05..5 by default.",
+            "What to search: lr=0.1..2 (uniform in the logarithm) or clip=0.5,1,2; lr=0.05..5 by default.",
             METHOD,
             metavar="NAME=VALUES",
         ),
     )
-    mean_trials: float = field(default=10.0, metadata=option("How many trials there are on average.", METHOD))
+    mean_trials: float = field(default=10.0, metadata=option("Average number of trials.", METHOD))
     shape: float = field(
         default=1.0,
-        metadata=option("How their number is spread: 1 geometric, 0 logarithmic (less ε), inf Poisson.", PRIVACY),
+        metadata=option(
+            "Distribution of the number of trials: 1 geometric, 0 logarithmic (less ε), inf Poisson.", PRIVACY
+        ),
     )
     strategy: str = field(
-        default="random", metadata=option("How candidates are drawn: random, which is what the proof is for.", METHOD)
+        default="random", metadata=option("How candidates are drawn: random, the only one with a proof.", METHOD)
     )
 
 
 @dataclass(frozen=True)
 class Made:
-    """A trained trial and what may be said of it."""
+    """A trained trial and what may be published about it."""
 
     run: Run
     figures: dict[str, Any]
 
 
 def _note_open(given: Given) -> Given:
-    """What was given, with the names of the numbers that are left open. A learning rate is none of them: it is
-    searched, or it is one for what is."""
+    """The given options, with the names of the numbers that are still open. The learning rate is not among them: it is
+    searched, or chosen for the searched settings."""
     noted = unset_options(given)
     return allow_smaller_batch({**noted, "left_open": noted["left_open"] - {"lr"}})
 
 
 @take(Tuning, without=LEFT_OUT, resolve=_note_open)
 def tune(given: Tuning) -> None:
-    """Search for good settings at a proven price: the best of a secret number of trials, and nothing else, is released.
+    """Search for good settings at a proven cost: only the best of a secret number of trials is released.
 
     Example: `hush tune --problem digits-mlp --epsilon 3 --search lr=0.1..2 --search clip=0.5,1 --public-test --out run`
     """
     _check_options(given)
-    if given.out is not None:
-        _check_free(given.out)
+    check_out(given, data=given.data, private=True)
+    check_delta_range(given.delta, accepted=given.accept_delta)
+    with open_search(given.out):
+        _search(given)
+
+
+def _search(given: Tuning) -> None:
     task = t.load_task(given)
+    if task.pending_classes is not None:
+        raise InvalidInputError(
+            "a search needs the classes of its data: name them in a schema (classes = […]), or declare them public "
+            "(--public classes)"
+        )
     losses = t.with_views(task, given.augment, given.views)
     given = fit_batch(apply_table_defaults(given, task), task.examples)
     space = read_space(given.search or SPACE)
-    with delayed_status("computing the price of the search"):
-        plan = check_space(space, lambda candidate: _make_plan(given, task, candidate))
-        plan = _calibrate(plan, default_epsilon(given).epsilon)
+
+    def make(candidate: Candidate) -> Plan:
+        return _make_plan(given, task, candidate)
+
+    with delayed_status("computing the cost of the search"):
+        plan = price_search(
+            space, make, epsilon=default_epsilon(given).epsilon, mean_trials=given.mean_trials, shape=given.shape
+        )
     check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
     task = sanitise_task(task, plan, given)
     with seeded(given.seed):
         network = task.model().to(find_device(given.device))
-    _start(given, task, losses, network, plan)  # which may refuse, before all is spent
-    _charge(given, plan)
-    say(f"searching {', '.join(space)}; how long it takes says how many trials there are: keep that to yourself")
-    assert plan.trials is not None
+    first = _start(given, task, losses, network, plan)  # may raise, so it comes before the charge
+    first.check_arithmetic()
+    RunDirectory(given.out, False).check_release(first, task.describe(), given.dataset or task.name)
+    if given.ledger is not None:
+        dataset = DATASET if given.dataset is None else given.dataset
+        charge_search(Ledger(given.ledger), dataset, plan, new_dataset=given.new_dataset)
+    say(f"searching {', '.join(space)}; the duration reveals the number of trials: do not publish it")
     left = "nothing of it was released" if given.ledger is None else "what was entered in the ledger stays spent"
     with say_when_interrupted(f"stopped: a search cannot be resumed, and {left}"):
-        winner = select_best(plan.trials, space, lambda drawn: _run_trial(given, task, losses, network, plan, drawn))
+        winner = run_trials(
+            plan,
+            space,
+            make,
+            lambda own: _start(given, task, losses, network, own),
+            lambda run: _judge(given, task, run),
+        )
     if winner is None:
-        raise Refused("the search gave no model, which is one of its outcomes; what it cost is spent")
+        raise Refused("the search gave no model, which is one of its possible outcomes; its cost is spent")
     _answer(given, task, plan, winner)
 
 
 def _check_options(given: Tuning) -> None:
     if given.strategy != "random":
         raise Refused(
-            f"a search that learns from earlier scores ('{given.strategy}') has no proof for what its result gives "
-            "away: use --strategy random, which draws every candidate anew"
+            f"a search that learns from earlier scores ('{given.strategy}') has no proof: use --strategy random, which "
+            "draws every candidate independently"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Refused(
-            "several processes were started, and each of them would make and release a search of its own, which all "
-            "have to be paid for: run hush tune in one process, without torchrun"
+            "several processes were started, and each would run, charge and release its own search: run hush tune in "
+            "one process, without torchrun"
         )
     if given.public_test == (given.private_metrics is not None):
         raise InvalidInputError(
-            "say what trials are scored on: --public-test (the test rows, or those of --test-data, are public) or "
-            "--private-metrics EPS (by counts with noise, which are part of every trial)"
+            "the data for scoring trials are missing: give --public-test (the test rows, or those of --test-data, are "
+            "public) or --private-metrics EPS (noisy counts, which are part of every trial)"
         )
     if asks_for_releases(given):
         raise Refused(
-            "ranges and class weights that are released before training would be released anew in every trial: give "
+            "ranges and class weights that are released before training would be released again in every trial: give "
             "ranges in a --schema and weights as numbers"
         )
     if given.method in ("auto", "sgd"):
-        raise InvalidInputError(f"hush tune needs a private method by name, such as dp-sgd, and not '{given.method}'")
+        raise InvalidInputError(f"hush tune needs a private method such as dp-sgd, not '{given.method}'")
     _check_searched(given)
 
 
-def _check_free(out: Path) -> None:
-    """Refuse a folder with a release in it: a search never replaces one."""
-    check_room(out / RELEASE, overwrite=True)  # what hush did not write
-    if (out / RELEASE).is_dir() and any((out / RELEASE).iterdir()):
-        raise InvalidInputError(
-            f"'{out}' holds a release already, which a search never replaces: name another folder with --out"
-        )
-
-
 def _check_searched(given: Tuning) -> None:
-    """Refuse what is both searched and given as one value."""
+    """Raise for a setting that is both searched and given as one value."""
     own = {name: getattr(given, name) for name in OWN}
     fixed = read_method_options(given.method, given.settings, **own)
     for name in sorted(fixed.keys() & read_space(given.search or SPACE).keys()):
         flag = "--set" if own.get(name) is None else f"--{name.replace('_', '-')}"
         if not given.search:
             raise InvalidInputError(
-                f"'{name}' is what is searched where --search names nothing else: say with --search what to search, or "
-                f"leave out {flag} for it"
+                f"'{name}' is searched by default if --search names nothing else: name other settings with --search, "
+                f"or leave out {flag} for it"
             )
-        raise InvalidInputError(f"'{name}' is searched and set: leave out --search or {flag} for it")
+        raise InvalidInputError(f"'{name}' is both searched and set: leave out --search or {flag} for it")
 
 
 def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
-    """The plan of a candidate at σ = 1 or at the noise that was given, with its score and the price of choosing."""
+    """The plan of a candidate at σ = 1 or at the noise that was given, with its score."""
     fixed = {name: getattr(given, name) for name in OWN}
     chosen = read_method_options(given.method, given.settings, **{**fixed, **candidate})
     asked = default_epsilon(given)
     setting = asked.setting(task.examples, counted=True, assumptions=task.assumptions, unit=task.unit)
     plan = make_plan(given.method, setting, calibrate=False, **chosen)
-    if given.private_metrics is not None:
-        plan = plan_metrics(plan, task, given.private_metrics, None)
-    return replace(plan, trials=Trials(given.mean_trials, given.shape, asked.epsilon or CEILINGS[-1]))
+    return plan if given.private_metrics is None else plan_metrics(plan, task, given.private_metrics, None)
 
 
-def _calibrate(plan: Plan, epsilon: float | None) -> Plan:
-    """The plan with the noise for ε, or with the least ceiling that its given noise keeps under. The tails of the noise
-    take what they may at most, for how many numbers get noise is known when a trial starts."""
-    most = replace(plan, tails=SHARE * plan.delta)
-    assert plan.trials is not None
-    if epsilon is not None:
-        if most.delta_left() <= 0:
-            raise Refused(
-                f"at ε = {epsilon:g} what trials lose of δ cannot be counted: give a smaller ε, or fewer trials"
-            )
-        return most.calibrated(epsilon)
-    for ceiling in CEILINGS:
-        found = replace(most, trials=replace(plan.trials, ceiling=ceiling))
-        if found.guarantee().epsilon <= ceiling:
-            return found
-    raise Refused(f"with this noise the search costs more than ε = {CEILINGS[-1]:g}: give more noise, or fewer trials")
-
-
-def _charge(given: Tuning, plan: Plan) -> None:
-    """The whole search as one entry of the ledger, before its first trial."""
-    if given.ledger is None:
-        return
-    account = Account(
-        Ledger(given.ledger),
-        given.dataset or DATASET,
-        run=Secret.fresh().name[:16],
-        method=f"tune {plan.method}",
-        planned=plan.steps,
-        cost=cost_of(plan.with_rounding()),
-        new_dataset=given.new_dataset,
-        block=plan.steps,
-    )
-    account.cover(plan.steps)
-
-
-def _run_trial(
-    given: Tuning, task: Problem, losses: Any, network: nn.Module, base: Plan, candidate: Candidate
-) -> tuple[float, Made]:
-    """Train one candidate in memory, from a copy of the network and under a secret of its own, and score it."""
-    plan = replace(_make_plan(given, task, candidate), sigma=base.sigma, tails=base.tails, trials=base.trials)
-    if not costs_the_same(base, plan):
-        raise Refused("this candidate has another privacy event than the search was accounted for")
-    run = _start(given, task, losses, network, plan)
-    for _ in take_steps(run):
-        pass
+def _judge(given: Tuning, task: Problem, run: Run) -> tuple[float, Made]:
     evaluation = evaluate_problem(run.model, task)
     fields = make_fields(evaluation, task)
     told = choose_released(run, task, evaluation, RunDirectory(None, False), public=given.public_test, fields=fields)
@@ -242,9 +212,9 @@ def _run_trial(
 
 
 def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: Plan) -> Run:
-    """A run of the plan before its first step; refused for what would fail in every trial alike."""
+    """A run of the plan before its first step; raises for anything that would fail in every trial."""
     return plan.start(
-        copy.deepcopy(network),  # a factory may give one object again, and trials must not go on from each other
+        copy.deepcopy(network),  # a factory may return the same object, and trials must not share weights
         losses,
         task.train,
         unit=task.whose,
@@ -254,7 +224,7 @@ def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: 
 
 
 def _score(told: dict[str, Any]) -> float:
-    """Accuracy, or less loss: of public rows exactly, of private ones by the counts with noise alone."""
+    """Accuracy, or negative loss: exact on public rows, from noisy counts on private ones."""
     if "private_metrics" in told:
         return float(told["private_metrics"]["figures"]["accuracy"])
     figures = told["test_figures"]
@@ -285,22 +255,22 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
         **winner.made.figures,
         "out": None if given.out is None else str(given.out),
         "release": None if released is None else str(released),
-        "sentence": str(guarantee),
+        "sentence": guarantee.sentence(),
+        "statement": str(guarantee),
     }
     if given.as_json:
         show_json(result)
         return
     show(f"score {winner.score:.4g} with " + ", ".join(f"{k} = {v:.4g}" for k, v in winner.candidate.items()))
-    show(f"the winner alone would be ε = {rounded_up(alone.epsilon)}; the search is what the data have paid for:")
-    show(result["sentence"])
+    show(f"the winner alone would be ε = {rounded_up(alone.epsilon)}; the whole search costs:")
+    show_text(result["statement"])
     if released is not None:
-        show(f"released, may be copied: {released}")
+        show(f"released, may be published: {released}")
 
 
 def _release(given: Tuning, task: Problem, run: Run, winner: Winner[Made]) -> Path | None:
     if given.out is None:
         return None
-    writable_directory(given.out)
     told = {**winner.made.figures, "chosen": {"parameters": winner.candidate, "score": winner.score}}
     named = given.dataset or task.name
     return run.release(given.out / RELEASE, description=task.describe(), dataset=named, figures=told)

@@ -1,9 +1,18 @@
-"""The only code that sees data: what it releases, and the bound on what one example adds to it."""
+"""Queries: the only code that sees data. A query turns a batch into sums with a bound on each example's contribution.
+
+>>> from hush import clipping
+>>> query = clipping.ClippedSum(clip=1.0, mode="normalised")
+>>> query.channels["gradient"].bound  # how much one example can move the sum
+1.0
+
+In scope: clipping rules and other aggregates with bounded sensitivity. Computing per-example gradients is
+`hush.per_example`; cutting a batch into microbatches is `hush.aggregation`.
+"""
 
 from hush.clipping.adaptive import Adaptive, Quantile
 from hush.clipping.base import (
     ADDED,
-    BY_TABLE,
+    PLAIN_SUM,
     Channel,
     Claim,
     HasHiddenState,
@@ -20,7 +29,7 @@ from hush.clipping.unclipped import PlainSum
 
 __all__ = [
     "ADDED",
-    "BY_TABLE",
+    "PLAIN_SUM",
     "Adaptive",
     "Channel",
     "Claim",

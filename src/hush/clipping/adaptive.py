@@ -1,4 +1,4 @@
-"""Quantile-adaptive clipping: the clip follows a quantile of the gradient norms, itself learnt privately.
+"""Quantile-adaptive clipping: the clip follows a quantile of the gradient norms, which is estimated privately.
 
 Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially private learning with adaptive clipping". A second channel
 counts the unclipped examples as indicators minus ½ (one example moves it by at most ½) with noise σ_b, and
@@ -6,7 +6,7 @@ counts the unclipped examples as indicators minus ½ (one example moves it by at
     C ← C · exp(−η (b̃ − quantile)),   b̃ = ½ + (Σ (1[‖gᵢ‖ ≤ C] − ½) + σ_b z)/L.
 
 The two channels share one event: the gradient's own multiplier is (σ⁻² − (2σ_b)⁻²)^(−½). The gradient is divided by C,
-so that its bound is 1 at every step whatever C does, and any noise that is proven for constant clipping is proven here.
+so its bound is 1 at every step for any C, and all noise that is proven for constant clipping is proven here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses, Named, State, Sums
-from hush.clipping.base import BY_TABLE, Channel, Claim, PlainSumProof
+from hush.clipping.base import PLAIN_SUM, Channel, Claim, PlainSumProof
 from hush.clipping.clipped import LARGEST, SMALLEST, Clipped, Clipping, diagnostics
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.sampling import Participation
 
 CHANNEL = "unclipped"
@@ -31,7 +31,7 @@ CHANNEL = "unclipped"
 
 @dataclass(frozen=True)
 class Quantile:
-    """Where the clip starts, which quantile of the norms it aims at, and how fast it moves."""
+    """The initial clip ``start``, the quantile of the norms it tracks (``target``) and its learning rate."""
 
     start: float
     target: float = 0.5
@@ -42,16 +42,15 @@ class Quantile:
         Clipping(self.start)  # its checks
         validate.probability(clip_quantile=self.target)
 
-    def after(self, clip: float, release: Release) -> float:
-        """The next clip, from the noisy count."""
+    def after(self, clip: float, release: NoisyGradient) -> float:
         fraction = 0.5 + float(release.values[CHANNEL]["count"])
         moved = clip * math.exp(-self.rate * (fraction - self.target))
-        return min(max(moved, SMALLEST), LARGEST)  # where gradients vanish the clip would follow them for ever
+        return min(max(moved, SMALLEST), LARGEST)  # bounded, because the clip would follow vanishing gradients to zero
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Any clipped query with its clip on a quantile of the norms; what is released is divided by the clip."""
+    """A clipped query whose clip tracks a quantile of the norms; its sums are divided by the clip."""
 
     query: Clipped
     quantile: Quantile
@@ -60,22 +59,19 @@ class Adaptive:
     def __post_init__(self) -> None:
         validate.positive(count_noise=self.count_noise)
         if self.query.clipping.mode == "automatic":
-            raise InvalidInputError(
-                "automatic clipping has no clip that could adapt: use clip_mode 'plain' or 'normalised'"
-            )
+            raise InvalidInputError("clip_mode 'automatic' has no clip to adapt: use clip_mode 'plain' or 'normalised'")
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """The gradient, bounded by 1; the count of indicators minus ½, with its own noise."""
+        """The gradient, bounded by 1, and the count of indicators minus ½, with its own noise."""
         return {"gradient": Channel(1.0), CHANNEL: Channel(0.5, std=self.count_noise, exact=True)}
 
     def init(self, params: Named) -> tuple[State, State]:
-        """The clip, public: it is made of noisy counts alone."""
+        """The clip is public: it is computed from noisy counts alone."""
         public, private = self.query.init(params)
         return {"clip": self.quantile.start, "query": public}, private
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The clipped sum over the clip, and the count, of one piece."""
         clip = public["clip"]
         clipping = replace(self.query.clipping, clip=clip, mode="normalised")
         tape = self.query.tape(model, losses, content, public["query"])
@@ -91,16 +87,13 @@ class Adaptive:
         }
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
-        """The sums as they are."""
         return {"gradient": sums["gradient"], CHANNEL: sums[CHANNEL]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
-        """The next clip."""
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         clip = self.quantile.after(public["clip"], release)
         return {"clip": clip, "query": self.query.observe(release, update, public["query"])}
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
-        """Two plain sums: the table's."""
-        return BY_TABLE
+        return PLAIN_SUM

@@ -1,4 +1,4 @@
-"""The protocol of the only code that sees data, and what it declares about itself."""
+"""The query protocol, and what a query declares about its sums."""
 
 from __future__ import annotations
 
@@ -12,39 +12,42 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.accounting.accountant import Adjacency
 from hush.accounting.guarantee import Protects, Status
 from hush.data_source import Source
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.randomness import Secret
 from hush.sampling import Participation
 
 Proof = Literal["sum", "hidden-state", "none", "rows", "coins", "released"]
-"""Of a channel: a plain sum; one that a hidden state reaches, whose query makes its claims itself; no proof at all.
-``rows`` are single records that the query itself releases with noise (`hush.sanitize`): no part of a step's sums, but
-of the budget. ``coins`` are single records released by coins of exact probabilities (randomised response), without
-any noise that has tails. ``released`` is made of released rows and of what is public alone: it needs no bound and gets
-no noise.
+"""The kind of proof of a channel:
+
+- ``sum``: a plain sum over the examples of a step;
+- ``hidden-state``: a sum that a private state influences; the query makes its own claims;
+- ``none``: no proof;
+- ``rows``: single records that the query releases with noise (`hush.sanitize`): part of the budget, not of the sums;
+- ``coins``: single records released by coins of exact probabilities (randomised response), so without noise tails;
+- ``released``: computed from released rows and public values alone; it needs no bound and gets no noise.
 """
 
-ADDED: tuple[Proof, ...] = ("sum", "hidden-state")  # the kinds of channels to whose sums a run adds noise
+ADDED: tuple[Proof, ...] = ("sum", "hidden-state")  # kinds of channels to whose sums a run adds noise
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One vector that a query gives to be noised.
+    """One vector of a query's output that gets noise.
 
-    ``bound`` is the L2 norm that one example can add to it in exact arithmetic; a plan adds what rounding can add
-    (:func:`hush.per_example.chunks.charge`). ``std`` fixes the noise on this channel's sum; a channel without one gets
-    what is left of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
+    ``bound`` is the L2 norm that one example can add to it in exact arithmetic; a plan adds the effect of rounding
+    (:func:`hush.per_example.chunks.charge`). ``std`` fixes the noise on this channel's sum; channels without it share
+    the rest of the budget, so that Σ (bound/std)² = 1/σ² over all channels.
     """
 
     bound: float
     proof: Proof = "sum"
     std: float | None = None
-    exact: bool = False  # sums of it have no rounding (counts of halves): nothing is charged for arithmetic
+    exact: bool = False  # sums without rounding (counts of halves): nothing is charged for arithmetic
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said about a query whose proof is its own: an event, and how far it can be trusted."""
+    """A claim by a query with its own proof: an event, and the status of its proof."""
 
     event: Any  # a dp_accounting DpEvent, or an object with ``delta_of(epsilon)``
     adjacency: Adjacency
@@ -55,38 +58,38 @@ class Claim:
 
 @dataclass(frozen=True)
 class PlainSumProof:
-    """Said by a query whose channels are plain sums: the table of `hush.guarantees` makes the claims."""
+    """Returned by a query whose channels are all plain sums: the table of `hush.guarantees` makes the claims."""
 
 
-BY_TABLE = PlainSumProof()
+PLAIN_SUM = PlainSumProof()
 
 
 @runtime_checkable
 class Query(Protocol):
-    """Turns a batch into bounded sums. An additive ``piece`` per microbatch or rank, one ``finish`` per step.
+    """Turns a batch into bounded sums: an additive ``piece`` per microbatch or rank, one ``finish`` per step.
 
-    It promises, and what is proven rests on it:
+    The proofs rely on these guarantees:
 
-    1. Add an example to a batch, or take one away, and no channel of ``proof="sum"`` moves by more than its ``bound``
-       in L2 norm, in exact arithmetic, whatever the data, the parameters and the states are.
+    1. When an example is added to a batch or removed, no channel of ``proof="sum"`` changes by more than its ``bound``
+       in L2 norm, in exact arithmetic, for any data, parameters and states.
     2. ``piece`` is additive: the sums over the pieces of a batch are the sums of the batch.
     3. An example without a finite gradient adds nothing to any channel.
-    4. What ``finish`` gives has the names of ``channels`` and no others; nothing else of the data leaves the query but
-       ``diagnostics``, which are never released.
-    5. The public state is made of releases and updates alone.
-    6. The private state reaches no channel whose ``proof`` is "sum".
-    7. ``channels`` do not change once a plan is made (a run refuses them where they do).
-    8. ``claims`` is `BY_TABLE` where every channel is a plain sum, and otherwise holds for whatever the private state
-       is; a query that says neither is refused.
+    4. The output of ``finish`` has exactly the names of ``channels``; nothing else computed from the data leaves the
+       query except ``diagnostics``, which are never released.
+    5. The public state is computed from releases and updates alone.
+    6. The private state influences no channel whose ``proof`` is "sum".
+    7. ``channels`` do not change once a plan is made (a run raises an error if they do).
+    8. ``claims`` is `PLAIN_SUM` where every channel is a plain sum, and otherwise holds for any private state; a query
+       that returns neither is refused.
     """
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """What is released, with its bound and the kind of proof it has."""
+        """The released sums, each with its bound and kind of proof."""
         ...
 
     def init(self, params: Named) -> tuple[State, State]:
-        """The public state (made of released values only) and the private state (never leaves the query)."""
+        """The public state (computed from released values only) and the private state (never leaves the query)."""
         ...
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
@@ -97,22 +100,22 @@ class Query(Protocol):
         """The channels to be noised, from the whole batch's sums, and the next private state."""
         ...
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
-        """The next public state, from what was released."""
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
+        """The next public state, from the noisy values."""
         ...
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
-        """`BY_TABLE` of a query whose channels are plain sums; else every claim about the first ``steps`` steps with
-        this noise on each channel's sum (error feedback, released rows). Nothing where nothing is claimed."""
+        """`PLAIN_SUM` if all channels are plain sums; else every claim about the first ``steps`` steps with this noise
+        on each channel's sum (error feedback, released rows). Empty if nothing is claimed."""
         ...
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts with. ``secret()`` is the run's at the time it is asked for, ``noise_std`` the noise on each
-    channel's sum."""
+    """The arguments of `NeedsPreparation.prepare`. ``secret()`` returns the run's current secret; ``noise_std`` is the
+    noise on each channel's sum."""
 
     model: nn.Module
     losses: Losses
@@ -123,35 +126,35 @@ class Start:
 
 @runtime_checkable
 class NeedsPreparation(Protocol):
-    """A query that has to see the model and the data before a run starts: one that releases rows (`hush.sanitize`)."""
+    """A query that needs the model and the data before a run starts: one that releases rows (`hush.sanitize`)."""
 
     def prepare(self, start: Start) -> tuple[Query, Source]:
-        """The query for this model, and the data that it gets in place of the run's. Nothing is released before the
-        first step asks for it, so that a ledger is charged first."""
+        """The query for this model, and the data source that replaces the run's. Nothing is released before the first
+        step, so a ledger is charged first."""
         ...
 
     def make_ready(self, step: int) -> None:
-        """Called before this step is covered by a ledger: whatever can fail without releasing anything fails here."""
+        """Called before a ledger is charged for this step: what can fail without a release should fail here."""
         ...
 
     def recall(self, public: State) -> None:
-        """Called when a run goes on from this public state: bring back into the model what it says."""
+        """Called when a run resumes from this public state: restore the model accordingly."""
         ...
 
     def count_numbers(self, model: nn.Module, source: Source) -> int:
-        """How many numbers of one record are released at a time."""
+        """The number of values of one record in one release."""
         ...
 
     def count_releases(self, participation: Participation, steps: int) -> int:
-        """How often a record meets noise in so many steps, at most."""
+        """The maximum number of releases of one record in ``steps`` steps."""
         ...
 
 
 @runtime_checkable
 class HasHiddenState(Protocol):
-    """A query whose hidden state carries an example on: it can move a step in which it takes no part."""
+    """A query with a private state: an example can influence steps in which it does not take part."""
 
     @property
     def reach(self) -> float:
-        """How far one example moves the sum of a step at most, in units of its channel's bound."""
+        """The largest change of a step's sum by one example, in units of its channel's bound."""
         ...

@@ -1,9 +1,10 @@
 """The clipped sum of per-example gradients: Σ gᵢ · min(1, c/‖gᵢ‖) (Abadi et al. 2016).
 
-Normalised by 1/c (De et al. 2022) it is Σ gᵢ · min(1/c, 1/‖gᵢ‖), which makes the learning rate independent of c.
-Automatic (Bu et al. 2023, "Automatic clipping") it is Σ gᵢ / (‖gᵢ‖ + γ), which has no c to choose. Per layer (McMahan
-et al. 2018), each of G layers is clipped to its share c/√G, so that the whole is still bounded by c. An example whose
-gradient is not finite contributes exactly zero.
+- ``normalised`` (De et al. 2022): Σ gᵢ · min(1/c, 1/‖gᵢ‖), which makes the learning rate independent of c;
+- ``automatic`` (Bu et al. 2023, "Automatic clipping"): Σ gᵢ / (‖gᵢ‖ + γ), without a c to choose;
+- ``per_layer`` (McMahan et al. 2018): each of G layers is clipped to c/√G, so the whole gradient is bounded by c.
+
+An example whose gradient is not finite contributes exactly zero.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from torch import Tensor, nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses, Named, State, Sums
-from hush.clipping.base import BY_TABLE, Channel, Claim, PlainSumProof, Query
+from hush.clipping.base import PLAIN_SUM, Channel, Claim, PlainSumProof, Query
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.result import PerExampleGradients
 from hush.sampling import Participation
 
 ClipMode = Literal["plain", "normalised", "automatic"]
 CLIP_MODES = ("plain", "normalised", "automatic")
-SMALLEST, LARGEST = 1e-15, 1e15  # clips within which no product of float32 numbers that matters vanishes or overflows
+SMALLEST, LARGEST = 1e-15, 1e15  # range of clips: float32 products neither vanish nor overflow
 ROUNDED_UP = 1 + 2.0**-36  # a norm of up to 100 000 parameters, summed in double precision, and the division by it
-STABILITY = 0.01  # γ of automatic clipping: keeps a vanishing gradient from being blown up; the paper's default
+STABILITY = 0.01  # γ of automatic clipping: limits the scaling of a vanishing gradient; the paper's default
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """How one example's gradient is brought within :attr:`bound`."""
+    """How the gradient of one example is scaled to a norm of at most :attr:`bound`."""
 
     clip: float = 1.0
     mode: ClipMode = "plain"
@@ -44,14 +45,14 @@ class Clipping:
         validate.positive(clip=self.clip)
         if not SMALLEST <= self.clip <= LARGEST:
             raise InvalidInputError(
-                f"clip {self.clip:g} is beyond what float32 can bound: it must lie between {SMALLEST:g} and "
-                f"{LARGEST:g}; scale the loss instead"
+                f"clip must lie between {SMALLEST:g} and {LARGEST:g} in float32, got {self.clip:g}: scale the loss "
+                "instead"
             )
         validate.choice(CLIP_MODES, clip_mode=self.mode)
 
     @property
     def bound(self) -> float:
-        """The largest norm of what one example adds: ``clip``, or 1 where it is divided by the clip or by its norm."""
+        """The largest norm of one example's contribution: ``clip``, or 1 in the other two modes."""
         return self.clip if self.mode == "plain" else 1.0
 
     def weigh(self, squared: Named) -> ClippedWeights:
@@ -72,7 +73,7 @@ class Clipping:
 
 @dataclass(frozen=True)
 class ClippedWeights:
-    """The weight of each example (by parameter where layers differ), its norm, and whether it was cut."""
+    """The weight of each example (by parameter where layers differ), its norm, and whether it was clipped."""
 
     weights: Tensor | Named
     norms: Tensor
@@ -80,7 +81,7 @@ class ClippedWeights:
 
 
 class Clipped(Query, Protocol):
-    """A query that is nothing but clipped gradients: it can be given another clip at every step."""
+    """A query that only clips gradients, so its clip can change at every step."""
 
     @property
     def clipping(self) -> Clipping:
@@ -94,7 +95,11 @@ class Clipped(Query, Protocol):
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Per-example gradients, clipped to norm ``clip`` and summed."""
+    """Per-example gradients, clipped to norm ``clip`` and summed.
+
+    ``mode`` is what each gradient g is multiplied by: ``plain`` min(1, clip/‖g‖), ``normalised`` that divided by clip,
+    ``automatic`` 1/(‖g‖ + 0.01) (Bu et al. 2023). With ``per_layer`` each of G layers is clipped to clip/√G. ``engine``
+    changes the speed and nothing else."""
 
     clip: float = 1.0
     mode: ClipMode = "plain"
@@ -106,49 +111,41 @@ class ClippedSum:
 
     @property
     def clipping(self) -> Clipping:
-        """How one example is bounded."""
         return Clipping(self.clip, self.mode, self.per_layer)
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """One channel; an example adds at most ``clip``, or 1 where the sum is normalised."""
         return {"gradient": Channel(self.clipping.bound)}
 
     def init(self, params: Named) -> tuple[State, State]:
-        """No state."""
         return {}, {}
 
     def tape(self, model: nn.Module, losses: Losses, content: Any, public: State) -> PerExampleGradients:
-        """The gradients that are clipped."""
         return per_example_gradients(model, losses, content, engine=self.engine)
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The clipped sum of one piece."""
         return clipped_sums(self.tape(model, losses, content, public), self.clipping)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
-        """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
-        """Nothing to learn from the release."""
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return public
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
-        """A plain sum: the table's."""
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 def clipped_sums(tape: PerExampleGradients, clipping: Clipping) -> Sums:
-    """Σ wᵢ gᵢ and what a person training wants to see."""
+    """Σ wᵢ gᵢ, and diagnostics."""
     weighed = clipping.weigh(tape.squared_norms())
     return {"gradient": tape.sum(weighed.weights), "diagnostics": diagnostics(tape.losses, weighed.clipped)}
 
 
 def total_norms(squared: Named) -> Tensor:
-    """Bounds of ‖gᵢ‖ over all parameters, from those of the squared norms by parameter; in double precision."""
+    """Upper bounds of ‖gᵢ‖ over all parameters, from bounds of the squared norms by parameter; in double precision."""
     return torch.stack([value.double() for value in squared.values()]).sum(0).sqrt()
 
 
@@ -158,13 +155,13 @@ def clip_factors(norms: Tensor, clip: float, mode: ClipMode) -> Tensor:
     if mode == "automatic":
         factors = 1.0 / (norms + STABILITY)
     else:
-        factors = (clip / norms).clamp(max=1.0)  # a zero norm gives infinity, which the clamp makes 1
+        factors = (clip / norms).clamp(max=1.0)  # a zero norm gives infinity, which is clamped to 1
         factors = factors / clip if mode == "normalised" else factors
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
 def by_layer(names: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Parameter names by the module that holds them: a layer's weight and bias go together."""
+    """Parameter names by the module that holds them: weight and bias of a layer form one group."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
@@ -172,7 +169,7 @@ def by_layer(names: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def diagnostics(losses: Tensor, clipped: Tensor) -> Named:
-    """What a person training wants to see and nobody else may: loss, batch size, clipped examples."""
+    """Private diagnostics for the person who trains: summed loss, batch size, number of clipped examples."""
     finite = torch.isfinite(losses)
     return {
         "loss": torch.where(finite, losses, torch.zeros_like(losses)).double().sum(),

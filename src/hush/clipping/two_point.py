@@ -1,8 +1,9 @@
-"""DiSK's query: per-example gradients at two points, combined before they are clipped.
+"""The query of DiSK: per-example gradients at two points, combined before clipping.
 
 Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024, "DiSK: Differentially private optimizer with simplified Kalman filter
 for noise reduction": gᵢ = a ∇ℓᵢ(θ + γ·dir) + (1 − a) ∇ℓᵢ(θ), a = (1 − κ)/(κγ), dir the last update. gᵢ is clipped after
-the combination, so one example adds at most c and the noise is DP-SGD's. dir is made of released parameters alone.
+the combination, so one example adds at most c and the noise is that of DP-SGD. dir is computed from released parameters
+alone.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses, Named, State, Sums, trainable
-from hush.clipping.base import BY_TABLE, Channel, Claim, PlainSumProof
+from hush.clipping.base import PLAIN_SUM, Channel, Claim, PlainSumProof
 from hush.clipping.clipped import Clipping, clipped_sums
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.per_example.augmentation import Point
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.result import PerExampleGradients
@@ -40,7 +41,7 @@ class TwoPoint:
 
     @staticmethod
     def of(clipping: Clipping, kappa: float, gamma: float) -> TwoPoint:
-        """The query that belongs to a Kalman filter of gain κ: a = (1 − κ)/(κγ)."""
+        """The query for a Kalman filter of gain κ: a = (1 − κ)/(κγ)."""
         validate.rate(kappa=kappa)
         validate.positive(gamma=gamma)
         a = (1.0 - kappa) / (kappa * gamma)
@@ -48,7 +49,7 @@ class TwoPoint:
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """One channel, bounded as any clipped sum: the combination is clipped, not its terms."""
+        """One channel with the bound of a clipped sum: the combination is clipped, not its terms."""
         return {"gradient": Channel(self.clipping.bound)}
 
     def init(self, params: Named) -> tuple[State, State]:
@@ -71,19 +72,16 @@ class TwoPoint:
         return [ahead] if self.a == 1 else [here, ahead]
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The clipped sum of one piece."""
         return clipped_sums(self.tape(model, losses, content, public), self.clipping)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
-        """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
-        """The next direction is the update that was just made, public like the parameters."""
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
+        """The next direction is the last update, which is public like the parameters."""
         return {} if self.a == 0 else {"direction": update}
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
-        """A plain sum: the table's."""
-        return BY_TABLE
+        return PLAIN_SUM

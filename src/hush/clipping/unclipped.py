@@ -1,4 +1,4 @@
-"""Ordinary training: the sum of gradients as it is, without any bound and so without any guarantee."""
+"""Ordinary training: the sum of gradients without a bound, and so without a guarantee."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from hush._internal.tensors import Losses, Named, State, Sums, check_losses, trainable
 from hush.clipping.base import Channel, Claim, PlainSumProof
 from hush.clipping.clipped import diagnostics
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.per_example.augmentation import read_batch_size
 from hush.per_example.model_rng import computing_again, drawing
 from hush.sampling import Participation
@@ -25,34 +25,28 @@ class PlainSum:
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """One channel without a bound: nothing is proven about it."""
         return {"gradient": Channel(math.inf, proof="none")}
 
     def init(self, params: Named) -> tuple[State, State]:
-        """No state."""
         return {}, {}
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The gradient of the piece's summed loss."""
         return sum_gradients(model, trainable(model), losses, content)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
-        """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
-        """Nothing to learn from the release."""
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return public
 
     def claims(
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
-        """None: nothing is bounded."""
         return ()
 
 
 def sum_gradients(module: nn.Module, params: Named, losses: Losses, content: Any) -> Sums:
-    """The gradient of the module's summed loss in these parameters, and what a person training wants to see."""
+    """The gradient of the module's summed loss in these parameters, and diagnostics."""
     with drawing(proven=False, again=True):
         values = losses(module, content)
         check_losses(values, read_batch_size(content))

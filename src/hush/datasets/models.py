@@ -21,9 +21,8 @@ LATENT = 32  # numbers that the autoencoder keeps of an image
 
 
 def put_channels_last(images: Tensor) -> Tensor:
-    """The same images in another order of memory, each pixel's channels side by side: convolutions and pooling that
-    follow keep it, and are up to twice as fast in it on a CPU. With one channel both orders are the same numbers in the
-    same places, and only the strides tell torch which is meant."""
+    """The same images in channels-last memory format: later convolutions and pooling keep it and are up to twice as
+    fast on a CPU. With one channel both formats have the same memory, and only the strides differ."""
     if images.shape[1] == 1:
         return images.squeeze(1).unsqueeze(-1).movedim(-1, 1)
     return images.movedim(1, -1).contiguous().movedim(-1, 1)  # torch.func maps this, and not torch's memory_format
@@ -160,7 +159,7 @@ def p2() -> nn.Sequential:
 
 
 def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Sequential:
-    """For images of one's own of any size from 4×4: two padded 3×3 convolutions 32-64, max-pool and ReLU, 128, out."""
+    """For images of any size from 4×4: two padded 3×3 convolutions 32-64, max-pool and ReLU, 128, out."""
     channels, height, width = shape
     flat = 64 * _area_after(height, width, [(0, 2), (0, 2)], "cnn")
     return ImageLayers(*_build_pooled(channels, 32, 1), *_build_pooled(32, 64, 1), *mlp([flat, 128, classes]))
@@ -233,8 +232,8 @@ class ResNet18(nn.Module):
     A 3×3 stem, eight blocks 64-128-256-512, global average pooling (``body`` ends here, width 512), linear head. He et
     al., "Deep Residual Learning", 2016; Wu and He, "Group Normalization", 2018. The usual BatchNorm computes with the
     statistics of the whole batch, so one example would change the gradients of all the others and no clipping could
-    bound its effect; GroupNorm normalises every example by itself and has as many parameters. ``norm="batch"`` is there
-    for what is published with it and proven by nobody. ``width`` is that of the stem (a multiple of 16; ``body`` ends
+    bound its effect; GroupNorm normalises every example by itself and has as many parameters. ``norm="batch"`` exists
+    for published methods without a proof. ``width`` is that of the stem (a multiple of 16; ``body`` ends
     at 8·width): at 16 it has 701 466 parameters."""
 
     def __init__(self, classes: int = 10, *, width: int = 64, norm: str = "group") -> None:
@@ -357,6 +356,14 @@ def shipped(name: str, **arguments: Any) -> Architecture:
     return Architecture("shipped", name, arguments)
 
 
+MOST_VALUES = 1000  # arguments of an architecture: a list of widths makes as many layers, before weights are compared
+
+
+def _count_values(value: Any) -> int:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
+    return 1 if inside is None else sum(map(_count_values, inside))
+
+
 def build_shipped(architecture: Architecture) -> nn.Module:
     """The network, with fresh weights; a name or an argument that is not known is refused."""
     if architecture.name not in SHIPPED:
@@ -365,11 +372,15 @@ def build_shipped(architecture: Architecture) -> nn.Module:
             f"{nearest(architecture.name, SHIPPED)}"
         )
     factory = SHIPPED[architecture.name]
+    if _count_values(architecture.arguments) > MOST_VALUES:
+        raise InvalidInputError(
+            f"the architecture '{architecture.name}' has more than {MOST_VALUES} numbers as arguments: none has so many"
+        )
     arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in architecture.arguments.items()}
     try:
         inspect.signature(factory).bind(**arguments)
         return factory(**arguments)
     except InvalidInputError:
         raise
-    except (TypeError, ValueError, RuntimeError, OverflowError, IndexError, ZeroDivisionError, MemoryError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, LookupError, AttributeError, MemoryError) as error:
         raise InvalidInputError(f"the arguments of the architecture '{architecture.name}' do not fit it") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 from hush._internal.tensors import Losses
 from hush._internal.validate import is_finite
 from hush.data_source import as_source
-from hush.datasets.splits import Owners, Rows, Split, hold_out, hold_out_units
+from hush.datasets.splits import Owners, Rows, Split, hold_out, hold_out_units, pick
 from hush.errors import InvalidInputError
 from hush.release.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
 from hush.tabular.encode import RowSubset
@@ -22,6 +22,8 @@ from hush.tabular.schema import Schema
 Range = tuple[float, float]
 HUBER = 0.1  # where Huber's loss turns from a square to a line: a twentieth of the target's range
 WEIGHTED = "the class weights were chosen without looking at the rows"
+
+UNUSED = -1e30  # the score of an output that is no class: its probability and its gradient are 0
 
 Metric = Literal["accuracy", "loss"]
 
@@ -35,18 +37,56 @@ class Notes:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class PendingClasses:
+    """Classes that are released with noise before training (`hush.statistics.class_names`).
+
+    ``labels`` are all labels of the rows, in the order of their text: private. An example's label is a place among
+    them. ``slots`` says which output of the model each label is, −1 for one that is no class, and ``used`` which
+    outputs are classes; both are written before the first step. ``build`` gives the architecture and the factory of a
+    model for so many classes, under a schema."""
+
+    labels: tuple[str, ...] = field(repr=False)
+    slots: Tensor = field(repr=False)
+    used: Tensor
+    build: Callable[[int, Schema | None], tuple[Architecture, Callable[[], nn.Module]]] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        labels: Sequence[str],
+        outputs: int,
+        build: Callable[[int, Schema | None], tuple[Architecture, Callable[[], nn.Module]]],
+    ) -> PendingClasses:
+        """Before the release: no label is a class."""
+        return cls(tuple(labels), torch.full((len(labels),), -1), torch.zeros(outputs, dtype=torch.bool), build)
+
+    def settle(self, classes: Sequence[str]) -> None:
+        """Give the first outputs to the classes that were released."""
+        places = {name: place for place, name in enumerate(classes)}
+        self.slots.copy_(torch.tensor([places.get(label, -1) for label in self.labels]))
+        self.used.copy_(torch.arange(len(self.used)) < len(classes))
+
+    def keep_known(self, rows: Rows) -> Rows:
+        """The rows whose label is a class, by its output."""
+        labels = (rows.tensors[-1][rows.rows] if isinstance(rows, RowSubset) else rows[-1]).long()
+        kept = pick(rows, torch.nonzero(self.slots[labels] >= 0).reshape(-1))
+        return change_labels(kept, lambda codes: self.slots[codes.long()])
+
+
 @dataclass(frozen=True)
 class Problem:
-    """Everything a run needs besides the method. ``assumptions`` go into the guarantee: what it takes to be public.
+    """Data, model, loss and metric of a run. ``assumptions`` are added to the guarantee: what is taken to be public.
 
-    ``architecture`` and ``inputs`` say how ``model`` is built and what an example is, for whoever receives the released
-    model; without them the weights are released alone, and loaded into a module that their reader brings.
+    ``architecture`` and ``inputs`` describe how ``model`` is built and what an example is, for the users of a released
+    model; without them only the weights are released, to be loaded into a module that the user builds.
 
     ``target`` is the column or array of the labels, where they have a name. ``target_range`` is the public range of a
     target that is a number (regression); the data holds it mapped to [−1, 1]. ``class_weights`` are for training alone;
-    ``awaited_weights`` hold those that are released with noise before it (`hush.statistics.releases`). ``owners`` says
-    whose each row is, where all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the
-    owner of the rows."""
+    ``awaited_weights`` hold those that are released with noise before training (`hush.statistics.releases`). ``owners``
+    has the unit of each row, if all rows of one unit are one example (:mod:`hush.privacy_unit`). ``notes`` are for the
+    owner of the data. Where ``pending_classes`` are released before training, ``classes`` counts the outputs of the
+    model that is trained; `settle_classes` gives the problem with the classes, and `trim` the model."""
 
     name: str
     summary: str
@@ -68,6 +108,7 @@ class Problem:
     notes: Notes | None = None
     awaited_weights: Tensor | None = None
     owners: Owners | None = None
+    pending_classes: PendingClasses | None = None
 
     @property
     def unit(self) -> str:
@@ -76,7 +117,7 @@ class Problem:
 
     @property
     def whose(self) -> Any:
-        """Whose each row of the training part is; None where an example is a row."""
+        """The unit of each training row; None if an example is a row."""
         return None if self.owners is None else self.owners.train
 
     @property
@@ -104,6 +145,38 @@ class Problem:
             raise InvalidInputError(f"class weights need classes, and '{self.name}' has none")
         return replace(self, awaited_weights=torch.ones(self.classes, dtype=torch.float64))
 
+    def settle_classes(self, names: Sequence[str]) -> Problem:
+        """The problem with the classes that were released, whose losses of training know them from now on. Rows to
+        train on stay, and count zero where their label is no class; rows to test on are those of the classes."""
+        pending = self.pending_classes
+        if pending is None:
+            raise InvalidInputError(f"the classes of '{self.name}' are known: there are none to settle")
+        pending.settle(names)
+        schema = None if self.schema is None else replace(self.schema, classes=tuple(names))
+        architecture, model = pending.build(len(names), schema)
+        held = None if self.validation is None else pending.keep_known(self.validation)
+        known = replace(self, classes=len(names), class_names=tuple(names), schema=schema, pending_classes=None)
+        return replace(
+            known,
+            model=model,
+            architecture=architecture,
+            losses=cross_entropy,
+            test=pending.keep_known(self.test),
+            validation=held,
+        )
+
+    def trim(self, trained: nn.Module) -> nn.Module:
+        """The trained model with the outputs of the classes alone; itself where it has no others."""
+        own = dict(trained.named_parameters()) | dict(trained.named_buffers())
+        trimmed = self.model().to(next(trained.parameters()).device)
+        theirs = dict(trimmed.named_parameters()) | dict(trimmed.named_buffers())
+        if all(own[name].shape == value.shape for name, value in theirs.items() if name in own):
+            return trained
+        with torch.no_grad():
+            for name, value in theirs.items():
+                value.copy_(own[name][: len(value)] if value.shape != own[name].shape else own[name])
+        return trimmed.train(trained.training)
+
     def with_class_weights(self, weights: Sequence[float]) -> Problem:
         """The same with a public weight for each class."""
         if self.classes is None:
@@ -117,7 +190,7 @@ class Problem:
         return replace(self, class_weights=tuple(weights), assumptions=(*self.assumptions, WEIGHTED))
 
     def describe(self) -> Description:
-        """What is said publicly about a model of this problem when it is released."""
+        """The public description of a released model of this problem."""
         classes = self.classes_by_name
         inputs = self.inputs if self.schema is None else describe_table(self.schema)
         return Description(
@@ -162,6 +235,24 @@ class LateWeighted:
         return weighted
 
 
+@dataclass(frozen=True, eq=False)
+class PendingLosses:
+    """Cross-entropy over the outputs that are classes. An example whose label is no class has the loss 0 and so the
+    gradient 0: it stays in the data and adds nothing to any sum."""
+
+    slots: Tensor
+    used: Tensor
+
+    def __call__(self, model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
+        """One loss per example."""
+        features, labels = content
+        scores = model(features)
+        place = self.slots.to(scores.device)[labels]
+        scores = scores.masked_fill(~self.used.to(scores.device), UNUSED)
+        values = functional.cross_entropy(scores, place.clamp(min=0), reduction="none")
+        return values * (place >= 0).to(values.dtype)
+
+
 def squared_error(model: nn.Module, content: tuple[Tensor, Tensor]) -> Tensor:
     """(model(x) − y)², one number per example."""
     features, targets = content
@@ -185,7 +276,7 @@ def from_units(targets: Tensor, limits: Range) -> Tensor:
 
 
 def to_units(outputs: Tensor, limits: Range) -> Tensor:
-    """The inverse of `from_units`: what a model's output stands for."""
+    """The inverse of `from_units`: a model's output in the units of the target."""
     low, high = limits
     return low + (outputs + 1) * ((high - low) / 2)
 

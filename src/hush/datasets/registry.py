@@ -1,4 +1,4 @@
-"""What ``hush data list|verify|fetch`` shows and does, as functions that return plain data."""
+"""The registry of public datasets: pinned files, verified reading, downloads, and ``hush data list|verify|fetch``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ import urllib3
 from hush._internal.storage import cache_put, explain, file_lock, find_cache, move_atomic, write_atomic
 from hush.errors import HushError, InvalidInputError
 
-# What a public dataset is made of: its official files, the SHA-256 of the bytes inside, and where to get them.
+# A public dataset: its official files, the SHA-256 of their content, and where to get them.
 #
-# The pins are of the unpacked bytes, which are the same whichever mirror, packing or system package they come from.
-# Each dataset is written down beside its loader.
+# The pinned hashes are of the unpacked bytes, which do not depend on the mirror, the compression or a system package.
+# Each dataset is defined next to its loader.
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Dataset:
         return next(file for file in self.files if file.name == name)
 
 
-# Verified bytes: where a dataset's files lie, and how they are read.
+# Verified reading of a dataset's files.
 #
-# A file is looked for in the folder given, in HUSH_DATA and in the cache, raw or packed by gzip or xz, and told apart
-# by its first bytes. Whatever the packing, its content must have the pinned SHA-256 before anything looks at it.
+# A file is searched in the given folder, in HUSH_DATA and in the cache, raw or compressed by gzip or xz, which its
+# first bytes show. Its content must have the pinned SHA-256 before anything else reads it.
 
 SUFFIXES = ("", ".gz", ".xz")
 
@@ -186,7 +186,7 @@ def _environment(name: str) -> Path | None:
 # its SHA-256 agrees with the pin; anything else is deleted.
 
 Progress = Callable[[str, int, int | None], None]
-"""Told (file, bytes so far, bytes in all or None) as a download goes on."""
+"""Called with (file, bytes so far, total bytes or None) during a download."""
 
 ATTEMPTS = 3
 """How often in a row an address may break off without delivering anything new."""
@@ -339,7 +339,7 @@ class Resuming:
                     return self._receive(response, out, url.rsplit("/", 1)[-1], have)
         except (requests.exceptions.ConnectionError, requests.exceptions.Timeout):
             if _size(part) == 0:
-                raise  # nobody there: the next mirror
+                raise  # unreachable: try the next mirror
             return False
 
     def _receive(self, response: requests.Response, out: IO[bytes], name: str, have: int) -> bool:
@@ -409,10 +409,10 @@ def verify(datasets: Iterable[Dataset], data_dir: str | Path | None = None) -> l
 def fetch(
     each: Dataset, *, data_dir: str | Path | None = None, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """Make sure that a dataset is here and whole; what is missing or altered is downloaded into the cache.
+    """Download the missing or altered files of a dataset into the cache.
 
-    Returns one row a file, as ``verify`` does. ``progress`` is told (file, bytes so far, bytes in all or None);
-    ``progress_on_stderr()`` gives one that draws a bar."""
+    Returns one row per file, as ``verify`` does. ``progress`` is called with (file, bytes so far, total bytes or None);
+    ``progress_on_stderr()`` draws a bar."""
     places = list_folders(None if data_dir is None else Path(data_dir))
     wanted = [file for file in each.files if not any(row["status"] == "ok" for row in _copies(each, file, places))]
     if wanted:
@@ -517,9 +517,9 @@ def progress_on_stderr() -> Iterator[Progress]:
     tasks: dict[str, TaskID] = {}
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
 
-        def tell(name: str, have: int, total: int | None) -> None:
+        def show(name: str, have: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name)
             bars.update(tasks[name], completed=have, total=total)
 
-        yield tell
+        yield show

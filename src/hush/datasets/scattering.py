@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from hush._internal.storage import find_cache, recall
 from hush.datasets.splits import Split
-from hush.errors import InvalidInputError
+from hush.errors import MissingDependencyError
 
 SCALE = 2
 ANGLES = 8
@@ -65,7 +65,7 @@ def _make_transform(height: int, width: int) -> Callable[[Tensor], Tensor]:
         # kymatio 0.3.0's torch package also loads its 3-D part, which current SciPy cannot; the 2-D one loads alone.
         from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
     except ImportError as error:
-        raise InvalidInputError("scattering features need kymatio: pip install 'hush-dp[scattering]'") from error
+        raise MissingDependencyError("scattering features need kymatio: pip install 'hush-dp[scattering]'") from error
     transform: Callable[[Tensor], Tensor] = ScatteringTorch2D(J=SCALE, shape=(height, width), L=ANGLES)
     return transform
 

@@ -1,10 +1,10 @@
-"""Train, validation and test, deterministic by seed.
+"""Splits into train, validation and test, deterministic by seed.
 
-A split depends on the number of rows and the seed alone, never on what the rows say, so it can be repeated and it is
-public. The guarantee of a run is about the rows of the training part.
+A split depends on the number of rows and the seed alone, never on the content of the rows, so it is reproducible and
+public. The guarantee of a run covers the rows of the training part.
 
-Rows that have a unit are split by it: whether a unit is held out is a keyed hash of its own identity, so all its rows
-are on one side, and one unit more or less moves nobody else.
+Rows with a unit are split by unit: a keyed hash of the unit's identity decides whether it is held out. All rows of a
+unit are therefore on one side, and adding or removing a unit changes no other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.errors import InvalidInputError
-from hush.randomness import Secret, generator
+from hush.randomness import Secret, generator, streams
 from hush.randomness.cipher import encrypt_counters
 from hush.tabular.encode import RowSubset
 from hush.tabular.schema import Schema
@@ -26,15 +26,15 @@ from hush.tabular.schema import Schema
 Arrays = tuple[Tensor, ...]
 """Tensors with the examples in their first dimension, usually (features, labels)."""
 Rows = Arrays | RowSubset
-"""Examples in memory, or those rows of mapped files that are meant."""
+"""Examples in memory, or selected rows of memory-mapped files."""
 
 Identities = NDArray[np.int64]
-"""One number for each row, the same for all rows of a unit."""
+"""One number per row, equal for all rows of a unit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Whose each row is, in the part to train on and in the part to test on; ``unit`` is what one of them is called."""
+    """The unit of each row in the training and test parts; ``unit`` is its name, such as "patient"."""
 
     unit: str
     train: Identities
@@ -56,14 +56,14 @@ class Split:
     owners: Owners | None = None
 
     def change_features(self, change: Callable[[Tensor], Tensor]) -> Split:
-        """The same rows and labels with other features; ``change`` must look at each row alone."""
+        """The same labels with transformed features; ``change`` must process each row independently."""
         (train, train_labels), (test, test_labels) = as_arrays(self.train), as_arrays(self.test)
         return Split((change(train), train_labels), (change(test), test_labels), self.schema, self.owners)
 
 
-def permutation(rows: int, seed: int, stream: str = "validation") -> Tensor:
+def permutation(rows: int, seed: int, stream: str = streams.VALIDATION) -> Tensor:
     """A permutation of ``rows`` numbers: a pure function of (rows, seed, stream)."""
-    order = generator(Secret.from_seed(seed, "split", stream), stream, rows).permutation(rows)
+    order = generator(Secret.from_seed(seed, streams.SPLIT, stream), stream, rows).permutation(rows)
     return torch.from_numpy(order.astype(np.int64))
 
 
@@ -82,10 +82,10 @@ def find_shape(rows: Rows) -> tuple[int, ...]:
     return tuple((rows.tensors if isinstance(rows, RowSubset) else rows)[0].shape[1:])
 
 
-def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = "validation") -> tuple[Rows, Rows]:
-    """(the rest, the held-out part): ⌊fraction·rows⌋ rows are held out. Both come in the permuted order, because
-    files are often sorted by class and batches in file order would then hold one class each. Of mapped rows the
-    numbers are permuted, and the rows stay where they are."""
+def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = streams.VALIDATION) -> tuple[Rows, Rows]:
+    """(the rest, the held-out part): ⌊fraction·rows⌋ rows are held out. Both are in permuted order, because files are
+    often sorted by class and batches in file order would then contain one class each. For memory-mapped rows only the
+    indices are permuted."""
     if not 0 <= fraction < 1:
         raise InvalidInputError(f"the held-out fraction must be at least 0 and below 1, got {fraction}")
     examples = count_examples(rows)
@@ -95,11 +95,10 @@ def hold_out(rows: Rows, fraction: float, *, seed: int, stream: str = "validatio
 
 
 def hold_out_units(
-    rows: Rows, units: Identities, fraction: float, *, seed: int, stream: str = "validation"
+    rows: Rows, units: Identities, fraction: float, *, seed: int, stream: str = streams.VALIDATION
 ) -> tuple[tuple[Rows, Identities], tuple[Rows, Identities]]:
-    """(the rest and whose it is, the held-out part and whose it is): each unit is held out with probability
-    ``fraction`` over the public keys, by its identity alone. Both parts come in an order of the units that is decided
-    likewise."""
+    """(the rest and its units, the held-out part and its units): each unit is held out with probability ``fraction``
+    over the public keys, by its identity alone. The order of both parts is decided by the same hash."""
     if not 0 <= fraction < 1:
         raise InvalidInputError(f"the held-out fraction must be at least 0 and below 1, got {fraction}")
     coins, places = _hash_units(units, seed, stream)
@@ -111,13 +110,13 @@ def hold_out_units(
 
 
 def _hash_units(units: Identities, seed: int, stream: str) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
-    """For each row a number from 0 to 1 and one to order by, of its unit's identity: AES under a public key."""
-    key = Secret.from_seed(seed, "split", f"{stream} of units").derive("units", 0, size=32)
+    """For each row a number in [0, 1) and one to sort by, from its unit's identity: AES under a public key."""
+    key = Secret.from_seed(seed, streams.SPLIT, streams.split_units(stream)).derive(streams.UNITS, 0, size=32)
     different, where = np.unique(units, return_inverse=True)
     words = encrypt_counters(key, different.view(np.uint64), 1).view("<u8").reshape(-1, 2)[where.reshape(-1)]
     return (words[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53, words[:, 1].astype(np.uint64)
 
 
 def pick(rows: Rows, places: Tensor) -> Rows:
-    """The examples at these places, in this order; of mapped rows none is copied."""
+    """The examples at these places, in this order; memory-mapped rows are not copied."""
     return rows.pick(places) if isinstance(rows, RowSubset) else tuple(a[places] for a in rows)

@@ -1,10 +1,10 @@
-"""Whether the processes that share a run stand at the same place: compared before the first step, and at every step.
+"""Checks that the processes of a run have the same state, before the first step and at every step.
 
-Before the first step digests of plan, data and weights are compared, under the run's secret, and how a batch is cut. At
-every step a checksum of what a sum depends on (parameters, buffers, the query's public state) and of what decides who
-is summed where (secret, step, microbatch) rides along with the sums: with another one of these, an example could be
-summed by two processes, which is twice its bound. Each process puts its own into a place of its own, so that the
-float64 sum over all processes is the list of them, exactly.
+Before the first step, digests of plan, data and weights (under the run's secret) and the partition of a batch are
+compared. At every step, a checksum is sent with the sums. It covers what a sum depends on (parameters, buffers, the
+query's public state) and what decides which process sums which example (secret, step, microbatch): if these differed,
+an example could be summed by two processes, which is twice its bound. Each process writes its checksum at its own
+index, so the float64 sum over all processes is exactly the list of checksums.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from hush.data_source import Source, Tensors
 from hush.distributed.group import ProcessGroup
 from hush.errors import Refused
 from hush.privacy_unit import Units
-from hush.randomness import Secret, generator, seeded
+from hush.randomness import Secret, generator, seeded, streams
 from hush.randomness.cipher import Octets, compute_tag
 
 if TYPE_CHECKING:
-    from hush.plan import Mechanism
+    from hush.plan import Plan
 
 
-# Which data and which frozen weights a run is on, as digests keyed with its secret: private, and useless without it.
+# Digests of a run's data and frozen weights, keyed with its secret: private, and useless without it.
 #
-# A run that went on with other data would add the same noise to other sums, and the difference of the two would be free
-# of noise. So other data is refused. All of it is digested: tensors as they lie in memory, at ten gigabytes a second;
-# any other source by reading every example once, which takes as long as reading an epoch does. Where reading twice
-# gives two results (augmentation inside the dataset that torch's generator does not decide), only the length is known
-# here, and the record of sums (`hush.checkpointing.sum_log`) is what sees a change.
+# A run resumed on other data would add the same noise to other sums, and the difference of the two would be free of
+# noise. So other data is rejected. All data is digested: tensors directly from memory, at ten gigabytes per second;
+# any other source by reading every example once, which takes as long as reading an epoch. If two readings give
+# different results (augmentation inside the dataset that torch's generator does not control), only the length is known
+# here, and the sum log (`hush.checkpointing.sum_log`) detects a change.
 
 Tell = Callable[[str], None]
-LOOKED_AT = 256  # examples that are read twice, to see whether they are the same
-CHUNK = 256  # examples read at a time
-PATIENCE = 2.0  # seconds before anything is said
+LOOKED_AT = 256  # examples that are read twice and compared
+CHUNK = 256  # examples per read
+PATIENCE = 2.0  # seconds before a progress message
 VARYING = "changes from one reading to the next"
 
 
 def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
-    """The digest of all data under the run's secret, or `VARYING` with its length where there is no such thing."""
+    """The digest of all data under the run's secret, or `VARYING` with the length if two readings differ."""
     if isinstance(source, Units):
         grouping = _tag(secret, "units", _bytes((source.order, source.starts, source.most)))
         return f"{digest_data(source.rows, secret, tell)}, in units: {grouping}"
@@ -61,7 +61,7 @@ def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
 def is_varying(source: Source, secret: Secret) -> bool:
     """Whether some examples differ from one reading to the next."""
     size = min(LOOKED_AT, len(source))
-    chosen = generator(secret, "digest", 0).choice(len(source), size, replace=False, shuffle=False)
+    chosen = generator(secret, streams.SAMPLED_DIGEST, 0).choice(len(source), size, replace=False, shuffle=False)
     indices = torch.from_numpy(chosen)
     readings = []
     for _ in range(2):
@@ -95,7 +95,7 @@ def _whole(source: Source, secret: Secret, tell: Tell) -> str:
 
 
 def _tag(secret: Secret, purpose: str, parts: Iterator[Octets]) -> str:
-    return compute_tag(secret.derive(f"digest/{purpose}", 0, size=32), bytes(12), parts).hex()
+    return compute_tag(secret.derive(streams.digest(purpose), 0, size=32), bytes(12), parts).hex()
 
 
 def _bytes(content: Any) -> Iterator[Octets]:
@@ -124,52 +124,52 @@ def _text(text: str) -> Octets:
     return np.frombuffer(f"\0{text}\0".encode(), np.uint8)
 
 
-STANDING = "standing"
+STANDING = streams.CONSISTENCY
 
 
-def check_shareable(plan: Mechanism, ranks: ProcessGroup) -> None:
-    """Refuse what several processes cannot share."""
+def check_shareable(plan: Plan, ranks: ProcessGroup) -> None:
+    """Raise an error for a plan that several processes cannot share."""
     if ranks.world > 1 and isinstance(plan.query, NeedsPreparation):
         raise Refused(
-            f"method '{plan.method}' releases rows before its first step, which several processes do not share: train "
-            "in one process, without torchrun"
+            f"method '{plan.method}' releases rows before its first step, which is not supported on several processes: "
+            "train in one process, without torchrun"
         )
 
 
 def find_shards(ranks: ProcessGroup, device: torch.device) -> ProcessGroup | None:
-    """The processes among which the coordinates of noise are cut, where there are several."""
+    """The processes among which the coordinates of noise are divided, if there are several."""
     if device.type == "cuda":
-        raise Refused("noise is made in slices on the CPU only: leave noise_shards out")
+        raise Refused("noise is computed in slices on the CPU only: leave noise_shards out")
     return ranks if ranks.world > 1 else None
 
 
 def check_same_run(
-    ranks: ProcessGroup, plan: Mechanism, model: nn.Module, source: Source, secret: Secret, **cut: int
+    ranks: ProcessGroup, plan: Plan, model: nn.Module, source: Source, secret: Secret, **cut: int
 ) -> None:
-    """Refuse, on every process, where plan, weights, data or how work is ``cut`` are not the same on all of them."""
+    """Raise an error on every process if plan, weights, data or the partition ``cut`` differ between processes."""
     if ranks.world > 1:
         numbers = {name: str(number) for name, number in cut.items()}
         check_same(ranks, _digest_run(plan, model, source, secret) | numbers)
 
 
 def check_same(ranks: ProcessGroup, own: Mapping[str, str]) -> None:
-    """Refuse, on every process, where ``own`` (digests by what they are of) is not the same on all of them."""
+    """Raise an error on every process if ``own`` (digests by name) differs between processes."""
     first = ranks.hear(dict(own))
     differs = torch.tensor([float(first.get(what) != found) for what, found in own.items()], dtype=torch.float64)
     counts = ranks.total({"differs": {"": differs}})["differs"][""]
     names = [what for what, count in zip(own, counts.tolist(), strict=True) if count]
     if names:
         raise Refused(
-            f"the processes of this run do not have the same {' and '.join(names)}, and what they sum would not be one "
-            "batch: give all of them the same files, options, seed and libraries"
+            f"the processes of this run do not have the same {' and '.join(names)}, so their sums would not belong to "
+            "one batch: give all of them the same files, options, seed and libraries"
         )
 
 
-def _digest_run(plan: Mechanism, model: nn.Module, source: Source, secret: Secret) -> dict[str, str]:
+def _digest_run(plan: Plan, model: nn.Module, source: Source, secret: Secret) -> dict[str, str]:
     data = digest_data(source, secret, lambda text: None)
     if data.startswith(VARYING):
         raise Refused(
-            "the data differ from one reading to the next, so that nobody can see whether all processes have the same: "
+            "the data differ from one reading to the next, so it cannot be checked that all processes have the same: "
             "draw at random in the model or its losses, or train in one process"
         )
     try:
@@ -180,12 +180,12 @@ def _digest_run(plan: Mechanism, model: nn.Module, source: Source, secret: Secre
 
 
 def mark_step(secret: Secret, step: int, microbatch: int) -> Tensor:
-    """What decides which examples of which batch a process sums, as numbers that say nothing about the secret."""
+    """What decides which examples a process sums, as numbers that reveal nothing about the secret."""
     return torch.tensor([*secret.derive(STANDING, step), microbatch])
 
 
 def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
-    """The sums with one more channel: where this process stands, as one number in its own place of all."""
+    """The sums with one more channel: the checksum of this process's state, at its own index."""
     device = next(value.device for named in sums.values() for value in named.values())
     place = torch.zeros(ranks.world, dtype=torch.float64, device=device)
     place[ranks.rank] = at
@@ -193,11 +193,11 @@ def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
 
 
 def take_standing(sums: Sums, at: int) -> Sums:
-    """The sums without that channel; refused where a process stood elsewhere."""
+    """The sums without that channel; an error if the checksum of a process differs."""
     if bool((sums[STANDING][""] != at).any()):
         raise Refused(
-            "the processes of this run have come to different parameters, or to another step, secret or microbatch, so "
-            "that what they sum is not one step: run them on machines of one kind with the same libraries, and after "
-            "process 0 has restored a checkpoint call share_state on all"
+            "the processes of this run have different parameters, or a different step, secret or microbatch, so their "
+            "sums do not belong to one step: use machines of one kind with the same libraries, and call share_state on "
+            "all processes after process 0 has restored a checkpoint"
         )
     return {channel: named for channel, named in sums.items() if channel != STANDING}

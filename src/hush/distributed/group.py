@@ -1,34 +1,33 @@
-"""One model on several processes: each sums its share of a step's examples, and all of them take the same step.
+"""Training one model on several processes: each sums its share of a step's examples, and all take the same step.
 
     torchrun --nproc-per-node 4 -m hush train …
 
-or in a loop of one's own, in two more lines: ``ranks = hush.init_distributed()`` and ``plan.start(…, ranks=ranks)``.
+In your own training loop it takes two lines: ``ranks = hush.init_distributed()`` and ``plan.start(…, ranks=ranks)``.
 
-Why the guarantee is that of one process, as the same object:
+Why the guarantee is the same as on one process:
 
-1. *The sums.* A step's examples take places (`hush.per_example.chunks`) by the secret that all processes share, places
-are cut
-   into pieces, and piece j is the work of process j mod W. So every example of the batch is summed on one process, by
-   the rows, the parameters and the public state that all of them have: digests of plan, data and weights are compared
-   before the first step, and checksums of secret, step, microbatch, parameters, buffers and public state ride along
-   with every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with
-   the bounds that the query declares.
-2. *Its rounding.* What processes add to each other is float64. `hush.per_example.chunks.charge` lets every addend of
-the
-   float64 sum be rounded as often as there are places. With W processes the addends are the blocks that hold a place,
-   of which there are at most as many as places; a process without any adds zeros, which rounds nothing; and in any
-   order of additions an addend is rounded at most once for each other addend. So the charge holds for every W.
-3. *One sum.* Coordinates are cut among the processes; each adds its slice in the order of the ranks and sends copies of
-   the result. All processes hold the same bits because they are copies, whatever the library or the network does.
+1. *The sums.* The examples of a step get places (`hush.per_example.chunks`) by the secret that all processes share.
+   Places are divided into chunks, and process j mod W computes chunk j. So every example of the batch is summed on one
+   process, from the same rows, parameters and public state: digests of plan, data and weights are compared before the
+   first step, and checksums of secret, step, microbatch, parameters, buffers and public state are sent with every
+   step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with the bounds
+   that the query declares.
+2. *Its rounding.* Processes add float64 numbers. `hush.per_example.chunks.charge` allows every addend of the float64
+   sum to be rounded as often as there are places. With W processes the addends are the blocks that hold a place, at
+   most as many as places; a process without any adds zeros, which causes no rounding; and in any order of additions an
+   addend is rounded at most once for each other addend. So the charge holds for every W.
+3. *One sum.* Coordinates are divided among the processes; each adds its slice in the order of the ranks and sends
+   copies of the result. All processes hold the same bits because they are copies, whatever the library or the network
+   does.
 4. *One noise.* Rank 0 draws the secret and all noise derives from it, so each process adds the same vector, and it is
-   in the release once. Rank 0 alone decides, before any noise is drawn: its ledger covers the step and its record says
-   that this noise has met no other sum. The others wait for this verdict; without it nobody takes the step.
+   in the release once. Before any noise is drawn, rank 0 alone checks that its ledger covers the step and that its sum
+   log has no other sum for this noise. The other ranks wait for the result; without it no rank takes the step.
 5. *What is released* are the parameters of rank 0. They are a function of its sums and its noise, as on one process. If
-   another process came to other parameters (another processor, another library), the checksums differ at the next
+   another process computes other parameters (another processor, another library), the checksums differ at the next
    step, before its noise is drawn, and the run stops.
 
-What the processes tell each other is private: sums without noise, and the secret. The network between them must be
-trusted, as the machines are; torch.distributed does not encrypt.
+The messages between processes are private: sums without noise, and the secret. The network must be trusted like the
+machines; torch.distributed does not encrypt.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hush._internal.tensors import Layout, Named, Sums
-from hush.errors import HushError, InvalidInputError
+from hush.errors import InvalidInputError, LostRank, Stopped
 
-# What goes into a step and comes out of it, and who shares it or stands beside it.
+# Types of a step's input and output, and of the process group and guard that a run uses.
 
-MICROBATCH = 400  # places of a piece, a third of them empty at batch 256: more activations fall out of the cache
+MICROBATCH = 400  # places per chunk, a third of them empty at batch 256: more activations do not fit into the cache
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The examples of one step of one run. Which they are, and how many, is private."""
+    """The examples of one step of one run. Their indices and their number are private."""
 
     step: int
     indices: Tensor = field(repr=False)
@@ -66,13 +65,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Record:
-    """What happened in a step. ``private`` (loss, batch size, clipped examples) must never be released."""
+    """The result of a step. ``private`` (loss, batch size, clipped examples) must never be released."""
 
     step: int
     private: Named
 
     def numbers(self) -> dict[str, float]:
-        """The private figures as plain numbers, for a file marked private."""
+        """The private metrics as plain numbers, for a file marked private."""
         return {name: float(value) for name, value in self.private.items()}
 
 
@@ -86,7 +85,7 @@ class ProcessGroup(Protocol):
 
     @property
     def world(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         ...
 
     def total(self, sums: Sums) -> Sums:
@@ -94,15 +93,15 @@ class ProcessGroup(Protocol):
         ...
 
     def hear(self, value: Any) -> Any:
-        """What process 0 says, on every process: plain data, as JSON has it."""
+        """Broadcast plain data (JSON types) from process 0 to every process."""
         ...
 
     def hear_bytes(self, said: bytes) -> bytes:
-        """The same for bytes."""
+        """Broadcast bytes from process 0."""
         ...
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
-        """The parts of all processes one after the other; that of process r has ``sizes[r]`` numbers."""
+        """The parts of all processes, concatenated; that of process r has ``sizes[r]`` numbers."""
         ...
 
 
@@ -114,15 +113,15 @@ class SingleProcess:
     world: int = 1
 
     def total(self, sums: Sums) -> Sums:
-        """The sums as they are."""
+        """The sums unchanged."""
         return sums
 
     def hear(self, value: Any) -> Any:
-        """What this process says."""
+        """The value of this process."""
         return value
 
     def hear_bytes(self, said: bytes) -> bytes:
-        """What this process says."""
+        """The bytes of this process."""
         return said
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
@@ -130,18 +129,14 @@ class SingleProcess:
         return part
 
 
-class Stopped(HushError):
-    """Process 0 has stopped the run; why is what process 0 says."""
-
-
 def on_rank_zero(ranks: ProcessGroup, action: Callable[[], Any]) -> Any:
-    """What ``action`` gives on process 0, which alone does it, as JSON has it; where it fails there, all stop."""
+    """The result of ``action`` (JSON types), which only process 0 calls; if it fails there, all processes stop."""
     if ranks.world == 1:
         return action()
     if ranks.rank:
         told = ranks.hear(None)
         if told["failed"]:
-            raise Stopped("process 0 has stopped this run, and says why")
+            raise Stopped("process 0 has stopped this run; its own message says why")
         return told["value"]
     try:
         value = action()
@@ -153,11 +148,11 @@ def on_rank_zero(ranks: ProcessGroup, action: Callable[[], Any]) -> Any:
 
 
 class NoiseReuseGuard(Protocol):
-    """Sees to it that the noise of a step never meets two different sums (`hush.checkpointing`)."""
+    """Ensures that the noise of a step is never added to two different sums (`hush.checkpointing`)."""
 
     def meets(self, sums: Sums) -> bool:
-        """Called with the next step's channels before their noise is drawn. False where the run has a fresh secret
-        now, so that the sums are to be made anew."""
+        """Called with the next step's channels before their noise is drawn. Returns False if the run now has a fresh
+        secret, so the sums must be recomputed."""
         ...
 
     def releasing(self) -> None:
@@ -166,17 +161,13 @@ class NoiseReuseGuard(Protocol):
 
 
 PATIENCE = 1800.0  # seconds without an answer after which a process counts as lost
-MESSAGE = 1000  # bytes that fit into one message; a longer one takes a second
-LENGTH = 8  # bytes that say how long a message is
-
-
-class LostRank(HushError):
-    """Another process of this run is gone or does not answer."""
+MESSAGE = 1000  # bytes per message; longer content takes a second message
+LENGTH = 8  # bytes that encode the length of a message
 
 
 @dataclass(frozen=True)
 class Distributed:
-    """This process among those of a process group of torch.distributed (gloo, or nccl where the model is on CUDA)."""
+    """This process in a process group of torch.distributed (gloo, or nccl if the model is on CUDA)."""
 
     rank: int
     world: int
@@ -186,7 +177,7 @@ class Distributed:
         """The sums over all processes in float64, the same bits on each: see 3. above."""
         layouts = {channel: Layout.of(named) for channel, named in sums.items()}
         flat = torch.cat([layouts[channel].join(named) for channel, named in sums.items()]).double()
-        whole = self._add_up(flat.to(self.device)).to(flat.device)  # numbers on a CPU go through nccl too, and back
+        whole = self._add_up(flat.to(self.device)).to(flat.device)  # nccl needs tensors on its device
         parts = torch.split(whole, [layout.size for layout in layouts.values()])
         return {channel: layouts[channel].split(part) for channel, part in zip(sums, parts, strict=True)}
 
@@ -205,7 +196,7 @@ class Distributed:
         return mine[: len(flat)]
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
-        """The parts of all processes one after the other; that of process r has ``sizes[r]`` numbers."""
+        """The parts of all processes, concatenated; that of process r has ``sizes[r]`` numbers."""
         padded = part.new_zeros(max(sizes), device=self.device)
         padded[: len(part)] = part
         parts = [torch.empty_like(padded) for _ in sizes]
@@ -214,12 +205,12 @@ class Distributed:
         return torch.cat([own[:size] for own, size in zip(parts, sizes, strict=True)]).to(part.device)
 
     def hear(self, value: Any) -> Any:
-        """What process 0 says, as JSON has it; what others would say is not asked."""
+        """Broadcast plain data (JSON types) from process 0; the data of other processes are ignored."""
         said = json.dumps(value).encode() if self.rank == 0 else b""
         return json.loads(self.hear_bytes(said))
 
     def hear_bytes(self, said: bytes) -> bytes:
-        """The bytes that process 0 says."""
+        """Broadcast bytes from process 0."""
         first = len(said).to_bytes(LENGTH, "big") + said[:MESSAGE]
         heard = bytes(self._broadcast(_to_octets(first.ljust(LENGTH + MESSAGE, b"\0"))).numpy())
         size = int.from_bytes(heard[:LENGTH], "big")
@@ -236,13 +227,13 @@ class Distributed:
 
     @contextmanager
     def _reaching_others(self) -> Iterator[None]:
-        """An error of the network is that of another process."""
+        """Report a network error as the failure of another process."""
         try:
             yield
         except RuntimeError as error:
             raise LostRank(
-                f"process {self.rank} of {self.world} reaches another one no more: it failed (its own message says "
-                "why), was killed, or did not answer in time"
+                f"process {self.rank} of {self.world} lost its connection to another process, which failed (its own "
+                "message says why), was killed, or did not answer in time"
             ) from error
 
 
@@ -251,27 +242,27 @@ def _to_octets(content: bytes) -> Tensor:
 
 
 def find_own_device(device: str | torch.device) -> torch.device:
-    """The device of this process where all were told the same: ``cuda`` is a GPU for each that torchrun has started
-    on this machine."""
+    """The device of this process if all processes get the same option: ``cuda`` is one GPU for each process that
+    torchrun has started on this machine."""
     named = torch.device(device)
     own = os.environ.get("LOCAL_RANK", "")
     return torch.device("cuda", int(own)) if named == torch.device("cuda") and own.isdecimal() else named
 
 
 def init_distributed(device: str | torch.device = "cpu", *, timeout: float = PATIENCE) -> ProcessGroup:
-    """This process as one of those that torchrun started, or alone where it was started by itself.
+    """The process group that torchrun started, or a single process if there is none.
 
-    ``device`` is where the model is: processes speak through nccl where that is CUDA, and through gloo elsewhere; for
-    ``cuda`` it is `find_own_device`. A process that says nothing for ``timeout`` seconds counts as lost. What was
-    joined here is left when the program ends, at the latest.
+    ``device`` is where the model is: the backend is nccl for CUDA and gloo otherwise; ``cuda`` is resolved by
+    `find_own_device`. A process that does not answer for ``timeout`` seconds counts as lost. The group is destroyed
+    when the program ends, at the latest.
     """
     if not dist.is_available():
-        raise InvalidInputError("this torch was built without torch.distributed, so one process is all there is")
+        raise InvalidInputError("this torch was built without torch.distributed: use one process")
     if not dist.is_initialized():
         if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
             return SingleProcess()
         kind = torch.device(device).type
-        importlib.import_module("torch.distributed.nn")  # later, its default arguments would hold the group for ever
+        importlib.import_module("torch.distributed.nn")  # if imported later, its defaults would keep the group alive
         atexit.register(shutdown_distributed)
         try:
             dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
@@ -284,10 +275,10 @@ def init_distributed(device: str | torch.device = "cpu", *, timeout: float = PAT
 
 
 def shutdown_distributed() -> None:
-    """Say goodbye to the other processes, where there are any.
+    """Leave the process group, if there is one.
 
-    The threads of the group end here. One that outlives the interpreter dies with the whole process where it lets go of
-    a tensor (SIGABRT), and torchrun takes a run that is finished for one that failed.
+    The threads of the group end here. A thread that outlives the interpreter aborts the process (SIGABRT) when it frees
+    a tensor, and torchrun would report a finished run as failed.
     """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,15 @@
 """The book of a ledger: every spend and budget of one or more datasets, in one file.
 
-A run that stopped early is counted with all the steps that it could have taken (see `hush.ledger.entries.Spend`),
-unless somebody declares that it was stopped without looking at anything (`Ledger.close`).
+>>> import tempfile, hush
+>>> ledger = hush.Ledger(f"{tempfile.mkdtemp()}/spend.jsonl")
+>>> ledger.budget("patients", epsilon=8, delta=1e-5).epsilon  # no run may bring the total above this
+8.0
+>>> ledger.add("patients", 1.0, 1e-6, run="a survey")
+>>> round(ledger.total("patients").epsilon, 3)
+1.0
+
+A run is entered once, with all its planned steps (see `hush.ledger.entries.Spend`). It counts with fewer steps only if
+the user declares that it was stopped without looking at anything (`Ledger.close`).
 
 A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Names are compared without
 case and outer spaces, and where a ledger has a budget, a name that is not in it yet must be declared to be new: else a
@@ -21,9 +29,10 @@ from typing import Any
 
 from hush._internal.validate import choice
 from hush.accounting.accountant import ADJACENCIES, Adjacency
+from hush.accounting.events import to_json
 from hush.accounting.guarantee import STATUSES, Status
 from hush.errors import InvalidInputError, Refused
-from hush.ledger.chain import Chain, Entry
+from hush.ledger.chain import Chain, Entry, Slots
 from hush.ledger.entries import (
     BY_HAND,
     Budget,
@@ -36,9 +45,10 @@ from hush.ledger.entries import (
     check_halves,
     check_name,
     check_spend,
+    close_of,
+    first_steps,
     fold_name,
     kind_of,
-    no_less,
     scope_fields,
     spend_of,
     to_fields,
@@ -52,7 +62,12 @@ KINDS = ("ledger", *BUDGETS, *SPENDS, "close", "cap")
 
 
 class Ledger:
-    """The ledger in one file, for one or more datasets; several processes may use it at once."""
+    """The ledger in one file, for one or more datasets; several processes may use it at once.
+
+    >>> ledger = hush.Ledger("spend.jsonl")  # doctest: +SKIP
+    >>> ledger.budget("patients", epsilon=8, delta=1e-5)  # doctest: +SKIP
+    >>> ledger.total("patients", unit="example").epsilon  # doctest: +SKIP
+    """
 
     def __init__(self, path: str | Path, *, create: bool = True, write: bool = True) -> None:
         """Open it, or make a new one; ``write=False`` only looks, and needs no permission to write."""
@@ -61,13 +76,14 @@ class Ledger:
         self._budgets: dict[str, list[tuple[int, Budget]]] = {}
         self._caps: dict[str, dict[str, int]] = {}
         self._names: dict[str, str] = {}
-        self._read = 0
+        self._first: dict[str, tuple[int, Cost]] = {}  # by dataset: its first spend, and in which line it is
+        self._shared: dict[int, Spend] = {}  # the spends of templates
         if not self.path.parent.is_dir():
             raise InvalidInputError(f"the directory of the ledger '{path}' does not exist")
         with self._chain.locked(create=create, write=write) as chain:
-            if not chain.entries and create and write:
+            if chain.first is None and create and write:
                 chain.append(at=_now(), kind="ledger", format=FORMAT, name=secrets.token_hex(8))
-            first = chain.entries[0] if chain.entries else {}
+            first = chain.first or {}
             if first.get("format") != FORMAT or not isinstance(first.get("name"), str):
                 raise InvalidInputError(f"'{path}' is no ledger of this version of hush")
             self._index()
@@ -79,8 +95,9 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """What tells this ledger from any other: a random name in its first line."""
-        return str(self._chain.entries[0]["name"])
+        """The identity of this ledger: a random name in its first line."""
+        assert self._chain.first is not None
+        return str(self._chain.first["name"])
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -94,7 +111,7 @@ class Ledger:
         return sorted(self._names.values())
 
     def known_as(self, dataset: str) -> str:
-        """The name under which a dataset stands here, however its case and spaces were typed; else as it was given."""
+        """The name of a dataset in this ledger, whatever its case and spaces; a new name is returned unchanged."""
         return self._names.get(fold_name(dataset), dataset)
 
     def check_known(self, dataset: str, *, new: bool = False) -> str:
@@ -109,11 +126,16 @@ class Ledger:
         return self.known_as(dataset)
 
     def spends(self, dataset: str = DATASET) -> dict[str, Spend]:
-        """By run: what it has reserved on this dataset."""
-        return {run: spend for (name, run), spend in self._spends.items() if name == fold_name(dataset)}
+        """By run: what it was charged on this dataset."""
+        folded = fold_name(dataset)
+        return {run: spend for (name, run), spend in self._spends.items() if name == folded}
 
-    def budget(self, dataset: str = DATASET) -> Budget | None:
-        """The budget that was set last."""
+    def budget(
+        self, dataset: str = DATASET, epsilon: float | None = None, delta: float = 1e-5, *, unit: str | None = None
+    ) -> Budget | None:
+        """The budget that was set last, after setting it to (ε, δ) where an ε is given (`set_budget`)."""
+        if epsilon is not None:
+            self.set_budget(dataset, epsilon, delta, scope=None if unit is None else Scope(unit))
         found = self._budgets.get(fold_name(dataset))
         return found[-1][1] if found else None
 
@@ -133,24 +155,22 @@ class Ledger:
         found = [spend.cost.scope for spend in self.spends(dataset).values()]
         return list(dict.fromkeys([self.scope(dataset), *list_scopes(found, self.caps(dataset))]))
 
-    def total(self, dataset: str = DATASET, delta: float | None = None, *, scope: Scope | None = None) -> Total:
+    def total(
+        self,
+        dataset: str = DATASET,
+        delta: float | None = None,
+        *,
+        unit: str | None = None,
+        scope: Scope | None = None,
+    ) -> Total:
         """What is proven about everything spent on a dataset, however its runs stopped.
 
-        At the given δ, else at the budget's, else at one that suits the spends; for the given scope, else the
-        dataset's.
+        At the given δ, else at the budget's, else at one that suits the spends; for whole examples of the given unit,
+        for the given scope, else for the dataset's. It never fails: where nothing is proven its ε is ∞.
         """
-        proven = [spend.proven for spend in self.spends(dataset).values()]
-        return self.add_up(dataset, proven, self._delta(dataset, delta), scope)
-
-    def so_far(self, dataset: str = DATASET, delta: float | None = None, *, scope: Scope | None = None) -> Total:
-        """The total of the steps that are reserved so far: what the budget counts.
-
-        It is proven where no run is open; else it is claimed, for whoever stopped a run may have looked.
-        """
-        spends = self.spends(dataset).values()
-        found = self.add_up(dataset, [spend.taken for spend in spends], self._delta(dataset, delta), scope)
-        is_open = any(spend.open for spend in spends)
-        return replace(found, status="claimed") if is_open and found.status == "proven" else found
+        scope = Scope(unit) if unit is not None and scope is None else scope
+        spent = [spend.cost for spend in self.spends(dataset).values()]
+        return self.add_up(dataset, spent, self._delta(dataset, delta), scope)
 
     def add_up(self, dataset: str, costs: list[Cost], delta: float | None, scope: Scope | None = None) -> Total:
         """The total of these costs, in the given scope or the dataset's, with what was declared about its units."""
@@ -162,15 +182,11 @@ class Ledger:
         Where it holds, the total stays within the budget whatever anybody looked at before choosing or stopping a run.
         """
         budgets, spends = self._budgets.get(fold_name(dataset), []), self.spends(dataset).values()
-        first = next((e for e in self._chain.entries if self._spends_on(e, dataset)), None)
-        if len(budgets) != 1 or first is None or first["line"] < budgets[0][0]:
+        first = self._first.get(fold_name(dataset))
+        if len(budgets) != 1 or first is None or first[0] < budgets[0][0]:
             return None
         budget = budgets[0][1]
-        taken = [spend.taken for spend in spends]
-        return use_filter(spend_of(first).proven, taken, budget.epsilon, budget.delta, scope=budget.scope)
-
-    def _spends_on(self, entry: Entry, dataset: str) -> bool:
-        return entry["kind"] in SPENDS and fold_name(entry["dataset"]) == fold_name(dataset)
+        return use_filter(first[1], [s.cost for s in spends], budget.epsilon, budget.delta, scope=budget.scope)
 
     def _delta(self, dataset: str, delta: float | None) -> float | None:
         budget = self.budget(dataset)
@@ -178,20 +194,27 @@ class Ledger:
             check_delta(delta)
         return budget.delta if delta is None and budget is not None else delta
 
-    def close(self, dataset: str, run: str) -> None:
-        """Declare that a run stopped for good, and that whoever stopped it had looked at nothing that it released.
+    def close(self, dataset: str, run: str, steps: int) -> None:
+        """Declare that a run stopped permanently after ``steps`` steps, and that the decision did not depend on
+        anything it released: from then on these steps count instead of its plan's, and it takes no more.
 
-        From then on the steps reserved for it count instead of its plan's, and it takes no more.
+        ``steps`` are those of its log of sums: `hush.ledger.run_account.close_run` reads them.
         """
         with self.turn():
             spend = self.spends(dataset).get(run)
             if spend is None:
                 raise InvalidInputError(f"the ledger '{self.path}' has no run '{run}' on dataset '{dataset}'")
-            if not spend.open:
+            if spend.blindly or steps >= spend.steps:
                 raise InvalidInputError(
                     f"run '{run}' is counted with the {spend.steps} steps it took: nothing to close"
                 )
-            self._append(kind="close", dataset=spend.dataset, run=run, steps=spend.steps, blindly=True)
+            if not spend.per_step:
+                raise InvalidInputError(
+                    f"the ε of run '{run}' ({spend.method}) is not made of equal steps, so it stays counted with its "
+                    f"{spend.planned} planned steps"
+                )
+            event = to_json(first_steps(spend, steps))
+            self._append(kind="close", dataset=spend.dataset, run=run, steps=steps, blindly=True, event=event)
 
     def set_budget(self, dataset: str, epsilon: float, delta: float, *, scope: Scope | None = None) -> None:
         """From now on no run brings the dataset over (ε, δ), in the total of this scope: by default the one that its
@@ -205,8 +228,8 @@ class Ledger:
             self._append(kind=kind_of("budget", scope), epsilon=float(epsilon), delta=float(delta), **about)
 
     def cap(self, dataset: str, unit: str, rows: int, *, new_dataset: bool = False) -> None:
-        """Declare as a public fact that no unit has more than so many rows: then a spend per row counts as so many in
-        the unit's total (`hush.ledger.total`), which says on whose word. The last declaration counts."""
+        """Declare as a public fact that no unit has more than this number of rows: then a spend per row counts as this
+        many in the unit's total (`hush.ledger.total`), which names the declaration. The last declaration counts."""
         declared = Cap(unit, rows)
         with self.turn():
             dataset = self.check_known(dataset, new=new_dataset)
@@ -250,7 +273,7 @@ class Ledger:
         before = self._spends.get((fold_name(spend.dataset), spend.run))
         if before is not None and before.cost.scope != spend.cost.scope:
             raise InvalidInputError(
-                f"run '{spend.run}' stands in the ledger '{self.path}' for {before.cost.scope.in_words()}, and not for "
+                f"run '{spend.run}' is in the ledger '{self.path}' for {before.cost.scope.in_words()}, and not for "
                 f"{spend.cost.scope.in_words()}: start another run"
             )
 
@@ -260,20 +283,23 @@ class Ledger:
 
     def _index(self) -> None:
         """Note what is new; of one run the entry with most steps counts."""
-        for entry in self._chain.entries[self._read :]:
-            if entry.get("kind") not in KINDS:
-                raise InvalidInputError(
-                    f"line {entry['line']} of '{self.path}' is of a kind that this version does not know"
-                )
-            if entry["kind"] in SPENDS:
-                self._note(spend_of(entry))
-            elif entry["kind"] in BUDGETS:
-                self._budgets.setdefault(self._called(entry), []).append((entry["line"], budget_of(entry)))
-            elif entry["kind"] == "cap":
-                self._note_cap(cap_of(entry), entry["dataset"])
-            elif entry["kind"] == "close":
-                self._note_close(entry)
-        self._read = len(self._chain.entries)
+        while self._chain.new:
+            self._note_line(*self._chain.new[0])
+            self._chain.new.popleft()
+
+    def _note_line(self, entry: Entry, own: Slots | None) -> None:
+        if entry.get("kind") not in KINDS:
+            raise InvalidInputError(
+                f"line {entry['line']} of '{self.path}' is of a kind that this version does not know"
+            )
+        if entry["kind"] in SPENDS:
+            self._note(entry, own)
+        elif entry["kind"] in BUDGETS:
+            self._budgets.setdefault(self._called(entry), []).append((entry["line"], budget_of(entry)))
+        elif entry["kind"] == "cap":
+            self._note_cap(cap_of(entry), entry["dataset"])
+        elif entry["kind"] == "close":
+            self._note_close(entry)
 
     def _called(self, entry: Entry) -> str:
         budget_of(entry)
@@ -284,22 +310,29 @@ class Ledger:
         self._names.setdefault(fold_name(dataset), dataset)
         self._caps.setdefault(fold_name(dataset), {})[cap.unit] = cap.rows
 
-    def _note(self, spend: Spend) -> None:
+    def _note(self, entry: Entry, own: Slots | None) -> None:
+        if own is None:
+            spend = self._shared[id(entry)] = spend_of(entry)
+        else:  # a line like that of ``entry``, which is kept by its template
+            like = self._shared[id(entry)]
+            spend = replace(like, run=own.run.decode(), at=own.at.decode(), noise=own.noise.decode())
         self._check_same(spend)
         key = (fold_name(spend.dataset), spend.run)
         self._names.setdefault(key[0], spend.dataset)
+        line = entry["line"] if own is None else int(own.line)
+        self._first.setdefault(key[0], (line, spend.cost))
         before = self._spends.get(key)
         if before is None or before.steps <= spend.steps:
-            if before is not None and before.limit > max(spend.limit, spend.steps):  # it could have gone farther then
-                spend = replace(spend, limit=before.limit, whole=no_less(before, spend))
             self._spends[key] = spend
 
     def _note_close(self, entry: Entry) -> None:
         key = (fold_name(str(entry.get("dataset"))), str(entry.get("run")))
-        spend = self._spends.get(key)
-        if spend is None or entry.get("steps") != spend.steps:
-            raise InvalidInputError(f"line {entry['line']} of '{self.path}' closes a run that it does not have")
-        self._spends[key] = replace(spend, blindly=entry.get("blindly") is True)
+        try:
+            self._spends[key] = close_of(entry, self._spends[key])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"line {entry['line']} of '{self.path}' closes a run that it does not have"
+            ) from error
 
 
 def _now() -> str:

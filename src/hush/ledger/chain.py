@@ -1,17 +1,21 @@
 """An append-only file of JSON lines in a hash chain: an edited line shows, and so does a tail that was cut off.
 
 Every line holds the hash of the line before it and its own: h_n = SHA-256(line n without its hash), where line n names
-h_{n−1}. The chain alone cannot show that its last lines are missing, so a small head file beside it, ``NAME.head``,
-keeps the number of lines and the last hash. The head is written after the line. A crash between the two leaves a line
-more than the head says, which is accepted (the next line brings the head up); a line less never happens by itself. A
-line without its end was never acknowledged to anybody and is dropped. Whoever can rewrite both files can rewrite
-history: this shows accidents and careless edits, it is no signature.
+h_{n−1}. The chain alone cannot show that its last lines are missing, so a small head file, ``NAME.head``, stores the
+number of lines and the last hash. The head is written after the line. A crash between the two leaves one line more than
+the head says, which is accepted (the next line updates the head); one line less never happens by itself. An incomplete
+line was never acknowledged and is dropped. A person who can rewrite both files can rewrite the history: the chain
+detects accidents and careless edits, it is not a signature.
 
-Processes take turns by a lock on the file, so none loses another's line. Where a file system has no locks,
-that is said and nothing is written. Some (mounted over a network) say yes and lock nothing. Then two writers can put
-their lines at the same place. So a writer looks, after its line, whether the head is still the one that it started
-from, and after the head, whether line and head are still its own: if writer A saw its line last of all, another's line
-B came after that, and B then finds A's head. At most one of them goes on, and its line is the one that stays.
+Processes take turns by a lock on the file, so none loses another's line. A file system without locks is an error and
+nothing is written. Some network file systems grant locks that do nothing. Then two writers can put their lines at the
+same offset. So a writer checks, after its line, that the head is still the one it started from, and after the head,
+that line and head are still its own: if writer A saw its line last of all, another line B was written after that, and
+B's writer then finds A's head. At most one of them continues, and its line is the one that remains.
+
+Every line is checked whenever the file is read. A ledger holds thousands of lines that differ in nothing but their
+number, time, run, noise and hashes: of such lines the first is parsed, and the others are compared with it byte for
+byte and hashed with their own values filled in (`Template`), which is the same check.
 
 Nothing is written to a file that is not known to be a ledger: one whose first line is a valid first line, or an empty
 one, or what a killed process left of a first line, which its head file shows.
@@ -22,12 +26,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import stat
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hush._internal.storage import lock_file, remove_parts, sync_file, write_atomic
 from hush.errors import InvalidInputError, Refused
@@ -54,10 +60,110 @@ class End:
     hash: str = START
 
 
+_sort = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+
+
 def entry_hash(entry: Entry) -> str:
     """The hash of an entry without its own hash, over JSON with sorted keys."""
     bare = {key: value for key, value in entry.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(bare, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(_sort(bare).encode()).hexdigest()
+
+
+class Slots(NamedTuple):
+    """What differs between lines of one template, in the order of sorted keys."""
+
+    at: bytes
+    line: bytes
+    noise: bytes
+    previous: bytes
+    run: bytes
+
+
+@dataclass(frozen=True)
+class Template:
+    """A spend's line with everything in it that others share: ``entry`` is the first such line, parsed, and ``pieces``
+    the sorted JSON between the slots."""
+
+    entry: Entry
+    pieces: tuple[bytes, ...]
+
+    def hash(self, slots: Slots) -> str:
+        """The `entry_hash` of the line with these slots."""
+        text = b"".join(part for pair in zip(self.pieces, slots, strict=False) for part in pair) + self.pieces[-1]
+        return hashlib.sha256(text).hexdigest()
+
+
+class Line(NamedTuple):
+    """A line that was read: whole, or as a template and what is its own."""
+
+    entry: Entry
+    own: Slots | None = None
+
+
+LINE, AT, RUN, NOISE = b'{"line": ', b', "at": "', b'"run": "', b'"noise": "'
+PREVIOUS, HASH, END = b'"previous": "', b'", "hash": "', b'"}'
+DIGITS = 64  # of a hash
+TAIL = len(PREVIOUS) + DIGITS + len(HASH) + DIGITS + len(END)
+
+
+def split_line(line: bytes) -> tuple[Slots, bytes, tuple[bytes, bytes, bytes]] | None:
+    """The slots of a spend's line as hush writes it, its hash, and what is between them; None for any other line."""
+    comma, tail = line.find(b","), len(line) - TAIL
+    start = comma + len(AT)
+    at_end = line.find(b'"', start)
+    run = line.find(RUN, at_end)
+    run_start = run + len(RUN)
+    run_end = line.find(b'"', run_start)
+    noise = line.find(NOISE, run_end)
+    noise_start = noise + len(NOISE) if noise > 0 else tail
+    noise_end = line.find(b'"', noise_start) if noise > 0 else tail
+    ordered = 0 < comma < at_end < run < run_end < noise_end <= tail
+    before, after = tail + len(PREVIOUS), tail + len(PREVIOUS) + DIGITS
+    named = line.startswith(LINE) and line.endswith(END) and line[comma:start] == AT
+    if not (ordered and named and line[tail:before] == PREVIOUS and line[after : after + len(HASH)] == HASH):
+        return None
+    slots = Slots(
+        at=line[start:at_end],
+        line=line[len(LINE) : comma],
+        noise=line[noise_start:noise_end],
+        previous=line[before:after],
+        run=line[run_start:run_end],
+    )
+    plain = b"".join(slots)
+    if b"\\" in plain or not plain.isascii() or not plain.decode().isprintable() or not slots.line.isdigit():
+        return None
+    between = line[at_end:run_start], line[run_end:noise_start], line[noise_end:tail]
+    return slots, line[-DIGITS - len(END) : -len(END)], between
+
+
+def make_template(entry: Entry, noise: bool, between: tuple[bytes, bytes, bytes]) -> Template | None:
+    """The template of a line that was parsed; None where the slots are not what they look like."""
+    marks = Slots(*(secrets.token_hex(16).encode() for _ in Slots._fields))._replace(
+        line=str(10**30 + secrets.randbelow(10**30)).encode()
+    )
+    first, second, third = between
+    text = LINE + marks.line + AT + marks.at + first + marks.run + second
+    text += (marks.noise if noise else b"") + third + PREVIOUS + marks.previous + END
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    expected = {**{k: v for k, v in entry.items() if k != "hash"}, "line": int(marks.line), "at": marks.at.decode()}
+    expected |= {"run": marks.run.decode(), "previous": marks.previous.decode()}
+    expected |= {"noise": marks.noise.decode()} if noise else {}
+    if read != expected:
+        return None
+    pieces, rest = [], _sort(read).encode()
+    for name, mark in zip(Slots._fields, marks, strict=True):
+        before, found, after = rest.partition(mark)
+        if name == "noise" and not noise:
+            pieces.append(b"")
+            continue
+        if not found or mark in after:
+            return None
+        pieces.append(before)
+        rest = after
+    return Template(entry, (*pieces, rest))
 
 
 class Chain:
@@ -65,12 +171,15 @@ class Chain:
 
     def __init__(self, path: Path) -> None:
         self.path, self.head = path, path.with_name(path.name + ".head") if path.name else path
-        self.entries: list[Entry] = []
+        self.first: Entry | None = None
+        self._hashes: list[str] = []
+        self.new: deque[Line] = deque()  # read or written, and not yet consumed by the caller
+        self._templates: dict[tuple[bytes, ...], Template | None] = {}
         self._end, self._seen = End(), End()  # how far the file was read, and the head that was found with it
 
     @contextmanager
     def locked(self, *, create: bool = True, write: bool = True) -> Iterator[Chain]:
-        """Hold the file's lock, with every entry read and checked; nobody else appends meanwhile.
+        """Hold the file's lock, with every entry read and checked; no other process appends meanwhile.
 
         With ``write=False`` nothing is changed, not even what a killed process left over.
         """
@@ -107,7 +216,7 @@ class Chain:
         self._write_head(after)
         if self._read_head(after.lines) != End(after.lines, 0, after.hash) or self._line_at(end, line) != line:
             raise self._not_alone()
-        self.entries.append(entry)
+        self._note(Line(entry), after.hash)
         self._end, self._seen = after, End(after.lines, 0, after.hash)
         return entry
 
@@ -130,12 +239,12 @@ class Chain:
         size = os.fstat(descriptor).st_size
         if size < self._end.size:
             raise Damaged(f"the ledger '{self.path}' became shorter while it was in use: it was cut off or replaced")
-        if not self.entries:
+        if self.first is None:
             self._check_beginning(os.pread(descriptor, len(BEGINNING), 0))
         whole, _, torn = _read_at(descriptor, self._end.size, size).rpartition(b"\n")
         for line in whole.split(b"\n") if whole else []:
-            self._take(self._checked(line), len(line) + 1)
-        if torn and not self.entries and not self.head.exists():
+            self._read_line(line)
+        if torn and self.first is None and not self.head.exists():
             raise Damaged(f"'{self.path}' is no ledger: it was left as it is")
         head = self._read_head(self._end.lines)
         if head.lines > self._end.lines:
@@ -143,14 +252,14 @@ class Chain:
                 f"the ledger '{self.path}' has {self._end.lines} lines where its head file counts {head.lines}: its "
                 "end was cut off, so it no longer shows what was spent; bring back the whole file"
             )
-        if head.lines and self.entries[head.lines - 1]["hash"] != head.hash:
+        if head.lines and self._hashes[head.lines - 1] != head.hash:
             raise Damaged(
                 f"the ledger '{self.path}' does not belong to its head file: line {head.lines} is another one"
             )
         self._seen = head
         if write and torn:
             os.ftruncate(descriptor, self._end.size)
-        if write and self.entries:
+        if write and self.first is not None:
             remove_parts(self.path.parent, self.head.name)
 
     def _check_beginning(self, first: bytes) -> None:
@@ -171,9 +280,30 @@ class Chain:
         checked: Entry = entry
         return checked
 
-    def _take(self, entry: Entry, size: int) -> None:
-        self.entries.append(entry)
-        self._end = End(self._end.lines + 1, self._end.size + size, entry["hash"])
+    def _read_line(self, line: bytes) -> None:
+        """One more line, checked: by the template of lines like it, or parsed."""
+        split = split_line(line)
+        template = None
+        if split is not None:
+            slots, found, between = split
+            template = self._templates.get(between)
+            if template is not None:
+                number = self._end.lines + 1
+                follows = slots.previous.decode() == self._end.hash and slots.line == str(number).encode()
+                if follows and template.hash(slots) == found.decode(errors="replace"):
+                    self._note(Line(template.entry, slots), found.decode())
+                    self._end = End(number, self._end.size + len(line) + 1, found.decode())
+                    return
+        entry = self._checked(line)
+        if split is not None and template is None and between not in self._templates:
+            self._templates[between] = template = make_template(entry, bool(slots.noise), between)
+        self._note(Line(entry), entry["hash"])
+        self._end = End(self._end.lines + 1, self._end.size + len(line) + 1, entry["hash"])
+
+    def _note(self, line: Line, found: str) -> None:
+        self.first = line.entry if self.first is None else self.first
+        self._hashes.append(found)
+        self.new.append(line)
 
     def _read_head(self, lines: int) -> End:
         try:
@@ -194,7 +324,7 @@ class Chain:
         write_atomic(self.head, (json.dumps(head) + "\n").encode())
 
     def _line_at(self, end: End, line: bytes) -> bytes:
-        """What stands where the line was put, read by a fresh look at the file, and everything after it."""
+        """The content at the line's offset and everything after it, read again from the file."""
         with self.path.open("rb") as file:
             file.seek(end.size)
             return file.read(len(line) + 1)

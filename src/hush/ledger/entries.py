@@ -1,11 +1,14 @@
-"""What stands in a ledger's lines: spends and budgets, how they are read back, and when two names mean one dataset."""
+"""The content of a ledger's lines: spends and budgets, how they are parsed, and when two names mean one dataset."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+from dp_accounting import dp_event
 
 from hush._internal.validate import choice, non_negative, positive, positive_int, probability
 from hush.accounting import events
@@ -32,12 +35,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spend:
-    """One run's entry: how many of its planned steps are reserved, and what those cost.
+    """One run's entry: what it was charged, which is the cost of all its planned steps.
 
-    A run may stop early, and whoever stops it may have looked at what it released. Then its number of steps is itself
-    an answer about the data, and the ε of the steps taken is claimed and not proven. Proven is the ε of all the steps
-    that it could have taken without anybody's doing, its ``limit`` (the plan's, or those that the budget had room for),
-    whose cost is ``whole``. ``blindly`` says that somebody declared that nobody had looked: then the steps taken count.
+    A run may stop early, but the decision to stop may depend on what it had released. Then its number of steps is an
+    answer about the data too, and only the cost of the plan is proven. ``blindly`` says that the user declared that the
+    decision did not depend on releases: then ``cost`` is that of the ``steps`` that were taken.
     """
 
     run: str
@@ -47,32 +49,36 @@ class Spend:
     planned: int
     cost: Cost
     at: str = ""
-    part_of: str = ""  # the run that this was charged to in addition to its plan, see `Account.add`
+    part_of: str = ""  # the run some of whose steps this one takes again with fresh noise
     reason: str = ""
-    limit: int = 0
-    whole: Cost | None = None
     blindly: bool = False
     noise: str = ""  # the name of the secret behind its noise: a digest that says nothing about it
+    per_step: bool = False  # whether the event is that of one step, as often as there are steps, with others beside it
 
-    @property
-    def open(self) -> bool:
-        """Whether it is counted with more than its steps so far."""
-        return self.limit > self.steps and not self.blindly
-
-    @property
-    def proven(self) -> Cost:
-        """What is proven about it, however it stopped."""
-        return self.whole if self.open and self.whole is not None else self.taken
-
-    @property
-    def taken(self) -> Cost:
-        """What the steps reserved so far cost, with what that rests on."""
-        if not self.blindly:
-            return self.cost
-        unseen = f"run '{self.run}' was stopped at step {self.steps} without looking at anything that was released"
-        return replace(self.cost, assumptions=(*self.cost.assumptions, unseen))
+    def closed(self, steps: int, event: Any) -> Spend:
+        """This spend with the cost of ``steps`` of its steps, if the decision to stop is declared independent."""
+        unseen = f"run '{self.run}' was stopped at step {steps} without looking at anything that was released"
+        cost = replace(self.cost, event=event, assumptions=(*self.cost.assumptions, unseen))
+        return replace(self, steps=steps, cost=cost, blindly=True)
 
 
+def first_steps(spend: Spend, steps: int) -> Any:
+    """The event of the first ``steps`` steps of a spend whose event is per step; other releases are counted whole.
+
+    The δ that it loses stays that of the plan, which is no less."""
+    event = spend.cost.event
+    training, *beside = event.events if isinstance(event, dp_event.ComposedDpEvent) else (event,)
+    fewer = dp_event.SelfComposedDpEvent(training.event, steps)
+    return dp_event.ComposedDpEvent([fewer, *beside]) if beside else fewer
+
+
+def is_per_step(event: Any, steps: int) -> bool:
+    """Whether the event is one event ``steps`` times, alone or first of several."""
+    first = event.events[0] if isinstance(event, dp_event.ComposedDpEvent) and event.events else event
+    return isinstance(first, dp_event.SelfComposedDpEvent) and first.count == steps
+
+
+@lru_cache(maxsize=1024)
 def fold_name(dataset: str) -> str:
     """What is compared of a dataset's name: without case, outer spaces and forms that only look different."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", dataset).casefold())
@@ -93,9 +99,9 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     priced = {"adjacency": cost.adjacency, "status": cost.status, "delta": cost.delta, "event": _event(cost)}
     points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
     more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
-    more |= {"limit": spend.limit, "lost": cost.lost, "beside": cost.beside, "noise": spend.noise}
-    if spend.whole is not None:
-        more |= {"whole": _event(spend.whole), "whole_lost": spend.whole.lost}
+    limit = 0 if spend.method == BY_HAND else spend.planned
+    more |= {"limit": limit, "lost": cost.lost, "beside": cost.beside, "noise": spend.noise}
+    more |= {"per_step": spend.per_step}
     more |= scope_fields(cost.scope)
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
 
@@ -112,7 +118,7 @@ def kind_of(kind: str, scope: Scope) -> str:
 
 
 def _scope_of(entry: dict[str, Any]) -> Scope:
-    """The scope of a line, which stands in it if and only if its kind says so."""
+    """The scope of a line, which contains one if and only if its kind says so."""
     if not entry["kind"].startswith("scoped "):
         if "unit" in entry or "protects" in entry:
             raise ValueError("a unit, in a line whose kind has none")
@@ -128,14 +134,14 @@ def check_halves(scope: Scope, adjacency: str, status: str) -> None:
     only claimed may have been published so."""
     if scope.protects != "example" and adjacency == "add-remove" and status == "proven":
         raise InvalidInputError(
-            f"a spend that protects {scope.protects} only takes who is in the data to be public, so nobody is added or "
+            f"a spend that protects {scope.protects} only takes who is in the data to be public, so no one is added or "
             "removed: its adjacency is replace"
         )
 
 
 @dataclass(frozen=True)
 class Cap:
-    """How many rows one unit has at most: a public fact, on the word of whoever declared it."""
+    """How many rows one unit has at most: a public fact that the user declared."""
 
     unit: str
     rows: int
@@ -168,7 +174,10 @@ def _event(cost: Cost) -> dict[str, Any] | None:
 
 
 def spend_of(entry: dict[str, Any]) -> Spend:
-    """A spend from its line."""
+    """A spend from its line.
+
+    A line of an earlier version reserved some of a run's steps and said what all that it could take would cost: that
+    is what it counts with."""
     try:
         cost = _cost(entry, entry["event"])
         texts = [entry[name] for name in ("run", "dataset", "method", "at")]
@@ -177,19 +186,31 @@ def spend_of(entry: dict[str, Any]) -> Spend:
             raise TypeError("a name that is no text")
         steps, planned = int(entry["steps"]), int(entry["planned"])
         positive_int(steps=steps, planned=planned)
-        limit, all_of_it = int(entry.get("limit", steps)), None
         if "whole" in entry:
-            all_of_it = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
+            limit = int(entry["limit"])
+            cost = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
+            steps = max(steps, limit)
         elif _older(entry):
-            cost = replace(cost, assumptions=(*cost.assumptions, OLDER))
-            if steps < planned and cost.event is not None:  # it does not say what its plan costs
-                limit, all_of_it = planned, replace(cost, status=_claimed(cost))
+            stopped = steps < planned and cost.event is not None  # it does not say what its plan costs
+            status = "claimed" if stopped and cost.status == "proven" else cost.status
+            cost = replace(cost, assumptions=(*cost.assumptions, OLDER), status=status)
+        per_step = entry.get("per_step") is True and is_per_step(cost.event, steps)
         run, dataset, method, at = texts
-        return Spend(run, dataset, method, steps, planned, cost, at, part_of, reason, limit, all_of_it, noise=noise)
+        about = (run, dataset, method, steps, planned, cost, at, part_of, reason)
+        return Spend(*about, noise=noise, per_step=per_step)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInputError(
             f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}"
         ) from error
+
+
+def close_of(entry: dict[str, Any], spend: Spend) -> Spend:
+    """A spend as the line of its closing counts it. A line of an earlier version does not say what the steps cost: the
+    run keeps the cost that it was entered with."""
+    steps = entry["steps"]
+    if not isinstance(steps, int) or not 0 < steps <= spend.steps or entry.get("blindly") is not True:
+        raise ValueError("not a number of steps that the run was charged with")
+    return spend.closed(steps, events.from_json(entry["event"]) if "event" in entry else spend.cost.event)
 
 
 def _older(entry: dict[str, Any]) -> bool:
@@ -203,10 +224,6 @@ def _whole_lost(entry: dict[str, Any], lost: float, steps: int, limit: int) -> f
     if not found >= 0:
         raise ValueError("a part of δ that is none")
     return max(found, lost)
-
-
-def _claimed(cost: Cost) -> Any:
-    return "claimed" if cost.status == "proven" else cost.status
 
 
 def _cost(entry: dict[str, Any], event: Any) -> Cost:
@@ -265,10 +282,3 @@ def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: 
     choice(("proven", "claimed"), status=status)
     choice(ADJACENCIES, adjacency=adjacency)
     check_name(run, "a spend")
-
-
-def no_less(before: Spend, spend: Spend) -> Cost | None:
-    """What a run could have cost by an earlier line; one that knew only what it had taken knows less than a later."""
-    if before.whole is None or before.whole.event is not before.cost.event:
-        return before.whole
-    return replace(spend.cost, status=before.whole.status)

@@ -1,23 +1,26 @@
 """What several releases on the same data cost together: an upper bound, and which theorem it rests on.
 
 Where all spends are privacy events under one neighbouring relation that one accountant can handle, they are composed
-as one event. What cannot be composed so is added up: m parts get δ/m each and their ε are summed (a spend that is
-known at a few δ only takes one of those). Both hold for models that build on each other. Both take each run's noise
-and number of steps as fixed in advance, and where there are several spends that is written down as an assumption:
-whoever chooses the noise of a later run by looking at what an earlier one released makes the total itself depend on
-the data. `use_filter` needs no such assumption, but a budget that was there first: it is a Rényi filter (Feldman and
-Zrnic 2021), by which any sequence of releases, each chosen in the light of all before it and broken off at will, is
-(α, B)-RDP for one α and one B that were fixed in advance, as long as their divergences of order α add up to at most B.
+as one event; more different releases than an accountant takes are rounded up to fewer kinds first (`coarsen`). What
+cannot be composed so is added up: m parts get δ/m each and their ε are summed (a spend that is known at a few δ only
+takes one of those). No total raises: where nothing is proven it is ∞.
+
+All of these hold for models that build on each other. All take each run's noise and number of steps as fixed in
+advance, which is stated as an assumption if there are several spends: if the noise of a later run is chosen by looking
+at what an earlier one released, the total itself depends on the data. `use_filter` needs no such
+assumption, but a budget that was there first: it is a Rényi filter (Feldman and Zrnic 2021), by which any sequence of
+releases, each chosen in the light of all before it and broken off at will, is (α, B)-RDP for one α and one B that were
+fixed in advance, as long as their divergences of order α add up to at most B.
 
 An example that contributes nothing may as well be absent: for a plan whose rate and divisor are fixed, zeroing an
 example and removing it give the same distribution of outcomes, so an add-remove spend is a zero-out spend of the same
 event, and the two are composed as zero-out. The converse does not hold: a zero-out spend may take the number of
-examples to be public, and that hides nobody's presence, so add-remove spends never turn the total into add-remove.
-Where `replace` meets another relation, all is stated for `replace`, which is one removal and one addition (or one
-example zeroed and another one filled in): (ε, δ) becomes (2ε, (1 + e^ε)δ).
+examples to be public, and that does not hide presence, so add-remove spends never turn the total into add-remove.
+If `replace` is combined with another relation, all is stated for `replace`, which is one removal and one addition (or
+one example zeroed and another one filled in): (ε, δ) becomes (2ε, (1 + e^ε)δ).
 
 A total is about one unit and all or a part of its data (`hush.ledger.total`, with the proofs): every spend enters it as
-so many changes of the spend's own kind, or makes it ∞.
+a number of changes of the spend's own kind, or makes it ∞.
 """
 
 from __future__ import annotations
@@ -32,8 +35,17 @@ from typing import Any
 from dp_accounting import dp_event
 
 from hush._internal.validate import choice
-from hush.accounting.accountant import SMALLEST_DELTA, Adjacency, default_accountant, epsilon
-from hush.accounting.guarantee import PROTECTED, WHAT, Protects, Status, assuming, rounded_up
+from hush.accounting.accountant import MOST_LEAVES, SMALLEST_DELTA, Accountant, Adjacency, default_accountant, epsilon
+from hush.accounting.events import CountedEvents, find_leaves, rebuild
+from hush.accounting.guarantee import (
+    PROTECTED,
+    WHAT,
+    Protects,
+    Status,
+    list_in_line,
+    order_conditions,
+    rounded_up,
+)
 from hush.accounting.renyi import divergences
 from hush.errors import HushError, InvalidInputError
 
@@ -98,7 +110,7 @@ class Scope:
             raise InvalidInputError(f"a unit needs a name of at most 200 printable characters, got {self.unit!r}")
 
     def in_words(self) -> str:
-        """As it stands after "for": "the features of one patient_id"."""
+        """As used after "for": "the features of one patient_id"."""
         return f"{WHAT[self.protects]}one {self.unit}"
 
 
@@ -151,7 +163,7 @@ def list_taken(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, rel
 
 
 def group_privacy(delta: float, epsilon: float, changes: int) -> tuple[float, float]:
-    """(δ, ε) of so many changes, one after another: (δ·Σ_{j<k} e^{jε}, kε); never rounded below what it is."""
+    """(δ, ε) of k consecutive changes: (δ·Σ_{j<k} e^{jε}, kε); never rounded below what it is."""
     if changes == 1 or math.isinf(epsilon):
         return delta, epsilon
     if changes == 2:
@@ -169,7 +181,7 @@ SET_ASIDE = 0.01  # of a filter's δ, for what runs lose of theirs: each about a
 NOTHING = "nothing to compose"
 UNBOUNDED = "not bounded"
 NO_CAPS: Caps = MappingProxyType({})
-FIXED = "nobody chose the noise, the steps or the budget of a later run by looking at what an earlier one released"
+FIXED = "the noise, steps and budget of a later run were chosen without looking at an earlier run's release"
 LABEL = {
     "none": "no privacy: something was trained on it without noise",
     "refuted": "not a guarantee: an audit refuted the ε of a run in it",
@@ -192,6 +204,7 @@ class Cost:
     beside: float = 0.0  # δ that it loses in addition at a larger ε than its own, and where it is composed with others
     unit: str = ROW
     protects: Protects = "example"
+    different: int = 0  # how many different releases the event stands for, where they were too many to compose exactly
 
     @property
     def scope(self) -> Scope:
@@ -199,9 +212,14 @@ class Cost:
         return Scope(self.unit, self.protects)
 
     def epsilon(self, delta: float) -> float:
-        """ε of the event at this δ, by the tightest accountant that can prove it."""
-        accountant = default_accountant(self.event, self.adjacency)
-        return epsilon(self.event, delta, adjacency=self.adjacency, accountant=accountant)
+        """ε of the event at this δ, by the tightest accountant that can prove it; ∞ where none can."""
+        return find_epsilon(self.event, delta, self.adjacency)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for costs that are the same; of events, those that are one object, as lines of one template have."""
+        priced = (self.adjacency, self.status, self.delta, id(self.event), self.points, self.assumptions)
+        return (*priced, self.lost, self.beside, self.unit, self.protects)
 
 
 @dataclass(frozen=True)
@@ -232,7 +250,8 @@ class Total:
         if self.status == "none" and self.composition != NOTHING:
             why = f": one is {self.reason}" if self.reason else ""
             return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({about}) over {runs}{why}"
-        said = f"{self.composition}; {LABEL[self.status]}{assuming(self.assumptions)}"
+        on = f", on conditions{list_in_line(self.assumptions)}" if self.assumptions else ""
+        said = f"{self.composition}; {LABEL[self.status]}{on}"
         return f"at most {pair} ({about}) over {runs}, {said}"
 
 
@@ -240,50 +259,52 @@ def add_up(
     costs: Sequence[Cost], delta: float | None = None, *, scope: Scope = WHOLE_ROW, caps: Caps = NO_CAPS
 ) -> Total:
     """The total of these costs for a scope at ``delta``; by default at the smallest δ that is natural for them."""
+    spends, counts = len(costs), _count_equal(costs)
+    costs = [cost for cost, _ in counts]
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs}, scope)
     why = next(filter(None, (tell_unbounded(cost.scope, scope, caps) for cost in costs)), "")
     if why and status != "none":
         delta = delta or max(cost.delta for cost in costs)
-        return Total(math.inf, delta, adjacency, "none", UNBOUNDED, len(costs), scope=scope, reason=why)
+        return Total(math.inf, delta, adjacency, "none", UNBOUNDED, spends, scope=scope, reason=why)
     changes = [1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency) for c in costs]
-    costs = costs if _is_as_stated(costs, changes, delta) else charge_beside(costs)
-    changing = [_Change(*pair) for pair in zip(costs, changes, strict=True)]
+    if not (spends == 1 and changes[0] == 1 and (delta is None or delta >= costs[0].delta)):  # more than is stated
+        costs = charge_beside(costs)
+    changing = [_Change(c, k, n) for c, k, (_, n) in zip(costs, changes, counts, strict=True)]
     delta = _natural_delta(changing) if delta is None else delta
     if not costs or status == "none":
-        return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, len(costs), scope=scope)
+        return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, spends, scope=scope)
     spent, parts = min(((_added(p, delta), p) for p in _ways(changing)), key=lambda way: way[0])
     taken = (text for c in costs for text in list_taken(c.scope, scope, caps, c.adjacency, adjacency))
-    assumed = tuple(dict.fromkeys((*taken, *_assumed(costs))))
-    return Total(spent, delta, adjacency, status, _how(changing, parts), len(costs), assumed, scope)
+    own = (text for cost in costs for text in cost.assumptions)
+    assumed = order_conditions((*taken, *own, *((FIXED,) if spends > 1 else ())))
+    return Total(spent, delta, adjacency, status, _how(spends, parts), spends, assumed, scope)
 
 
-def _is_as_stated(costs: Sequence[Cost], changes: Sequence[int], delta: float | None) -> bool:
-    """Whether this is one cost for one change at no smaller a δ, and so no larger an ε, than it was stated for."""
-    return len(costs) == 1 and changes[0] == 1 and (delta is None or delta >= costs[0].delta)
+def _count_equal(costs: Sequence[Cost]) -> list[tuple[Cost, int]]:
+    """Every different cost, and how often it was spent."""
+    found: dict[tuple[object, ...], list[Cost]] = {}
+    for cost in costs:
+        found.setdefault(cost.key, []).append(cost)
+    return [(same[0], len(same)) for same in found.values()]
 
 
 def charge_beside(costs: Sequence[Cost]) -> list[Cost]:
-    """These costs with what they lose at any ε: beside others, for several changes, and at a smaller δ."""
+    """These costs with what they lose at any ε: composed with others, for several changes, and at a smaller δ."""
     return [
         replace(cost, lost=cost.lost + cost.beside, points=tuple((d + cost.beside, e) for d, e in cost.points))
         for cost in costs
     ]
 
 
-def _assumed(costs: Sequence[Cost]) -> tuple[str, ...]:
-    """Every assumption that a spend rests on, once, and what composing several of them takes for granted."""
-    own = dict.fromkeys(text for cost in costs for text in cost.assumptions)
-    return (*own, FIXED) if len(costs) > 1 else tuple(own)
-
-
 @dataclass(frozen=True)
 class _Change:
-    """A cost, and how many changes of its kind one change of the total's kind is."""
+    """A cost, how many changes of its kind one change of the total's kind is, and how often it was spent."""
 
     cost: Cost
     changes: int
+    count: int = 1
 
     @property
     def relation(self) -> bool | None:
@@ -338,12 +359,15 @@ def _conversion(order: float, delta: float) -> float:
     return (math.log(delta * (order - 1)) - order * math.log1p(-1 / order)) / (order - 1)
 
 
-def _how(costs: Sequence[_Change], parts: Sequence[_Change]) -> str:
-    if len(parts) > 1:
-        return f"by basic composition: the ε of {len(parts)} parts, each at its share of δ, added up"
+def _how(spends: int, parts: Sequence[_Change]) -> str:
+    number = sum(part.count for part in parts)
+    if number > 1:
+        return f"by basic composition: the ε of {number} parts, each at its share of δ, added up"
     if parts[0].cost.event is None:
         return "as it was stated"
-    return "accounted as one event" if len(costs) == 1 else "composed as one event"
+    if parts[0].cost.different:
+        return f"composed as one event, its {parts[0].cost.different} different releases rounded up to fewer kinds"
+    return "accounted as one event" if spends == 1 else "composed as one event"
 
 
 def _common(kinds: set[Adjacency], scope: Scope = WHOLE_ROW) -> Adjacency:
@@ -358,7 +382,7 @@ def _ways(changing: Sequence[_Change]) -> Iterator[list[_Change]]:
     yield list(_parts(changing))
     most = {kind: max((c.changes for c in changing if c.relation == kind), default=1) for kind in (True, False)}
     raised = [c if c.relation is None else replace(c, changes=most[c.relation]) for c in changing]
-    if raised != list(changing):
+    if any(one.changes != other.changes for one, other in zip(raised, changing, strict=True)):
         yield list(_parts(raised))
 
 
@@ -366,41 +390,167 @@ def _parts(changing: Sequence[_Change]) -> Iterator[_Change]:
     """As few parts as can be accounted for: the events of one relation and number of changes together, everything else
     alone."""
     yield from (change for change in changing if change.cost.event is None)
-    groups: Mapping[tuple[bool, int], list[Cost]] = defaultdict(list)
+    groups: Mapping[tuple[bool, int], list[_Change]] = defaultdict(list)
     for change in changing:
         if change.relation is not None:
-            groups[change.relation, change.changes].append(change.cost)
-    for (_, changes), members in sorted(groups.items(), key=lambda item: item[0]):
-        yield from (_Change(cost, changes) for cost in _join(members))
+            groups[change.relation, change.changes].append(change)
+    for _, members in sorted(groups.items(), key=lambda item: item[0]):
+        yield from _join(members)
 
 
-def _join(members: list[Cost]) -> list[Cost]:
-    """One cost for all of them, if their events can be accounted for together."""
-    if len(members) < 2:
-        return members
-    event = dp_event.ComposedDpEvent([cost.event for cost in members])
-    lost = sum(cost.lost for cost in members)
-    joint = Cost(_common({cost.adjacency for cost in members}), "proven", members[0].delta, event, lost=lost)
-    return [joint] if _accountable(joint) else members
+def _join(members: list[_Change]) -> Iterator[_Change]:
+    """One part for all of them where an accountant takes their events together, else one for those that the pld
+    accountant takes and one for those that only rdp takes; what neither takes is alone."""
+    if (joint := _compose(members)) is not None:
+        yield joint
+        return
+    by_accountant: Mapping[Accountant | None, list[_Change]] = defaultdict(list)
+    for member in members:
+        found = _find_accountant(member.cost.event, member.cost.adjacency)
+        by_accountant["pld" if found == "gdp" else found].append(member)
+    for accountant, those in by_accountant.items():
+        composed = None if accountant is None else _compose(those)
+        yield from those if composed is None else (composed,)
 
 
-def _accountable(cost: Cost) -> bool:
+def _compose(members: list[_Change]) -> _Change | None:
+    """These as one; None where no accountant takes their events together."""
+    adjacency = _common({member.cost.adjacency for member in members})
+    if len(members) == 1 and members[0].count == 1:
+        event = members[0].cost.event
+    else:
+        event = dp_event.ComposedDpEvent(
+            [dp_event.SelfComposedDpEvent(member.cost.event, member.count) for member in members]
+        )
     try:
-        default_accountant(cost.event, cost.adjacency)
+        leaves = find_leaves(event)
+    except HushError:  # an event with a privacy profile of its own
+        return None
+    different = len(leaves.others) if len(leaves.others) > MOST_LEAVES else 0
+    if different:
+        event = rebuild(coarsen(leaves, COARSE))
+    if _find_accountant(event, adjacency) is None:
+        return None
+    lost, first = sum(member.cost.lost * member.count for member in members), members[0]
+    joint = Cost(adjacency, "proven", first.cost.delta, event, lost=lost, different=different)
+    return _Change(joint, first.changes)
+
+
+def _find_accountant(event: Any, adjacency: Adjacency) -> Accountant | None:
+    try:
+        return default_accountant(event, adjacency)
     except HushError:
-        return False
-    return True
+        return None
+
+
+# Bounds for what an accountant does not take as it is.
+#
+# **Fewer kinds.** A composition of thousands of different releases is too long for an accountant: every kind needs a
+# grid of its own (pld) or a series of its own (rdp). `coarsen` replaces every release by one of fewer kinds that costs
+# no less, so that the ε of the result is at least that of the composition:
+#
+# - A pair (P', Q') that follows from (P, Q) by a randomised map of the outcome has no larger δ(ε), at every ε (data
+#   processing), and a composition never gets cheaper when one of its releases is replaced by a dearer one: the same
+#   maps, applied to each outcome in turn, lead from the composition of the dearer pairs to that of the cheaper ones.
+# - *Less noise is dearer.* Gaussian(σ') with σ' > σ is Gaussian(σ) with independent noise of variance σ'² − σ² added to
+#   the outcome; also within a sample, where that is added whether or not the example was drawn. Laplace(b') with b' > b
+#   is Laplace(b) with noise added that is 0 with probability b²/b'² and else Laplace(b'), as the characteristic
+#   functions 1/(1 + b²t²) say. Randomised response that answers at random more often is one that answers at random less
+#   often, whose answer is then replaced by a random one with some probability.
+# - *A higher Poisson rate is dearer.* With rate q the outcomes are (1 − q)R + qA and (1 − q)R + qB, or R and
+#   (1 − q)R + qA, where R is what comes without the example. Replacing an outcome by a fresh draw from R with
+#   probability 1 − q'/q makes of these the pair of the smaller rate q'.
+#
+# So among releases of one kind, that with the highest rate and the least noise of a group takes the place of all of it.
+# Groups are cells of a grid in the logarithms of rate and noise, as fine as the number of kinds allows. Events that
+# have none of these forms stay as they are; sums of Gaussians are one Gaussian already (`find_leaves`).
+#
+# **Parts.** Where an accountant fails on a composition, its releases are halved, each half gets half of δ, and the two
+# ε are added (basic composition), down to single releases; what cannot be bound at all is ∞.
+
+COARSE = 250  # kinds that a composition of more than MOST_LEAVES is rounded to
+_Kind = tuple[tuple[object, ...], tuple[float, ...], tuple[float, ...]]  # what must agree, what is dearer up, and down
+
+
+def coarsen(parts: CountedEvents, most: int) -> CountedEvents:
+    """A composition of at most ``most`` kinds of releases, if their forms permit, that costs no less than this one."""
+    kinds = [_read_kind(leaf) for leaf, _ in parts.others]
+    fixed = tuple(part for part, kind in zip(parts.others, kinds, strict=True) if kind is None)
+    free = [(kind, count) for (_, count), kind in zip(parts.others, kinds, strict=True) if kind is not None]
+    width = 1e-3
+    while True:
+        cells: dict[tuple[object, ...], list[tuple[_Kind, int]]] = defaultdict(list)
+        for kind, count in free:
+            cells[kind[0], *(math.floor(math.log(x) / width) for x in (*kind[1], *kind[2]))].append((kind, count))
+        if len(fixed) + len(cells) <= most or width > 100:
+            return CountedEvents(parts.mu, (*fixed, *(_worst_of(cell) for cell in cells.values())))
+        width *= 2
+
+
+def _read_kind(leaf: Any) -> _Kind | None:
+    match leaf:
+        case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()):
+            return ("Poisson",), (leaf.sampling_probability,), (leaf.event.noise_multiplier,)
+        case dp_event.LaplaceDpEvent():
+            return ("Laplace",), (), (leaf.noise_multiplier,)
+        case dp_event.RandomizedResponseDpEvent():
+            return ("RandomizedResponse", leaf.num_buckets), (), (leaf.noise_parameter,)
+        case dp_event.SampledWithoutReplacementDpEvent(event=dp_event.GaussianDpEvent()):
+            size = leaf.source_dataset_size, leaf.sample_size
+            return ("SampledWithoutReplacement", *size), (), (leaf.event.noise_multiplier,)
+    return None
+
+
+def _worst_of(cell: list[tuple[_Kind, int]]) -> tuple[Any, int]:
+    """The dearest release of a cell, as often as all of them together."""
+    (name, *agreed), ups, downs = cell[0][0]
+    up = tuple(max(kind[1][i] for kind, _ in cell) for i in range(len(ups)))
+    down = tuple(min(kind[2][i] for kind, _ in cell) for i in range(len(downs)))
+    count = sum(count for _, count in cell)
+    match name:
+        case "Poisson":
+            return dp_event.PoissonSampledDpEvent(up[0], dp_event.GaussianDpEvent(down[0])), count
+        case "Laplace":
+            return dp_event.LaplaceDpEvent(down[0]), count
+        case "RandomizedResponse":
+            return dp_event.RandomizedResponseDpEvent(down[0], agreed[0]), count
+        case _:
+            return dp_event.SampledWithoutReplacementDpEvent(*agreed, dp_event.GaussianDpEvent(down[0])), count
+
+
+def find_epsilon(event: Any, delta: float, adjacency: Adjacency) -> float:
+    """ε of the event at this δ, by the tightest accountant that can prove it; by rdp or in halves where that fails."""
+    tightest = _find_accountant(event, adjacency)
+    for accountant in dict.fromkeys(("pld" if tightest is None else tightest, "rdp")):
+        try:
+            return epsilon(event, delta, adjacency=adjacency, accountant=accountant)
+        except HushError:
+            continue
+    try:
+        leaves = find_leaves(event)
+    except HushError:
+        return math.inf
+    single = [CountedEvents(0.0, (leaf,)) for leaf in leaves.others]
+    if leaves.mu > 0:
+        single.append(CountedEvents(leaves.mu, ()))
+    if len(single) < 2 or delta / 2 < SMALLEST_DELTA:
+        return math.inf
+    half = len(single) // 2
+    halves = (dp_event.ComposedDpEvent([rebuild(leaf) for leaf in part]) for part in (single[:half], single[half:]))
+    return sum(find_epsilon(each, delta / 2, adjacency) for each in halves)
 
 
 def _added(parts: Sequence[_Change], delta: float) -> float:
     """Σ ε, where those that are known at few δ take theirs and the others share what is left."""
-    stated = [_stated(part, delta / len(parts)) for part in parts if part.cost.event is None]
+    number = sum(part.count for part in parts)
+    stated = [(part.count, *_stated(part, delta / number)) for part in parts if part.cost.event is None]
     events = [part for part in parts if part.cost.event is not None]
-    left = delta - sum(d for d, _ in stated) - sum(part.cost.lost for part in events)
+    left = delta - sum(n * d for n, d, _ in stated) - sum(part.count * part.cost.lost for part in events)
     if left < -1e-12 * delta or (events and left <= 0):
         return math.inf
-    spent = sum(e for _, e in stated)
-    return spent + sum(_event_epsilon(part, left / len(events)) for part in events)
+    spent = sum(n * e for n, _, e in stated)
+    share = left / max(1, sum(part.count for part in events))
+    return spent + sum(part.count * _event_epsilon(part, share) for part in events)
 
 
 def _stated(part: _Change, share: float) -> tuple[float, float]:
@@ -411,7 +561,7 @@ def _stated(part: _Change, share: float) -> tuple[float, float]:
 
 
 def _event_epsilon(part: _Change, delta: float) -> float:
-    """ε of an event that has ``delta`` beside what it loses, for as many changes as it must bear."""
+    """ε of an event that has ``delta`` in addition to what it loses, for as many changes as it must cover."""
     cost, changes = part.cost, part.changes
     if changes == 1:
         return cost.epsilon(delta)
@@ -429,6 +579,7 @@ def _event_epsilon(part: _Change, delta: float) -> float:
 
 def _natural_delta(changing: Sequence[_Change]) -> float:
     """Room for every stated δ, and for the largest δ among the events."""
-    stated = sum(_stated(part, math.inf)[0] for part in changing if part.cost.event is None and part.cost.points)
+    known = [part for part in changing if part.cost.event is None and part.cost.points]
+    stated = sum(part.count * _stated(part, math.inf)[0] for part in known)
     events = max((part.cost.delta for part in changing if part.cost.event is not None), default=0.0)
     return min(stated + events, 1.0) or 1e-5

@@ -1,6 +1,9 @@
-"""The mathematics of A = BC, in numpy float64 and without tensors; README.md maps names to symbols."""
+"""The mathematics of A = BC, in numpy float64 and without tensors.
 
-from hush.matrix_factorization.banded import Banded, optimal_banded, optimal_toeplitz
+README.md says what is in scope and maps names to symbols.
+"""
+
+from hush.matrix_factorization.banded import BandedMatrix, best_banded, optimal_banded, optimal_toeplitz
 from hush.matrix_factorization.blt import BLT, optimal_blt
 from hush.matrix_factorization.dense import Dense, from_gram
 from hush.matrix_factorization.identity import Diagonal, drop_first
@@ -13,7 +16,7 @@ from hush.matrix_factorization.workloads import Workload, distances, objective, 
 
 __all__ = [
     "BLT",
-    "Banded",
+    "BandedMatrix",
     "Dense",
     "Diagonal",
     "Solution",
@@ -22,6 +25,7 @@ __all__ = [
     "Tree",
     "TreeStep",
     "Workload",
+    "best_banded",
     "distances",
     "drop_first",
     "from_gram",

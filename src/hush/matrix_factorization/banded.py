@@ -24,9 +24,11 @@ from hush.matrix_factorization.strategy import Solution, Strategy, freeze
 from hush.matrix_factorization.toeplitz import Toeplitz, square_root
 from hush.matrix_factorization.workloads import Workload, check_dense, prefix_sums
 
+TOEPLITZ_STEPS = 2000  # from this number of steps on, bands are optimised as a Toeplitz matrix
+
 
 @dataclass(frozen=True, eq=False)
-class Banded(Strategy):
+class BandedMatrix(Strategy):
     """`rows[t, j]` = C_{t,t−j} for 0 ≤ j < w; entries left of the first column (j > t) are zero."""
 
     rows: Array
@@ -103,10 +105,10 @@ class Banded(Strategy):
         """Squared row norms of A C⁻¹, by the same recursion."""
         return Recursion.of(self.rows, prefix_sums(self.steps)).seen_variances()
 
-    def first(self, steps: int) -> Banded:
+    def first(self, steps: int) -> BandedMatrix:
         """The first rows."""
         positive_int(steps=steps)
-        return Banded(self.rows[:steps, : min(self.bands, steps)])
+        return BandedMatrix(self.rows[:steps, : min(self.bands, steps)])
 
     def strategy(self) -> Array:
         """C, T×T."""
@@ -152,13 +154,23 @@ def to_rows(columns: Array) -> Array:
 _ITERATIONS = 2000
 
 
-def optimal_banded(workload: Workload, bands: int, *, rtol: float = 1e-9) -> Solution[Banded]:
+def best_banded(workload: Workload, bands: int) -> Strategy:
+    """The best banded strategy for one participation per cycle: column-normalised, or Toeplitz for many steps."""
+    width = min(bands, workload.steps)
+    if width == 1:
+        return Toeplitz(workload.steps, np.ones(1))
+    if workload.steps >= TOEPLITZ_STEPS:
+        return optimal_toeplitz(workload, width, times=1, apart=workload.steps).structure
+    return optimal_banded(workload, width).structure
+
+
+def optimal_banded(workload: Workload, bands: int, *, rtol: float = 1e-9) -> Solution[BandedMatrix]:
     """The best C with `bands` bands and unit columns; its sensitivity here is of one participation, 1."""
     positive_int(bands=bands)
     bands = min(bands, workload.steps)
     question = {"workload": workload, "bands": bands, "rtol": rtol}
     stored = cached("banded", question, lambda: _banded(workload, bands, rtol))
-    structure = Banded(stored["rows"])
+    structure = BandedMatrix(stored["rows"])
     return Solution.of(structure, workload, structure.single(), stored)
 
 
@@ -203,7 +215,8 @@ def _banded(workload: Workload, bands: int, rtol: float) -> dict[str, Array]:
 
 
 def _toeplitz(workload: Workload, bands: int, times: int, apart: int, rtol: float) -> dict[str, Array]:
-    """L-BFGS over c₁, … at c₀ = 1; where columns can meet, over falls cⱼ − cⱼ₊₁ ≥ 0, which keep the formula exact."""
+    """L-BFGS over c₁, … at c₀ = 1; where columns can overlap, over differences cⱼ − cⱼ₊₁ ≥ 0, which keep the formula
+    exact."""
     loss = _toeplitz_loss(workload, bands, times, apart)
     root = square_root(workload, bands).coefficients
 

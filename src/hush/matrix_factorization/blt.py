@@ -1,4 +1,4 @@
-"""BLT, buffered linear Toeplitz noise: p buffers stand for a full Toeplitz matrix.
+"""BLT, buffered linear Toeplitz noise: p buffers represent a full Toeplitz matrix.
 
 Dvijotham et al. 2024 (single participation), McMahan et al. 2024 (several).
 C has the coefficients c₀ = 1, cₜ = Σⱼ ωⱼ θⱼ^(t−1). The noise streams with p buffers sⱼ (zero at first):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hush._internal.validate import positive, positive_int
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.matrix_factorization import sensitivity
 from hush.matrix_factorization.recursion import Recursion
 from hush.matrix_factorization.sensitivity import Array, pad
@@ -39,12 +39,10 @@ class Diagonal(Strategy):
 
     @property
     def bands(self) -> int:
-        """No two steps share a row of Z."""
         return 1
 
     @property
     def restarts(self) -> int:
-        """The noise starts anew at every step."""
         return 1
 
     def first(self, steps: int) -> Diagonal:
@@ -123,8 +121,8 @@ class Diagonal(Strategy):
 
 
 def drop_first(structure: Strategy, start: int) -> Diagonal:
-    """The noise of the steps from ``start`` on, as a noise of its own, where every step stands alone."""
+    """The noise of the steps from ``start`` on, for independent steps."""
     if structure.bands != 1:
-        raise Refused("correlated noise cannot be cut at a step: its steps count from the first one on")
+        raise NotProvenError("correlated noise cannot start at a later step: it counts from the first step on")
     left = structure.steps - start
     return Diagonal(left, None if structure.alike else tuple((1.0 / structure.column_norms()[start:]).tolist()))

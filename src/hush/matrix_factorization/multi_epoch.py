@@ -139,7 +139,7 @@ def minimise(problem: TraceProblem, rtol: float) -> tuple[Array, int]:
     for iteration in range(1, _NEWTON + 1):
         inverse = _inverse(X)
         if inverse is None:
-            raise HushError("the multi-epoch solver met a matrix that is not positive definite")
+            raise HushError("the multi-epoch solver produced a matrix that is not positive definite")
         weighted = problem.G @ inverse
         value = float(np.trace(weighted))
         U = inverse @ weighted

@@ -122,8 +122,9 @@ def heaviest(values: Array, times: int, apart: int) -> Array:
 def separated(X: Array, times: int, apart: int) -> float:
     """At most `times` participations, at least `apart` steps apart.
 
-    If X has bandwidth ≤ apart, two participations never meet and the diagonal decides, exactly. Otherwise the two-stage
-    row bound: every row i is charged its heaviest pattern of |X_ij|, then the heaviest pattern of rows is taken.
+    If X has bandwidth ≤ apart, two participations never interact, and the diagonal gives the exact value. Otherwise the
+    two-stage row bound: every row i is charged its heaviest pattern of |X_ij|, then the heaviest pattern of rows is
+    taken.
     """
     if bandwidth(X) <= apart:
         return math.sqrt(float(heaviest(np.diag(X), times, apart)))

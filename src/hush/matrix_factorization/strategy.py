@@ -1,4 +1,4 @@
-"""What a correlation of noise over steps says about itself, without tensors: sensitivity, error, bands, restarts."""
+"""The strategy of a noise: its sensitivity, error, bands and restarts, computed without tensors."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from hush.matrix_factorization.workloads import Workload, prefix_sums
 
 
 class Strategy(ABC):
-    """A frozen factorisation A = BC, with a column of C for every step; M turns the rows of Z into the noise of steps.
+    """A frozen factorisation A = BC, with a column of C for every step; M maps the rows of Z to the noise of the steps.
 
-    The noise of all steps is MZ with Z standard normal, a row for every row of C, so releasing G + MZ tells no more
-    than CG + Z: one Gaussian release whose sensitivity is that of C. What is promised, and relied on:
+    The noise of all steps is MZ with Z standard normal, one row per row of C, so G + MZ reveals no more than CG + Z:
+    one Gaussian release whose sensitivity is that of C. The proofs rely on these guarantees:
 
     - inverse: M C = I, so M = C⁻¹ for a square C;
-    - first: the first steps of the noise are `first` of it, whatever comes after them;
-    - bands: columns of C at least `bands` steps apart are orthogonal; with 1, all are: every step stands alone;
-    - restarts: with r, stretches of r steps from 0, r, 2r, … on share no row of Z and no row of C;
-    - sensitivity: `single`, `same_order` and `separated` are at least ‖CΔ‖, for every Δ that is zero but in the steps
-      in which one example takes part, and there has rows of norm one at most;
-    - blocks: `block_norms` counts every run of steps once, with at least the largest column norm in it;
-    - least: ‖row t of M‖ · sens(C) is at least `least_scale`, and so is ‖row t of M‖ where every step stands alone;
+    - first: `first` gives the noise of the first steps, independent of later steps;
+    - bands: columns of C at least `bands` steps apart are orthogonal; with 1 all are, and steps are independent;
+    - restarts: with r, blocks of r steps from 0, r, 2r, … share no row of Z and no row of C;
+    - sensitivity: `single`, `same_order` and `separated` are at least ‖CΔ‖, for every Δ that is zero except in the
+      steps in which one example takes part, where its rows have norm at most one;
+    - blocks: `block_norms` counts every block of steps once, with at least the largest column norm in it;
+    - least: ‖row t of M‖ · sens(C) is at least `least_scale`, and so is ‖row t of M‖ where steps are independent;
     - alike: only where M = I;
     - draws: Z has at most `draws` rows;
     - spread: `inverse_norms` are the norms of the rows of M, `column_norms` those of the columns of C;
     - error: `rmse` is √(‖AM‖²_F / T), and `prefix_variances` are the squared norms of the rows of AM for prefix sums.
 
-    A new structure gives C, M, its bands, its restarts and `first`. The rest follows from the two matrices; it is
-    overridden where there is a way that is faster, or tighter.
+    A new strategy defines C, M, its bands, its restarts and `first`. The rest follows from the two matrices; override
+    it where a faster or tighter way exists.
     """
 
     steps: int
@@ -104,28 +104,28 @@ class Strategy(ABC):
 
     @property
     def draws(self) -> int:
-        """How many rows of Z the noise of all steps is made of, at most."""
+        """The maximum number of rows of Z that the noise of all steps uses."""
         return self.steps
 
     @property
     def alike(self) -> bool:
-        """Whether the noise of every step is a row of Z as it is: independent, and the same at every step."""
+        """Whether M = I: the noise of every step is an unscaled row of Z."""
         # with a norm of one on both sides, and MC = I, row t of M is column t of C; and the columns are orthogonal
         ones = self.inverse_norms() == 1.0
         return self.bands == 1 and bool(np.all(ones)) and bool(np.all(self.column_norms() == 1.0))
 
     @property
     def least_scale(self) -> float:
-        """How little noise a step can have, relative to σ.
+        """The least noise of a step, relative to σ.
 
-        Where every step stands alone and is sampled anew, it is the least row norm of M. Elsewhere Z is scaled by
-        sens(C), which is at least ‖column t of C‖, and row t of M times column t of C is one: at least 1, and no more
-        than that however large the rows of M are.
+        Where steps are independent and sampled independently, it is the least row norm of M. Elsewhere Z is scaled by
+        sens(C), which is at least ‖column t of C‖, and row t of M times column t of C is one: the least noise is at
+        least 1. No larger value is claimed, however large the rows of M are.
         """
         return min(1.0, float(self.inverse_norms().min())) if self.bands == 1 else 1.0
 
     def block_norms(self, length: int) -> dict[float, int]:
-        """The largest column norm within each run of ``length`` steps, and how many of the runs have it."""
+        """The largest column norm within each block of ``length`` steps, with the number of blocks that have it."""
         positive_int(length=length)
         starts = np.arange(0, self.steps, length)
         if self.bands != 1:
@@ -141,10 +141,10 @@ S = TypeVar("S", bound=Strategy)
 
 @dataclass(frozen=True)
 class Solution(Generic[S]):
-    """What a solver found: the structure, how good it is, and how far it can be from the best there is.
+    """The result of a solver: the strategy, its error, and its distance from the optimum.
 
-    `error` = rmse · sensitivity is the expected root mean square of the noise the model sees at σ · clip = 1, whatever
-    the objective was. `gap` is the relative duality gap (f − lower bound)/f of the squared objective; None: unknown.
+    `error` = rmse · sensitivity is the expected root mean square of the noise the model sees at σ · clip = 1, for any
+    objective. `gap` is the relative duality gap (f − lower bound)/f of the squared objective; None: unknown.
     """
 
     structure: S
@@ -155,7 +155,7 @@ class Solution(Generic[S]):
 
     @staticmethod
     def of(structure: S, workload: Workload, sensitivity: float, stored: Mapping[str, Array]) -> Solution[S]:
-        """From what a solver stores beside its matrix: the number of iterations, and the gap if it knows one."""
+        """From the values a solver stores with its matrix: the number of iterations, and the gap if known."""
         gap = float(stored["gap"]) if "gap" in stored else None
         return Solution(structure, structure.rmse(workload), sensitivity, gap, int(stored["iterations"]))
 

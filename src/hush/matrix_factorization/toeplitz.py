@@ -136,7 +136,8 @@ class Toeplitz(LowerToeplitz):
         return self.steps <= _EXACT_LIMIT and not sensitivity.monotone(self.column)
 
     def _orthogonal(self, count: int, apart: int) -> float:
-        # Columns that never meet add their squared norms; column i keeps T − i coefficients, so early ones are longest.
+        # Columns without common rows add their squared norms; column i keeps T − i coefficients, so early ones are
+        # longest.
         partial = np.cumsum(self.column**2)
         return math.sqrt(float(np.sum(partial[self.steps - 1 - apart * np.arange(count)])))
 

@@ -1,19 +1,31 @@
-"""The published methods by name: each a function from the public setting to a plan, with its paper's defaults."""
+"""The published methods by name: each a function from the public setting to a plan, with its paper's defaults.
+
+>>> from hush import methods
+>>> plan = methods.make_plan("dp-adam", examples=60_000, batch_size=256, epochs=20, epsilon=3, lr=1e-3)
+>>> plan.steps, round(plan.sigma, 2)
+(4700, 0.76)
+>>> "dp-bandmf" in methods.catalogue()
+True
+
+In scope: names, options and defaults, and the choice of the parts of a plan. The parts themselves are in
+`hush.sampling`, `hush.clipping`, `hush.noise` and `hush.optimizers`; the proofs are in `hush.guarantees`.
+"""
 
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from hush._internal import validate
-from hush._internal.imports import import_object
+from hush._internal.imports import explain_errors, import_object
 from hush.errors import InvalidInputError, nearest
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
 from hush.methods.catalogue import Method, call_method, catalogue, option_groups, options, purpose
 from hush.methods.config import SAMPLINGS, PlanConfig, list_settings, write_help
 from hush.methods.options import ClippingOptions, MakeOptimizer, MakeScheduler, SGDOptions, make_rule, put_in_place
-from hush.optimizers.wrappers import Averaged, parse_average
+from hush.optimizers.wrappers import bind_steps, chain, parse_average
 from hush.plan import Plan
 
 __all__ = [
@@ -41,7 +53,7 @@ NEEDED = ("examples", "batch_size")
 
 
 def find(name: str) -> Method:
-    """A method by its name, the best for the setting (``auto``), or somebody else's by ``package.module:factory``."""
+    """A method by its name, the best for the setting (``auto``), or a third-party one, ``package.module:factory``."""
     if name == "auto":
         return auto
     if ":" in name:
@@ -85,8 +97,8 @@ def make_plan(
 
     Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose_candidate`).
     ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
-    A ready ``setting`` takes the place of the settings below, and those given beside it win. What is no setting is an
-    option of the method (`hush methods` lists them).
+    A ready ``setting`` replaces the settings below, and settings given in addition override it. Other arguments are
+    options of the method (`hush methods` lists them).
 
     ``optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`` takes the place of the method's SGD, at the same ε:
     it gets the named parameters when a run starts, and sees released gradients only. ``scheduler=lambda optimizer: …``
@@ -100,13 +112,14 @@ def make_plan(
     chosen = {key: value for key, value in given.items() if key not in known}
     setting = _complete(setting, {key: value for key, value in given.items() if key in known})
     rule = make_rule(optimizer, scheduler, given)
-    plan = call_method(factory, setting, chosen)
+    with explain_errors(method) if ":" in method else nullcontext():
+        plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
         raise InvalidInputError(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
     if rule is not None:
         plan = put_in_place(plan, rule)
     if setting.average not in (None, "none"):
-        plan = replace(plan, rule=Averaged(plan.rule, plan.steps, *parse_average(setting.average)))
+        plan = replace(plan, rule=bind_steps(chain(plan.rule, parse_average(setting.average)), plan.steps))
     if plan.private:
         return _with_noise(plan, setting, calibrate)
     if setting.noise:
@@ -137,7 +150,7 @@ def _with_noise(plan: Plan, setting: PlanConfig, calibrate: bool) -> Plan:
             "node_noise=…)"
         )
     if setting.epsilon is not None:
-        return plan.calibrated(setting.epsilon) if calibrate else plan
+        return plan.with_epsilon(setting.epsilon) if calibrate else plan
     if setting.noise_multiplier is not None:
         return replace(plan, sigma=float(setting.noise_multiplier))
     return replace(plan, sigma=float(setting.noise["node_noise"]) / plan.sensitivity)

@@ -153,7 +153,7 @@ def _candidate(
 ) -> Candidate:
     plan = _plan(setting, method, chosen, descent, gradients)
     assert setting.epsilon is not None
-    sigma = plan.calibrated(setting.epsilon).sigma
+    sigma = plan.with_epsilon(setting.epsilon).sigma
     rmse = plan.noise.structure.rmse(descent.workload(plan.steps))
     sampling = {"dp-sgd": "poisson", "dp-bandmf": "cyclic"}.get(method, "same-order")
     return Candidate(method, sigma, plan.sensitivity, rmse, sampling, chosen)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from dp_accounting import dp_event
 
-from hush import matrix_factorization
 from hush.accounting import accountant as accounting
 from hush.accounting import calibration
 from hush.errors import InvalidInputError
-from hush.matrix_factorization import Strategy, Toeplitz, Workload, prefix_sums
+from hush.matrix_factorization import best_banded, prefix_sums
 from hush.methods.config import PlanConfig
 
 BANDS = (1, 2, 4, 8, 16, 32, 64, 128)
-TOEPLITZ_BANDS = 2000  # from this many steps on, bands are optimised as a Toeplitz matrix
 USUAL = 8  # bands where no ε is known to choose them by
 
 
@@ -30,16 +27,6 @@ def best_bands(setting: PlanConfig) -> int:
     if epsilon is None:
         return max(w for w in possible if w <= USUAL)
     return min(possible, key=lambda w: _error(setting, epsilon, w))
-
-
-def banded(workload: Workload, bands: int) -> Strategy:
-    """The best banded strategy for one visit a cycle: column-normalised, or Toeplitz for very many steps."""
-    width = min(bands, workload.steps)
-    if width == 1:
-        return Toeplitz(workload.steps, np.ones(1))
-    if workload.steps >= TOEPLITZ_BANDS:
-        return matrix_factorization.optimal_toeplitz(workload, width, times=1, apart=workload.steps).structure
-    return matrix_factorization.optimal_banded(workload, width).structure
 
 
 def cyclic_rate(setting: PlanConfig, bands: int) -> float:
@@ -63,7 +50,7 @@ def possible_bands(setting: PlanConfig) -> list[int]:
 
 
 def _error(setting: PlanConfig, epsilon: float, bands: int) -> float:
-    structure = banded(prefix_sums(setting.listed_steps), bands)
+    structure = best_banded(prefix_sums(setting.listed_steps), bands)
     rate, visits = cyclic_rate(setting, bands), -(-setting.total_steps // bands)
 
     def event(sigma: float) -> Any:

@@ -114,10 +114,10 @@ class PlanSettings:
         metadata=option("Run a method whose ε is claimed by a paper and not proven.", PRIVACY, axis=True),
     )
     arithmetic: str = field(
-        default="default",
+        default="rigorous",
         metadata=option(
-            "default, or rigorous: the same number of rows at every step, so that nothing is assumed about rounding; "
-            "slower.",
+            "rigorous: every step computes the same number of rows, so that ε is proven; or fast: fewer rows, and ε is "
+            "claimed, because rounding that depends on their number is not bounded.",
             PRIVACY,
             axis=True,
         ),

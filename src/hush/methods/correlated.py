@@ -19,7 +19,7 @@ from hush.methods.options import ClippingOptions, SGDOptions
 from hush.noise import make_noise
 from hush.optimizers import FTRL
 from hush.plan import Plan
-from hush.sampling import Cyclic
+from hush.sampling import CyclicPoisson
 
 
 def dp_ftrl(
@@ -111,8 +111,8 @@ def dp_bandmf(
             "and sample rate out, or use dp-sgd for plain Poisson batches"
         )
     chosen = bandmf.best_bands(setting) if bands is None else bands
-    structure = bandmf.banded(descent.workload(setting.listed_steps), chosen)
-    sampler = Cyclic(setting.examples, chosen, bandmf.cyclic_rate(setting, chosen), setting.listed_steps)
+    structure = matrix_factorization.best_banded(descent.workload(setting.listed_steps), chosen)
+    sampler = CyclicPoisson(setting.examples, chosen, bandmf.cyclic_rate(setting, chosen), setting.listed_steps)
     return _plan(setting, gradients, "dp-bandmf", structure, rule=descent.rule, sampler=sampler)
 
 

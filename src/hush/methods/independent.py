@@ -6,14 +6,14 @@ from hush.clipping import ClipMode, ErrorFeedback, PlainSum, TwoPoint
 from hush.methods.config import PlanConfig
 from hush.methods.options import AdamOptions, ClippingOptions, SGDOptions
 from hush.noise import Independent
-from hush.optimizers import SGD, Adam, AdamBC, Kalman
+from hush.optimizers import SGD, Adam, AdamBC, KalmanFilter
 from hush.plan import Plan
 
 
 def sgd(setting: PlanConfig, *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> Plan:
     """Ordinary training, for comparison: no clipping, no noise, no guarantee.
 
-    For knowing what privacy costs in accuracy; nobody is protected.
+    For knowing what privacy costs in accuracy; it protects no one.
     """
     return setting.plan(
         "sgd",
@@ -66,7 +66,7 @@ def dp_disk(
     For half a point of accuracy where a step may take twice as long.
     """
     query = TwoPoint.of(gradients.clipping, kappa, gamma)
-    return gradients.plan(setting, "dp-disk", query=query, rule=Kalman(descent.rule, kappa))
+    return gradients.plan(setting, "dp-disk", query=query, rule=KalmanFilter(descent.rule, kappa))
 
 
 def dp_dice(

@@ -15,7 +15,7 @@ from hush.errors import InvalidInputError, Refused
 from hush.matrix_factorization import Workload
 from hush.methods.config import PlanConfig
 from hush.noise import Independent, Noise, Stages
-from hush.optimizers import SGD, ClipUnits, Rule, TorchOptim
+from hush.optimizers import SGD, ClipUnits, Optimizer, TorchOptim
 from hush.plan import Plan
 
 COUNT_SHARE = 20.0  # the noise on the count is L/20, as Andrew et al. recommend: the gradient hardly notices it
@@ -84,7 +84,7 @@ class ClippingOptions:
         setting: PlanConfig,
         method: str,
         *,
-        rule: Rule,
+        rule: Optimizer,
         query: Clipped | None = None,
         noise: Noise | None = None,
         **parts: Any,
@@ -130,7 +130,7 @@ MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 def make_rule(
     optimizer: MakeOptimizer | None, scheduler: MakeScheduler | None, given: Iterable[str]
 ) -> TorchOptim | None:
-    """The rule of these two, None where there is neither; refused beside options that the optimizer has itself.
+    """The rule of these two, None if there is neither; an error if given with options that the optimizer has itself.
 
     ``optimizer`` gets what ``model.named_parameters()`` would give, of the parameters that are trained."""
     if optimizer is None:

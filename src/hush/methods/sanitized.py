@@ -12,14 +12,14 @@ from hush.errors import InvalidInputError, Refused
 from hush.methods import bandmf
 from hush.methods.config import PlanConfig
 from hush.noise import Independent
-from hush.optimizers import SGD, Adam, Rule
+from hush.optimizers import SGD, Adam, Optimizer
 from hush.plan import Plan
 from hush.sanitize.adaptive import AdaptiveClip, AdaptiveThreshold
 from hush.sanitize.labels import ASSUMED, RandomisedLabels
 from hush.sanitize.privatised import Hybrid, Published, Released
 
 HeadRule = Literal["adam", "sgd"]
-FRONT = "the layers before the sanitisation layer were made without looking at the rows that are trained on"
+FRONT = "the layers before the sanitisation layer were made without looking at the training rows"
 
 
 def sanitize(
@@ -32,10 +32,10 @@ def sanitize(
 ) -> Plan:
     """The sanitisation layer as published: noisy activations, plain gradients; its ε is claimed, not proven.
 
-    For comparing with its paper. The weights before the layer learn from raw features and give them away: use
-    sanitize-once, sanitize-frozen or sanitize-hybrid where somebody is to be protected.
+    For comparing with its paper. The weights before the layer learn from raw features and reveal them: use
+    sanitize-once, sanitize-frozen or sanitize-hybrid if you need protection.
 
-    ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, set anew after each epoch.
+    ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, recomputed after each epoch.
     """
     if setting.adjacency is not None:
         raise Refused(
@@ -128,7 +128,7 @@ def _plan(
     validate.choice(("adam", "sgd"), rule=chosen)
     if setting.sampling == "same-order":
         raise Refused("rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε")
-    rule: Rule = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
+    rule: Optimizer = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
     noise = Independent(setting.total_steps)
     return setting.plan(method, sampler=setting.sampler("shuffled"), query=query, noise=noise, rule=rule)
 

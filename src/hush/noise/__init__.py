@@ -1,7 +1,29 @@
-"""Gaussian noise over steps, independent or correlated, and what it declares to the plan."""
+"""Gaussian noise over steps, independent or correlated, and the strategy it declares to the plan.
 
-from hush.noise.base import Noise, Rows, Stream
-from hush.noise.correlated import DenseNoise, make_noise
+>>> from hush import noise
+>>> noise.Independent(steps=1000).structure.bands
+1
+>>> noise.Banded(bands=8).build(100).structure.bands  # Plan.calibrated builds it for the plan's steps
+8
+
+In scope: turning standard normal rows into the noise of each step. The matrices are in `hush.matrix_factorization`, the
+secret bits in `hush.randomness`, adding noise to a run's sums in `hush.noise_addition`.
+"""
+
+from hush.noise.base import Noise, NoiseFactory, NoisyGradient, Rows, Stream
+from hush.noise.correlated import Banded, DenseNoise, make_noise
 from hush.noise.independent import Independent, Schedule, Stages
 
-__all__ = ["DenseNoise", "Independent", "Noise", "Rows", "Schedule", "Stages", "Stream", "make_noise"]
+__all__ = [
+    "Banded",
+    "DenseNoise",
+    "Independent",
+    "Noise",
+    "NoiseFactory",
+    "NoisyGradient",
+    "Rows",
+    "Schedule",
+    "Stages",
+    "Stream",
+    "make_noise",
+]

@@ -1,11 +1,20 @@
-"""The protocol of a noise: Gaussian rows in, correlated rows out, one step at a time."""
+"""The noise protocol, and the noisy gradient that leaves the privacy boundary.
+
+A floating-point sum can reveal its terms: where a value and its noise nearly cancel, the result is finer than the
+noise, and its last bits are those of the value (Mironov 2012, "On significance of the least significant bits for
+differential privacy"). Noise is therefore drawn and added in float64, and the noisy value is rounded to a public grid
+of at most 1/1024 of its noise. Every point of the grid then has the probability that the Gaussian gives it, to about
+the twelfth digit within 5.7 standard deviations of the value, and to fewer digits from there to 9.4, where the draws
+end; `hush.accounting.noise_tails` derives what that end costs in δ. Everything after the grid is post-processing. The
+rounding adds less than a ten-millionth to the noise's variance.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,32 +23,32 @@ from hush.matrix_factorization import Strategy
 from hush.matrix_factorization.sensitivity import Array
 
 Rows = Callable[[int], Tensor]
-"""``z(j)``: the j-th row of Z, a flat standard normal vector; a pure function, so any row can be had again. Every call
-makes a new tensor, which the noise may change."""
+"""``z(j)``: the j-th row of Z, a flat standard normal vector. It is a pure function, so any row can be recomputed;
+every call returns a new tensor, which the noise may change."""
 
 
 class Noise(Protocol):
-    """Turns independent rows Z into the noise of every step. What is promised, and relied on:
+    """Turns independent rows Z into the noise of every step. The proofs rely on these guarantees:
 
-    - pure: `draw` is a function of the step, of Z and of the state alone; what it gives never changes afterwards;
+    - pure: `draw` is a function of the step, of Z and of the state alone; its result never changes afterwards;
     - map: the noise of steps 0, 1, … from the state of `init` is MZ, for the M of its `structure`;
     - columns: a coordinate of the noise depends on this coordinate of Z alone;
     - spread: ``std(t)`` is ‖row t of M‖;
     - memory: the state does not grow with the steps;
-    - resume: what the state holds under names without a leading underscore is all that the next step needs;
-    - late start: from the state of `init` at step t, as under a fresh secret, rows of Z that earlier steps have drawn
-      count in full or not at all, and the others as ever;
-    - pieces: where `pieces` holds, there is no state, and coordinates drawn some at a time are those drawn together.
+    - resume: the entries of the state without a leading underscore are all that the next step needs;
+    - late start: from the state of `init` at step t, as under a fresh secret, rows of Z that belong to earlier steps
+      count in full or not at all, and the other rows count as usual;
+    - pieces: where `pieces` is true there is no state, and coordinates drawn in parts equal those drawn together.
     """
 
     @property
     def structure(self) -> Strategy:
-        """C and M, as far as the plan needs to know of them."""
+        """The strategy: C and M, as far as the plan uses them."""
         ...
 
     @property
     def pieces(self) -> bool:
-        """Whether a step may be drawn some coordinates at a time."""
+        """Whether the coordinates of a step may be drawn in parts."""
         ...
 
     def init(self, like: Tensor) -> State:
@@ -47,7 +56,7 @@ class Noise(Protocol):
         ...
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """The noise of one step before scaling, and the next state."""
+        """The unscaled noise of one step, and the next state."""
         ...
 
     def std(self, step: int) -> float:
@@ -55,14 +64,22 @@ class Noise(Protocol):
         ...
 
 
+@runtime_checkable
+class NoiseFactory(Protocol):
+    """Settings of a noise that is built once the number of steps is known."""
+
+    def build(self, steps: int) -> Noise:
+        """The noise of this many steps."""
+        ...
+
+
 class Stream:
-    """What every noise here shares: its spread is its structure's, and it is drawn whole."""
+    """Base of the noises here: the spread comes from the strategy, and all coordinates are drawn together."""
 
     structure: Strategy
 
     @property
     def pieces(self) -> bool:
-        """One state serves all coordinates."""
         return False
 
     def std(self, step: int) -> float:
@@ -74,22 +91,12 @@ class Stream:
         return self.structure.inverse_norms()
 
 
-# What crosses the privacy boundary: noisy values, and how much noise is in them.
-#
-# A floating-point sum shows which numbers it was made of: where a value and its noise nearly cancel, the result is
-# finer than the noise, and its last bits are those of the value (Mironov 2012, "On significance of the least
-# significant bits for differential privacy"). So noise is drawn and added in float64, and the noisy value is rounded to
-# a public grid of at most 1/1024 of its noise. Every point of the grid then has the probability that the Gaussian gives
-# it, to about the twelfth digit within 5.7 standard deviations of the value, and to fewer from there to 9.4, where the
-# draws end; what that end costs in δ is derived in `hush.accounting.noise_tails`. What comes after the grid is
-# post-processing. The rounding adds less than a ten-millionth to the noise's variance.
-
-CACHED = 1 << 15  # coordinates at a time, so that five passes over them stay near the processor
+CACHED = 1 << 15  # coordinates at a time: five passes over them stay in the processor's cache
 
 
 @dataclass(frozen=True)
-class Release:
-    """One step's noisy values, divided by the plan's public divisor; everything after it is post-processing."""
+class NoisyGradient:
+    """A step's noisy sums, divided by the plan's public divisor. Everything computed from it is post-processing."""
 
     step: int
     values: Sums
@@ -109,7 +116,7 @@ class Release:
 def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spacing: float, divisor: float) -> None:
     """total ← [total + scale · noise] / divisor in place, where [·] rounds to a multiple of ``spacing``.
 
-    ``noise`` comes in pieces of one flat vector over all sums. It is left as it is: a noise may keep what it hands out.
+    ``noise`` yields consecutive parts of one flat vector over all sums. It is not modified: a noise may keep it.
     """
     pieces = iter(noise)
     piece: Tensor | None = None
@@ -120,7 +127,7 @@ def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spa
             if piece is None or not len(piece):
                 piece = next(pieces, None)
                 if piece is None:
-                    raise RuntimeError("the noise is shorter than what it is for")
+                    raise RuntimeError("the noise is shorter than the sums")
             count = min(len(rest), len(piece), CACHED)
             value, z = rest[:count], piece[:count].double() * (scale / spacing)
             z.add_(value.to(z.device), alpha=1.0 / spacing)
@@ -129,4 +136,4 @@ def add_noise(sums: Iterable[Tensor], noise: Iterable[Tensor], scale: float, spa
         if not total.is_contiguous():
             total.copy_(flat.view(total.shape))
     if (piece is not None and len(piece)) or next(pieces, None) is not None:
-        raise RuntimeError("the noise is longer than what it is for")
+        raise RuntimeError("the noise is longer than the sums")

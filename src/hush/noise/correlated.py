@@ -1,16 +1,16 @@
-"""Correlated noise, a step at a time, in bounded memory: the noise of step t is row t of MZ, where MC = I.
+"""Correlated noise, one step at a time, in bounded memory: the noise of step t is row t of MZ, where MC = I.
 
-| structure                  | kept between steps              | cost of a step          |
+| strategy                   | kept between steps              | cost per step           |
 |----------------------------|---------------------------------|-------------------------|
 | Diagonal                   | nothing                         | one multiplication      |
-| Toeplitz, Banded (w bands) | the last w − 1 noise vectors    | w − 1 multiply-adds     |
+| Toeplitz, banded (w bands) | the last w − 1 noise vectors    | w − 1 multiply-adds     |
 | Toeplitz, inverse banded   | the last w − 1 rows of Z        | w − 1 multiply-adds     |
 | BLT (p buffers)            | p vectors                       | 2p multiply-adds        |
-| Tree                       | one vector a level              | two or three additions  |
-| Dense                      | a block of noise vectors ahead  | see `hush.noise.correlated`  |
+| Tree                       | one vector per level            | two or three additions  |
+| Dense                      | a block of noise vectors ahead  | see `DenseNoise`        |
 
-Nothing here knows about privacy: what a stream declares is its structure, and that the two agree is tested by sending
-impulses through the stream.
+Nothing here depends on privacy. A noise declares its strategy; the tests send impulses through every noise to show that
+the two agree.
 """
 
 from __future__ import annotations
@@ -23,24 +23,35 @@ from torch import Tensor
 
 from hush._internal import validate
 from hush._internal.tensors import State
-from hush.errors import Refused
-from hush.matrix_factorization import BLT, Banded, Dense, Diagonal, Strategy, Toeplitz, Tree
+from hush.errors import NotProvenError
+from hush.matrix_factorization import (
+    BLT,
+    BandedMatrix,
+    Dense,
+    Diagonal,
+    Strategy,
+    Toeplitz,
+    Tree,
+    Workload,
+    best_banded,
+    prefix_sums,
+)
 from hush.matrix_factorization.sensitivity import Array
 from hush.noise.base import Noise, Rows, Stream
 from hush.noise.independent import Independent
 
-# Noise of a dense C: C⁻¹Z in blocks of steps, with Z made again from its counter for every block.
-#
-# A block holds the noise of the next m steps. To make it, all rows of Z up to its end pass by once, a few at a time:
-# memory is O(m·d), never O(T·d), and Z is made T/(2m) times over in all. Both products and normal numbers are far
-# cheaper than gradients, and after a resume the block is simply made again.
-
-PASSING = 16  # rows of Z in memory beside the block
+ROWS_AT_A_TIME = 16  # rows of Z in memory, in addition to the block
 
 
 @dataclass(frozen=True)
 class DenseNoise(Stream):
-    """``memory`` is what a block may take, in bytes; it changes rounding in the last bit, so it is part of the plan."""
+    """Noise of a dense C: C⁻¹Z in blocks of steps, with Z recomputed from its counter for every block.
+
+    A block holds the noise of the next m steps. Computing it reads all rows of Z up to its end once, a few at a time:
+    memory is O(m·d), never O(T·d), and Z is computed T/(2m) times in all. Products and normal numbers are far cheaper
+    than gradients. ``memory`` limits the block, in bytes; it changes the last bit of the rounding, so it is part of the
+    plan.
+    """
 
     structure: Dense
     memory: int = 192 << 20
@@ -49,13 +60,12 @@ class DenseNoise(Stream):
         validate.positive_int(memory=self.memory)
 
     def init(self, like: Tensor) -> State:
-        """Nothing to keep: a block is scratch, made again from the secret when it is missing."""
+        """Empty: a block is scratch, recomputed from the secret when it is missing."""
         return {}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """A row of the block that holds this step."""
         if "_block" not in state or not state["_start"] <= step < state["_start"] + len(state["_block"]):
-            state.pop("_block", None)  # the old block goes before the new one comes
+            state.pop("_block", None)  # free the old block before allocating the new one
             state["_start"], state["_block"] = self._block(step, z)
         return state["_block"][step - state["_start"]].clone(), state  # a view would keep the old block alive
 
@@ -66,23 +76,23 @@ class DenseNoise(Stream):
         stop = min(start + size, self.structure.steps)
         weights = torch.from_numpy(np.array(self.structure.inverse[start:stop, :stop])).to(first.device, first.dtype)
         block = first.new_zeros(stop - start, first.numel())
-        for low in range(0, stop, PASSING):
-            rows = torch.stack([first if j == 0 else z(j) for j in range(low, min(low + PASSING, stop))])
-            block.addmm_(weights[:, low : low + PASSING], rows)
+        for low in range(0, stop, ROWS_AT_A_TIME):
+            rows = torch.stack([first if j == 0 else z(j) for j in range(low, min(low + ROWS_AT_A_TIME, stop))])
+            block.addmm_(weights[:, low : low + ROWS_AT_A_TIME], rows)
         return start, block
 
 
-CACHED = 1 << 15  # coordinates that go through a BLT's buffers at a time, so that they stay near the processor
+CACHED = 1 << 15  # coordinates of a BLT's buffers at a time: they stay in the processor's cache
 
 
 def make_noise(structure: Strategy) -> Noise:
-    """The stream that makes a structure's noise."""
+    """The noise of a strategy."""
     match structure:
         case Diagonal(steps=steps, scales=scales):
             return Independent(steps, None if scales is None else scales.__getitem__)
         case Toeplitz(inverse_banded=True):
             return WindowNoise(structure)
-        case Toeplitz() | Banded():
+        case Toeplitz() | BandedMatrix():
             return BandedNoise(structure)
         case BLT():
             return BLTNoise(structure)
@@ -90,21 +100,39 @@ def make_noise(structure: Strategy) -> Noise:
             return TreeNoise(structure)
         case Dense():
             return DenseNoise(structure)
-    raise Refused(f"no stream is known for {type(structure).__name__}: write its noise as a class, see `Noise`")
+    raise NotProvenError(
+        f"no noise is known for the strategy {type(structure).__name__}: implement `hush.noise.Noise` for it"
+    )
+
+
+@dataclass(frozen=True)
+class Banded:
+    """Banded noise whose strategy is optimised for a plan: for `hush.Plan.calibrated` with cyclic Poisson batches.
+
+    ``workload`` says which sums of the noise reach the model; prefix sums of the plan's steps by default.
+    """
+
+    bands: int
+    workload: Workload | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive_int(bands=self.bands)
+
+    def build(self, steps: int) -> Noise:
+        workload = prefix_sums(steps) if self.workload is None else self.workload
+        return make_noise(best_banded(workload, self.bands))
 
 
 @dataclass(frozen=True)
 class BandedNoise(Stream):
     """C has w bands: nₜ = (zₜ − Σ_{1≤j<w} C_{t,t−j} nₜ₋ⱼ)/C_tt, from a ring of the last w − 1 noise vectors."""
 
-    structure: Toeplitz | Banded
+    structure: Toeplitz | BandedMatrix
 
     def init(self, like: Tensor) -> State:
-        """An empty ring."""
         return {"ring": like.new_zeros(_width(self.structure) - 1, like.numel())}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """One step of forward substitution."""
         row = self._row(step)
         noise = _add_ring(z(step), state["ring"], step, -row[1:])
         if row[0] != 1.0:
@@ -114,7 +142,7 @@ class BandedNoise(Stream):
 
     def _row(self, step: int) -> Array:
         """C_tt, C_{t,t−1}, …"""
-        return self.structure.rows[step] if isinstance(self.structure, Banded) else self.structure.coefficients
+        return self.structure.rows[step] if isinstance(self.structure, BandedMatrix) else self.structure.coefficients
 
 
 @dataclass(frozen=True)
@@ -124,11 +152,9 @@ class WindowNoise(Stream):
     structure: Toeplitz
 
     def init(self, like: Tensor) -> State:
-        """An empty ring."""
         return {"ring": like.new_zeros(len(self.structure.coefficients) - 1, like.numel())}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """A weighted sum of the newest rows of Z."""
         row, weights, ring = z(step), self.structure.coefficients, state["ring"]
         if not len(ring):
             return row.mul_(float(weights[0])) if weights[0] != 1.0 else row, state
@@ -145,11 +171,9 @@ class BLTNoise(Stream):
     structure: BLT
 
     def init(self, like: Tensor) -> State:
-        """Empty buffers."""
         return {"buffers": like.new_zeros(self.structure.buffers, like.numel())}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """Subtract the buffers' sum, then move them on."""
         noise, buffers = z(step), state["buffers"]
         weights, decays = _numbers(self.structure.omega, buffers), _numbers(self.structure.theta, buffers)[:, None]
         for part, kept in zip(torch.split(noise, CACHED), torch.split(buffers, CACHED, dim=1), strict=True):
@@ -160,16 +184,15 @@ class BLTNoise(Stream):
 
 @dataclass(frozen=True)
 class TreeNoise(Stream):
-    """The increment of the estimated prefix sum: fresh nodes come in, the nodes they merge go out."""
+    """The increment of the estimated prefix sum: new nodes are added, the nodes they merge are subtracted."""
 
     structure: Tree
 
     def init(self, like: Tensor) -> State:
-        """A stack with a place for every level, all empty."""
         return {"stack": like.new_zeros(self.structure.buffers + 1, like.numel())}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """The new node's estimate, less the nodes that it takes the place of."""
+        """The new node's estimate minus the nodes it replaces."""
         now, stack = self.structure.step(step), state["stack"]
         (first, weight), *others = now.rows
         estimate = z(first) if weight == 1.0 else z(first).mul_(weight)
@@ -178,14 +201,14 @@ class TreeNoise(Stream):
         for level, weight in now.merged:
             if weight:
                 estimate.add_(stack[level], alpha=weight)
-        stack[now.level].copy_(estimate)  # free until now, and read no more once the tree ends
+        stack[now.level].copy_(estimate)  # unused until now, and not read again once the tree ends
         for level, _ in now.merged:
             estimate.sub_(stack[level])
         return estimate, state
 
 
-def _width(structure: Toeplitz | Banded) -> int:
-    return structure.bands if isinstance(structure, Banded) else len(structure.coefficients)
+def _width(structure: Toeplitz | BandedMatrix) -> int:
+    return structure.bands if isinstance(structure, BandedMatrix) else len(structure.coefficients)
 
 
 def _numbers(values: Array, like: Tensor) -> Tensor:

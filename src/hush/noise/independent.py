@@ -1,7 +1,7 @@
 """Independent Gaussian noise at every step: C = I, the noise of DP-SGD (Abadi et al. 2016).
 
 With a schedule s the noise of step t is s(t)·z, and σ_t = σ · s(t): C is diagonal with 1/s(t). A schedule is public and
-fixed in the plan. Few different values keep the accounting exact and quick, so schedules go in stages.
+fixed in the plan. `Stages` has few distinct values, which keeps the accounting exact and fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from hush._internal import validate
-from hush._internal.identity import Scope, per_step
+from hush._internal.identity import IdentityScope, per_step
 from hush._internal.tensors import State
 from hush.matrix_factorization import Diagonal
 from hush.noise.base import Rows, Stream
@@ -25,43 +25,39 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Independent(Stream):
-    """Fresh noise for each of ``steps`` steps, the same at each or by a public schedule, which is asked once."""
+    """Independent noise for each of ``steps`` steps, constant or by a public schedule, which is evaluated once."""
 
     steps: int
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         validate.positive_int(steps=self.steps)
-        validate.positive(noise_schedule=self.structure.least_scale)  # the schedule is asked now, and never again
+        validate.positive(noise_schedule=self.structure.least_scale)  # evaluates the schedule
 
     @cached_property
     def structure(self) -> Diagonal:  # type: ignore[override]
-        """C = I, or diagonal."""
         scales = None if self.schedule is None else tuple(self.schedule(step) for step in range(self.steps))
         return Diagonal(self.steps, scales)
 
     @property
     def pieces(self) -> bool:
-        """Every coordinate is made alone, without a state."""
         return True
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
-        """The scales that were accounted, whatever function they came from."""
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
+        """The scales that were accounted, independent of the function they came from."""
         scales = self.structure.scales
         return {"steps": self.steps, "scales": None if scales is None else per_step(scales.__getitem__, self.steps)}
 
     def init(self, like: Tensor) -> State:
-        """No state."""
         return {}
 
     def draw(self, step: int, z: Rows, state: State) -> tuple[Tensor, State]:
-        """The step's own row of Z, scaled by the schedule."""
         return z(step) if self.schedule is None else z(step) * self.std(step), state
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A schedule from 1 to ``end`` times σ in ``stages`` equal parts of the run, each the same factor from the last.
+    """A schedule from 1 to ``end`` times σ in ``stages`` equal parts of the run, with a constant factor between parts.
 
     Less noise late (``end`` below 1) is the dynamic DP-SGD of Du et al. 2021.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 from hush._internal import validate
 from hush._internal.identity import PER_STEP
 from hush._internal.tensors import Named, State
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers.base import Rate, check_rate, rate_at
 
 
@@ -32,12 +32,10 @@ class Adam:
         validate.positive(eps=self.eps)
 
     def init(self, params: Named) -> State:
-        """First and second moments, and the number of steps taken."""
         return zero_moments(params)
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """One step of Adam on the released gradient."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         m, v = move_moments(params, release, state, self.beta1, self.beta2)
         scale = list(torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"]))
         torch._foreach_sqrt_(scale)
@@ -47,22 +45,20 @@ class Adam:
 
 
 def check_settings(lr: Rate, beta1: float, beta2: float, weight_decay: float) -> None:
-    """What every Adam asks of its settings."""
     check_rate(lr)
     validate.probability(beta1=beta1, beta2=beta2)
     validate.non_negative(weight_decay=weight_decay)
 
 
 def zero_moments(params: Named) -> State:
-    """Moments of nothing yet."""
     zeros = {n: torch.zeros_like(p) for n, p in params.items()}
     return {"m": zeros, "v": {n: z.clone() for n, z in zeros.items()}, "taken": 0}
 
 
 def move_moments(
-    params: Named, release: Release, state: State, beta1: float, beta2: float
+    params: Named, release: NoisyGradient, state: State, beta1: float, beta2: float
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The moving averages of the released gradient and of its square, moved on in place; no bias is corrected."""
+    """Update the moving averages of the noisy gradient and of its square in place, without bias correction."""
     state["taken"] += 1
     grads = [release.gradient[name] for name in params]
     m = [state["m"][name] for name in params]
@@ -81,7 +77,7 @@ def apply_update(
     start: float,
     weight_decay: float,
 ) -> Named:
-    """θ ← θ − η(m/(start · scale) + wθ) in place; what was added to the parameters, by name."""
+    """θ ← θ − η(m/(start · scale) + wθ) in place; returns the update by name."""
     targets, update = list(params.values()), list(torch._foreach_div(m, scale))
     torch._foreach_mul_(update, -lr / start)
     decay = lr * weight_decay
@@ -91,17 +87,14 @@ def apply_update(
     return dict(zip(params, update, strict=True))
 
 
-# DP-AdamBC: Adam whose second moment is freed of the noise's part (Tang, Shpilevskiy, Lécuyer 2024).
-#
-# Noise of standard deviation s adds s² to E[g̃²], which makes every scale alike and Adam little more than momentum.
-# With ψ = s² the update is θ ← θ − η(m̂ / √max(v̂ − ψ, ζ′) + wθ). Where s changes over steps (schedules, correlated
-# noise), ψ is the same moving average of s² as v is of g̃². Only released gradients are averaged: no moment of raw ones
-# exists.
-
-
 @dataclass(frozen=True)
 class AdamBC:
-    """Adam with both biases corrected, of the start and of the noise. ``floor`` is ζ′."""
+    """DP-AdamBC (Tang, Shpilevskiy, Lécuyer 2024): Adam with the noise subtracted from the second moment.
+
+    Noise of standard deviation s adds s² to E[g̃²], which makes all scales nearly equal and reduces Adam to momentum.
+    With ψ = s² the update is θ ← θ − η(m̂ / √max(v̂ − ψ, ζ′) + wθ), where ``floor`` is ζ′. Where s changes over steps
+    (schedules, correlated noise), ψ is the same moving average of s² as v is of g̃². Only noisy gradients are averaged.
+    """
 
     lr: Rate = field(default=1e-4, metadata=PER_STEP)
     beta1: float = 0.9
@@ -114,12 +107,10 @@ class AdamBC:
         validate.positive(floor=self.floor)
 
     def init(self, params: Named) -> State:
-        """First and second moments, the noise's part of the second, and the number of steps taken."""
         return zero_moments(params) | {"psi": 0.0}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """One step on the released gradient, with ψ from the noise that the release says it has."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         m, v = move_moments(params, release, state, self.beta1, self.beta2)
         state["psi"] += (1.0 - self.beta2) * (release.noise_std**2 - state["psi"])
         start = 1.0 - self.beta2 ** state["taken"]

@@ -1,4 +1,4 @@
-"""The protocol of a rule, and learning rates that may change over steps."""
+"""The optimizer protocol, and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -10,57 +10,55 @@ from typing import Protocol
 from hush._internal import validate
 from hush._internal.tensors import Named, State
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 
 Rate = float | Callable[[int], float]
 """A learning rate: a number, or a function of the step (never of anything private)."""
 
 
-class Rule(Protocol):
-    """Turns a release into an update in place. It sees only released values, so it cannot break privacy.
+class Optimizer(Protocol):
+    """Turns a noisy gradient into an update in place. It sees only noisy values, so it cannot weaken privacy.
 
-    It promises, and what a run does rests on it (privacy does not: all of it is post-processing):
+    A run relies on these guarantees (privacy does not: everything here is post-processing):
 
-    1. It reads parameters, release and its own state, and nothing of the data.
-    2. The release is left as it is.
-    3. What it returns is the update by name, new minus old, for exactly the parameters it was given (that of the
-       iterates, where their average takes their place after the last step).
-    4. All that later steps depend on is in the state, which a checkpoint keeps: restored, they are the same bits.
-    5. Noise is counted as ``release.std`` says it; what a rule hands to an inner rule says what is left of it.
+    1. It reads the parameters, the noisy gradient and its own state, and no data.
+    2. It does not modify the noisy gradient.
+    3. It returns the update by name, new minus old, for exactly the given parameters (the update of the iterates, where
+       an average replaces them after the last step).
+    4. All that later steps depend on is in the state, which checkpoints store: restored, later steps have the same
+       bits.
+    5. ``release.std`` is the noise in the gradient; a wrapper passes the remaining noise to its inner optimizer.
     """
 
     def init(self, params: Named) -> State:
         """The state before the first step."""
         ...
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """Change the parameters and the state in place; return the update, new minus old."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
+        """Update the parameters and the state in place; return the update, new minus old."""
         ...
 
 
 def rate_at(rate: Rate, step: int) -> float:
-    """The learning rate of a step."""
     return rate(step) if callable(rate) else rate
 
 
 def check_rate(rate: Rate) -> None:
-    """A constant rate must be a positive number."""
     if not callable(rate):
         validate.positive(lr=rate)
 
 
 def check_momentum(momentum: float) -> None:
-    """What is left of the last update must be a part of it."""
     validate.finite(momentum=momentum)
     if not 0 <= momentum < 1:
         raise InvalidInputError(
-            f"momentum must be at least 0 and below 1, got {momentum:g}: from 1 on updates only grow"
+            f"momentum must be at least 0 and below 1, got {momentum:g}: with 1 or more, updates only grow"
         )
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """From ``peak`` down to ``floor`` along half a cosine over ``steps``, after a linear warm-up."""
+    """Half a cosine from ``peak`` to ``floor`` over ``steps``, after a linear warm-up of ``warmup`` steps."""
 
     peak: float
     steps: int
@@ -76,7 +74,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Linear:
-    """From ``start`` to ``end`` in a straight line over ``steps``."""
+    """Linear from ``start`` to ``end`` over ``steps``."""
 
     start: float
     end: float

@@ -12,13 +12,13 @@ import torch
 from hush._internal import validate
 from hush._internal.identity import PER_STEP
 from hush._internal.tensors import Named, State
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers.base import Rate, check_momentum, check_rate, rate_at
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Plain, or with heavy-ball momentum and (coupled) weight decay, as torch.optim.SGD does it."""
+    """SGD with optional heavy-ball momentum and (coupled) weight decay, as in torch.optim.SGD."""
 
     lr: Rate = field(default=0.1, metadata=PER_STEP)
     momentum: float = 0.0
@@ -30,11 +30,10 @@ class SGD:
         validate.non_negative(weight_decay=self.weight_decay)
 
     def init(self, params: Named) -> State:
-        """One buffer a parameter where there is momentum."""
         return {"momentum": {n: torch.zeros_like(p) for n, p in params.items()}} if self.momentum else {}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         """θ ← θ − ηm."""
         targets = list(params.values())
         grads = [release.gradient[name] for name in params]

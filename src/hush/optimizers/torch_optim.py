@@ -1,7 +1,7 @@
-"""Any ``torch.optim`` optimizer, with its scheduler and parameter groups, as a rule on private gradients.
+"""Any ``torch.optim`` optimizer, with its scheduler and parameter groups, on noisy gradients.
 
-The optimizer receives the released gradient as ``.grad`` and nothing else. Those that ask for the loss, or for a
-closure that would compute gradients on the raw data again, are refused.
+The optimizer receives the noisy gradient as ``.grad`` and nothing else. Optimizers and schedulers that need the loss,
+or a closure that computes gradients on the raw data, raise `NotProvenError`.
 """
 
 from __future__ import annotations
@@ -17,63 +17,62 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush._internal.identity import NoIdentity, Scope, declared
+from hush._internal.identity import IdentityScope, NoIdentity, declared
 from hush._internal.tensors import Named, State
-from hush.errors import HushError, InvalidInputError, Refused
-from hush.noise.base import Release
+from hush.errors import HushError, InvalidInputError, NotProvenError
+from hush.noise.base import NoisyGradient
 
-MOST_CHECKED = 100_000  # steps that a scheduler is tried for before the run, some 20 µs each
-SCHEDULED = ("step", "_opt_called", "_step_count")  # what a scheduler leaves in its optimizer
+MOST_CHECKED = 100_000  # steps for which a scheduler is tried before the run, about 20 µs each
+SCHEDULED = ("step", "_opt_called", "_step_count")  # attributes that a scheduler adds to its optimizer
 
 
 @dataclass(frozen=True)
 class TorchOptim:
     """``TorchOptim(lambda params: torch.optim.AdamW(params.values(), lr=1e-3))``.
 
-    ``optimizer`` gets the trainable parameters by name, so it can sort them into groups. ``scheduler`` gets the
-    optimizer; it is stepped after every step.
+    ``optimizer`` receives the trainable parameters by name, so it can form groups. ``scheduler`` receives the
+    optimizer and is stepped after every step.
     """
 
     optimizer: Callable[[Named], torch.optim.Optimizer]
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
-    def declared(self, scope: Scope) -> dict[str, Any]:
-        """What the functions build for the model's parameters: class, settings and groups, and under a scheduler the
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
+        """What the functions build for the model's parameters: class, settings and groups, and with a scheduler the
         settings of every step."""
         if scope.params is None:
-            raise NoIdentity("the rule builds its optimizer for a model's parameters: give them")
+            raise NoIdentity("the optimizer is built for a model's parameters: give the parameters")
         twins: Named = {name: nn.Parameter(torch.zeros_like(p)) for name, p in scope.params.items()}
         try:
             state = self.init(twins)
             found = {"optimizer": type(state["optimizer"]), "defaults": dict(state["optimizer"].defaults)}
             found["groups"] = _settings(state["optimizer"], twins)
-            found["beside"] = _beside(state["optimizer"])
+            found["beside"] = _extra_attributes(state["optimizer"])
             if "scheduler" in state:
-                found |= {"scheduler": type(state["scheduler"]), "every step": _followed(state, scope)}
+                found |= {"scheduler": type(state["scheduler"]), "every step": _digest_schedule(state, scope)}
         except (HushError, MemoryError):
             raise
-        except Exception as error:  # somebody else's code on parameters without gradients
+        except Exception as error:  # code of another library, on parameters without gradients
             why = f"{type(error).__name__}: {error}"
-            raise NoIdentity(f"the rule's optimizer does not say what it does without training ({why})") from error
+            raise NoIdentity(f"the optimizer cannot be described without training ({why})") from error
         return found
 
     def init(self, params: Named) -> State:
-        """The live optimizer and scheduler; a checkpoint keeps their ``state_dict``."""
+        """The live optimizer and scheduler; a checkpoint stores their ``state_dict``."""
         optimizer = self.optimizer(params)
         _check_optimizer(optimizer, params)
         state: State = {"optimizer": optimizer}
         if self.scheduler is not None:
             scheduler = self.scheduler(optimizer)
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                raise Refused(
+                raise NotProvenError(
                     "ReduceLROnPlateau reads the training loss, which is private: use a schedule that depends on the "
                     "step alone, such as CosineAnnealingLR"
                 )
             state["scheduler"] = scheduler
         return state
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """Hand the released gradient to the optimizer, and take its step."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         before = {name: p.detach().clone() for name, p in params.items()}
         for name, parameter in params.items():
             parameter.grad = release.gradient[name].clone()
@@ -86,8 +85,8 @@ class TorchOptim:
 
 
 def check_schedule(state: Any, params: Named, steps: int) -> None:
-    """Refuse a scheduler that ends before the plan does, whatever rule its ``state`` is a part of: in the middle of a
-    run its error would lose what was spent. A copy is stepped, which shares no more than the parameters."""
+    """Raise if a scheduler in ``state``, at any depth, fails before the plan ends: an error during the run would waste
+    the budget spent so far. A copy is stepped that shares only the parameters."""
     if not isinstance(state, dict) or steps > MOST_CHECKED:
         return
     for part in state.values():
@@ -97,7 +96,7 @@ def check_schedule(state: Any, params: Named, steps: int) -> None:
 
 
 def _is_repeatable(scheduler: Any) -> bool:
-    """Whether it is torch's and holds no functions, which may have a memory that no copy has for itself."""
+    """Whether it is a scheduler of torch without functions: functions may have state that a copy would share."""
     if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
         return False
     held = vars(scheduler)
@@ -108,7 +107,7 @@ def _is_repeatable(scheduler: Any) -> bool:
 
 def _step_through(scheduler: Any, steps: int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is stepped without its optimizer
+        warnings.simplefilter("ignore")  # stepped without its optimizer
         for step in range(steps):
             try:
                 scheduler.step()
@@ -125,19 +124,19 @@ def _settings(optimizer: torch.optim.Optimizer, params: Named) -> list[dict[str,
     return [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
 
 
-def _beside(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer of somebody's own holds beside its settings; hooks can do anything and have no identity."""
+def _extra_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Attributes of a third-party optimizer other than its settings; raises on hooks, which have no identity."""
     held = vars(optimizer)
     if any(content for name, content in held.items() if name.endswith("_hooks")):
-        raise NoIdentity("the rule's optimizer has hooks, which cannot be told from others: leave them out")
+        raise NoIdentity("the optimizer has hooks, which have no identity: remove them")
     if type(optimizer).__module__.startswith("torch."):
         return {}
     usual = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)).keys()
     return {name: content for name, content in held.items() if name not in usual and name not in SCHEDULED}
 
 
-def _followed(state: State, scope: Scope) -> str:
-    """A digest of the settings at every step of the plan: what the scheduler makes of them."""
+def _digest_schedule(state: State, scope: IdentityScope) -> str:
+    """A digest of the settings at every step of the plan, as the scheduler changes them."""
     total = hashlib.blake2b(digest_size=16)
     for _ in range(scope.steps):
         state["optimizer"].step()  # without gradients it changes nothing
@@ -149,13 +148,13 @@ def _followed(state: State, scope: Scope) -> str:
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, params: Named) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise Refused(
+        raise NotProvenError(
             "LBFGS evaluates the loss again on the raw data through a closure, outside the privacy boundary: "
-            "use an optimizer that takes one gradient a step"
+            "use an optimizer that takes one gradient per step"
         )
     ours = {id(p) for p in params.values()}
     theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not theirs <= ours:
         raise InvalidInputError(
-            "the optimizer holds parameters that this run does not train: build it from those it is given"
+            "the optimizer holds parameters that this run does not train: build it from the given parameters"
         )

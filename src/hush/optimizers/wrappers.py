@@ -1,100 +1,188 @@
-"""Any rule, with the average of its iterates as the result: free of privacy cost, as it reads released values alone.
+"""Wrappers: change what an optimizer receives, or average what it produces. All of it is post-processing.
 
-``ema``: a ← βₜa + (1 − βₜ)θ with βₜ = min(β, (1 + t)/(10 + t)), the warm-up of De et al. 2022. ``tail``: the plain mean
-of the last iterates (Polyak & Juditsky 1992; Shejwalkar et al. 2022 for private training). The iterates themselves go
-on unchanged; after the last step the average takes their place.
+    chain(KalmanFilter(kappa=0.7), SGD(lr=1.0, momentum=0.9), EMA(0.999))
+
+`KalmanFilter` and `ClipUnits` change the noisy gradient before the optimizer sees it. `EMA` and `TailAverage` leave the
+iterates unchanged and replace the parameters by their average after the last step. `Grouped` gives parameters
+different optimizers by name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any
 
 import torch
 
 from hush._internal import validate
+from hush._internal.identity import IdentityScope
 from hush._internal.tensors import Named, State
 from hush.clipping.adaptive import Quantile
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
-from hush.optimizers.base import Rule
+from hush.noise.base import NoisyGradient
+from hush.optimizers.base import Optimizer
 
 
-@dataclass(frozen=True)
-class Averaged:
-    """``amount`` is β for "ema", and the fraction of the steps at the end that are averaged for "tail"."""
+def chain(*parts: Optimizer) -> Optimizer:
+    """Compose one optimizer with wrappers: those before it change the gradient, those after it average the iterates.
 
-    rule: Rule
-    steps: int
-    kind: Literal["ema", "tail"] = "ema"
-    amount: float = 0.999
+    The first part receives the noisy gradient. A wrapper that is given without an inner optimizer (``rule``) takes the
+    part next to it.
+    """
+    base = [place for place, part in enumerate(parts) if not _is_open(part)]
+    if len(base) != 1:
+        raise InvalidInputError(f"a chain needs exactly one optimizer among its parts, got {len(base)}: {parts}")
+    before, optimizer, after = parts[: base[0]], parts[base[0]], parts[base[0] + 1 :]
+    for part in before:
+        if isinstance(part, IterateAverage):
+            raise InvalidInputError(f"{part} averages iterates: put it after the optimizer")
+    for part in after:
+        if not isinstance(part, IterateAverage):
+            raise InvalidInputError(f"{part} changes the gradient: put it before the optimizer")
+    for part in (*reversed(before), *after):
+        optimizer = replace(part, rule=optimizer)  # type: ignore[type-var]
+    return optimizer
 
-    def __post_init__(self) -> None:
-        validate.choice(("ema", "tail"), average=self.kind)
-        if self.kind == "ema":
-            validate.probability(average=self.amount)
-        else:
-            validate.rate(average=self.amount)
+
+def bind_steps(optimizer: Optimizer, steps: int) -> Optimizer:
+    """The optimizer with the plan's number of steps in every average that has none yet."""
+    inner = getattr(optimizer, "rule", None)
+    if inner is not None:
+        optimizer = replace(optimizer, rule=bind_steps(inner, steps))  # type: ignore[type-var]
+    if isinstance(optimizer, IterateAverage) and optimizer.steps is None:
+        return replace(optimizer, steps=steps)  # type: ignore[type-var]
+    return optimizer
+
+
+def _is_open(part: Optimizer) -> bool:
+    return getattr(part, "rule", part) is None
+
+
+def _inner(wrapper: Any) -> Optimizer:
+    if wrapper.rule is None:
+        raise InvalidInputError(f"{wrapper} has no optimizer: compose it with one, as chain({wrapper}, SGD(0.1))")
+    inner: Optimizer = wrapper.rule
+    return inner
+
+
+class IterateAverage(ABC):
+    """Base of the averages: runs the inner optimizer and keeps an average of its iterates.
+
+    The iterates themselves continue unchanged; after the last step the average replaces the parameters.
+    """
+
+    rule: Optimizer | None
+    steps: int | None
+
+    @abstractmethod
+    def weight(self, step: int) -> float:
+        """The weight of the newest iterate in the average after this step."""
 
     def init(self, params: Named) -> State:
-        """The inner rule's state, and the average so far."""
-        return {"rule": self.rule.init(params), "average": {n: p.detach().clone() for n, p in params.items()}}
+        average = {n: p.detach().clone() for n, p in params.items()}
+        return {"rule": _inner(self).init(params), "average": average}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """The inner rule's step; then the average moves towards the new iterate, and replaces it at the very end."""
-        update = self.rule.step(params, release, state["rule"])
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
+        update = _inner(self).step(params, release, state["rule"])
         average = [state["average"][name] for name in params]
         torch._foreach_lerp_(average, list(params.values()), self.weight(release.step))
-        if release.step == self.steps - 1:
+        if release.step == self._total - 1:
             for name, parameter in params.items():
                 parameter.copy_(state["average"][name])
         return update
 
+    @property
+    def _total(self) -> int:
+        if self.steps is None:
+            raise InvalidInputError(f"{self} needs the number of steps: give steps, or use Plan.calibrated")
+        return self.steps
+
+
+@dataclass(frozen=True)
+class EMA(IterateAverage):
+    """Exponential moving average: a ← βₜa + (1 − βₜ)θ with βₜ = min(``decay``, (1 + t)/(10 + t)).
+
+    The warm-up of βₜ is that of De et al. 2022.
+    """
+
+    decay: float = 0.999
+    rule: Optimizer | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.probability(average=self.decay)
+
     def weight(self, step: int) -> float:
-        """How much the newest iterate counts in the average after this step."""
-        if self.kind == "ema":
-            return 1.0 - min(self.amount, (1 + step) / (10 + step))
-        first = self.steps - max(1, round(self.amount * self.steps))
+        return 1.0 - min(self.decay, (1 + step) / (10 + step))
+
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
+        """The fields under the names that fingerprints have always had."""
+        return self.described()
+
+    def described(self) -> dict[str, Any]:
+        return {"rule": self.rule, "steps": self.steps, "kind": "ema", "amount": self.decay}
+
+
+@dataclass(frozen=True)
+class TailAverage(IterateAverage):
+    """The mean of the last ``fraction`` of the iterates (Polyak & Juditsky 1992; Shejwalkar et al. 2022 for DP)."""
+
+    fraction: float = 0.25
+    rule: Optimizer | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.rate(average=self.fraction)
+
+    def weight(self, step: int) -> float:
+        first = self._total - max(1, round(self.fraction * self._total))
         return 1.0 / (step - first + 1) if step >= first else 1.0
 
+    def declared(self, scope: IdentityScope) -> dict[str, Any]:
+        """The fields under the names that fingerprints have always had."""
+        return self.described()
 
-def parse_average(text: str) -> tuple[Literal["ema", "tail"], float]:
-    """``ema``, ``ema:0.99``, ``tail`` or ``tail:0.25``."""
+    def described(self) -> dict[str, Any]:
+        return {"rule": self.rule, "steps": self.steps, "kind": "tail", "amount": self.fraction}
+
+
+def parse_average(text: str) -> EMA | TailAverage:
+    """Parse ``ema``, ``ema:0.99``, ``tail`` or ``tail:0.25``."""
     kind, _, amount = text.partition(":")
     validate.choice(("ema", "tail"), average=kind)
-    default = 0.999 if kind == "ema" else 0.25
+    average = EMA if kind == "ema" else TailAverage
     try:
-        return ("ema" if kind == "ema" else "tail"), float(amount) if amount else default
+        return average(float(amount)) if amount else average()
+    except InvalidInputError:
+        raise
     except ValueError:
         raise InvalidInputError(f"average takes a number after the colon, got '{text}'") from None
 
 
-# DiSK's Kalman filter around any rule: the rule sees filtered gradients (Zhang et al. 2024).
-#
-# g̃ₜ ← (1 − κ) g̃ₜ₋₁ + κ gₜ, started at the first noisy gradient. Together with the two-point query, which predicts how
-# the gradient changed since, it is a Kalman filter with constant gain κ. κ = 1 is no filter.
-
-
 @dataclass(frozen=True)
-class Kalman:
-    """``rule`` on the filtered gradient, with the noise that is left in it."""
+class KalmanFilter:
+    """DiSK's filter (Zhang et al. 2024): the optimizer sees g̃ₜ = (1 − κ) g̃ₜ₋₁ + κ gₜ, started at the first gradient.
 
-    rule: Rule
+    Together with the two-point query, which predicts how the gradient has changed, it is a Kalman filter with constant
+    gain κ. κ = 1 is no filter.
+    """
+
+    rule: Optimizer | None = None
     kappa: float = 0.7
 
     def __post_init__(self) -> None:
         validate.rate(kappa=self.kappa)
 
     def init(self, params: Named) -> State:
-        """The filtered gradient, its noise variance, and the rule's own state."""
         zeros = {name: torch.zeros_like(p) for name, p in params.items()}
-        return {"filtered": zeros, "variance": 0.0, "taken": 0, "rule": self.rule.init(params)}
+        return {"filtered": zeros, "variance": 0.0, "taken": 0, "rule": _inner(self).init(params)}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """Filter, then step. The variance is that of noise which is independent over steps."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
+        """Filter, then step. The noise variance assumes noise that is independent over steps."""
         gain = self.kappa if state["taken"] else 1.0
         state["taken"] += 1
         filtered = [state["filtered"][name] for name in params]
@@ -102,33 +190,31 @@ class Kalman:
         state["variance"] = (1.0 - gain) ** 2 * state["variance"] + gain**2 * release.noise_std**2
         values = release.values | {"gradient": dict(zip(params, filtered, strict=True))}
         std = {**release.std, "gradient": state["variance"] ** 0.5}
-        return self.rule.step(params, Release(release.step, values, std), state["rule"])
-
-
-# Parameter groups for any rule: each parameter follows the first rule whose pattern fits its name.
-#
-# ``Grouped((("*.bias", SGD(0.1)), ("*", AdamBC(1e-4, weight_decay=0.01))))`` decays weights and leaves biases alone.
+        return _inner(self).step(params, NoisyGradient(release.step, values, std), state["rule"])
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """Pairs of a pattern (``*`` and ``?`` as in file names) and a rule; every parameter must fit one."""
+    """Parameter groups: each parameter follows the first optimizer whose pattern matches its name.
 
-    groups: tuple[tuple[str, Rule], ...]
+    ``Grouped((("*.bias", SGD(0.1)), ("*", AdamBC(1e-4, weight_decay=0.01))))`` decays weights and not biases. Patterns
+    use ``*`` and ``?`` as file names do; every parameter must match one.
+    """
+
+    groups: tuple[tuple[str, Optimizer], ...]
 
     def init(self, params: Named) -> State:
-        """One state a group, by its pattern."""
+        """One state per group, by its pattern."""
         parts = self._split(params)
         return {pattern: rule.init(parts[pattern]) for pattern, rule in self.groups if parts[pattern]}
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """Every group's own step."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         update: Named = {}
         parts = self._split(params)
         for pattern, rule in self.groups:
             if parts[pattern]:
                 gradient = {name: release.gradient[name] for name in parts[pattern]}
-                own = Release(release.step, release.values | {"gradient": gradient}, release.std)
+                own = NoisyGradient(release.step, release.values | {"gradient": gradient}, release.std)
                 update |= rule.step(parts[pattern], own, state[pattern])
         return {name: update[name] for name in params}
 
@@ -139,35 +225,32 @@ class Grouped:
         for name, parameter in params.items():
             fits = next((pattern for pattern, _ in self.groups if fnmatchcase(name, pattern)), None)
             if fits is None:
-                raise InvalidInputError(f"parameter '{name}' fits no group: end with a group for '*'")
+                raise InvalidInputError(f"parameter '{name}' matches no group: end with a group for '*'")
             parts[fits][name] = parameter
         return parts
 
 
-# Undo the division by an adaptive clip: gradients in the data's own units, as adaptive clipping was published.
-#
-# Adaptive clipping releases the clipped sum over C. Multiplied by the public C of the step it is the paper's release,
-# noise and all. This is post-processing; with noise that is independent over steps nothing else changes.
-
-
 @dataclass(frozen=True)
 class ClipUnits:
-    """``rule`` on C · g̃; C is followed from the released counts, as the query follows it."""
+    """Undo the division by an adaptive clip C, so that gradients have the scale of the published method.
 
-    rule: Rule
+    Adaptive clipping releases the clipped sum divided by C. Multiplied by the public C of the step, it is the release
+    of the paper, including its noise. C is computed from the released counts, as the query computes it. With noise that
+    is independent over steps nothing else changes.
+    """
+
+    rule: Optimizer | None
     quantile: Quantile
 
     def init(self, params: Named) -> State:
-        """The clip, and the rule's own state."""
-        return {"clip": self.quantile.start, "rule": self.rule.init(params)}
+        return {"clip": self.quantile.start, "rule": _inner(self).init(params)}
 
     @torch.no_grad()
-    def step(self, params: Named, release: Release, state: State) -> Named:
-        """Scale, step, and follow the clip."""
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         clip = state["clip"]
         gradient = {name: value * clip for name, value in release.gradient.items()}
         std = {**release.std, "gradient": release.noise_std * clip}
-        scaled = Release(release.step, release.values | {"gradient": gradient}, std)
-        update = self.rule.step(params, scaled, state["rule"])
+        scaled = NoisyGradient(release.step, release.values | {"gradient": gradient}, std)
+        update = _inner(self).step(params, scaled, state["rule"])
         state["clip"] = self.quantile.after(clip, release)
         return update

@@ -1,9 +1,9 @@
-"""What one recording computes: the points whose gradients are combined, and the views of augmentation multiplicity.
+"""The points of a combined gradient, and augmentation multiplicity.
 
 Augmentation multiplicity: an example's gradient is the mean over K views of it, taken before clipping. De et al. 2022,
 "Unlocking high-accuracy differentially private image classification": gᵢ = (1/K) Σ_k ∇loss(view_k(xᵢ)). An example
-still has one clipped contribution, so this is free of privacy cost as long as a view looks at its own example alone. To
-the engine the views are so many points of one combined gradient.
+still has one clipped contribution, so this has no privacy cost as long as a view depends on its own example only. The
+engine treats the views as points of one combined gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hush.privacy_unit import UnitLosses, UnitRows, flatten, unflatten
 class Point:
     """One term of a combined gradient gᵢ = Σ_p coefficient_p ∇lossᵢ(params_p; content_p).
 
-    ``None`` is the model's own parameters, and the batch's own content."""
+    ``None`` means the model's own parameters, or the batch's own content."""
 
     coefficient: float = 1.0
     params: Named | None = None
@@ -49,14 +49,14 @@ class Augmented:
         return torch.stack([self.losses(model, self.augment(content)) for _ in range(self.views)]).mean(0)
 
     def points(self, content: Any, points: Sequence[Point]) -> list[Point]:
-        """Every point at every view; each view is drawn once, so that all points see the same ones."""
+        """Every point at every view; each view is drawn once, so that all points use the same views."""
         contents = [self.augment(content) for _ in range(self.views)]
         return [Point(p.coefficient / self.views, p.params, view) for p in points for view in contents]
 
 
 def average_rows(losses: Losses, most: int) -> Losses:
-    """The losses of rows as those of units of at most so many (:mod:`hush.privacy_unit`); views are made of each
-    row."""
+    """Turn losses of rows into losses of units with at most ``most`` rows (:mod:`hush.privacy_unit`); augmentation
+    applies to each row."""
     if not isinstance(losses, Augmented):
         return UnitLosses(losses, most)
     return Augmented(UnitLosses(losses.losses, most), _OfRows(losses.augment, most), losses.views)
@@ -64,7 +64,7 @@ def average_rows(losses: Losses, most: int) -> Losses:
 
 @dataclass(frozen=True)
 class _OfRows:
-    """An augmentation of rows, for the rows of units."""
+    """An augmentation of rows, applied to the rows of units."""
 
     augment: Callable[[Any], Any]
     most: int
@@ -74,8 +74,8 @@ class _OfRows:
 
 
 def make_rewinder(device: torch.device) -> Callable[[], None]:
-    """Remember torch's generators, and so the number of the next draw (hush.per_example.model_rng); the function
-    returned brings them back to this moment."""
+    """Save the state of torch's generators, and so the number of the next draw (hush.per_example.model_rng); the
+    returned function restores it."""
     state = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
@@ -88,7 +88,7 @@ def make_rewinder(device: torch.device) -> Callable[[], None]:
 
 
 def read_batch_size(content: Any) -> int:
-    """The number of examples: the first dimension that all tensors of the content share."""
+    """The number of examples: the first dimension, which all tensors of the content share."""
     tensors = tensors_of(content)
     sizes = sorted({t.shape[0] for t in tensors if t.dim() > 0})
     if len(sizes) != 1 or any(t.dim() == 0 for t in tensors):

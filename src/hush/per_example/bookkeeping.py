@@ -1,10 +1,10 @@
-"""The book-keeping engine: one forward, one backward of the activations' gradients, then norms and one contraction.
+"""The book-keeping engine: one forward, one backward for the activations' gradients, then norms and one contraction.
 
 Bu, Wang, Zha, Karypis 2022, "Differentially private optimization on large model at small cost".
 
-Modules without a rule are left to torch.func, which maps each of them over the examples by itself in an otherwise
-ordinary forward. Every example gets a view of the module's parameters of its own; autograd computes their gradients as
-of any tensor, and these are the per-example gradients.
+Modules without a rule are left to torch.func, which maps each of them over the examples within an otherwise ordinary
+forward. Every example gets its own view of the module's parameters; autograd computes the gradients of these views,
+which are the per-example gradients.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from torch.utils import _pytree as pytree
 
 import hush.per_example.embedding
 import hush.per_example.linear
-import hush.per_example.norm  # noqa: F401  (these register their rules)
+import hush.per_example.norm  # noqa: F401  (registers its rules)
 from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import replacing_forwards
 from hush.per_example.functional import compute_gradients, recording, refuse_unseen
 from hush.per_example.model_rng import NotPerExample, drawing
+from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
 from hush.per_example.rounding import exact_products
 from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms
@@ -37,7 +38,7 @@ from hush.privacy_unit import count_rows
 
 @dataclass(frozen=True)
 class BookkeepingGradients:
-    """A tape that holds terms, and per-example gradients only where they are the cheaper way."""
+    """Per-example gradients kept as terms, and materialized only where that is cheaper."""
 
     losses: Tensor
     params: Named
@@ -46,7 +47,7 @@ class BookkeepingGradients:
 
     @torch.no_grad()
     def squared_norms(self, certain: bool = True) -> Named:
-        """Bounds of ‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
+        """Upper bounds of ‖gᵢ[name]‖², with the cross terms of parameters that are used more than once."""
         with exact_products():
             found = {name: self._squares(name, certain) for name in self.params}
         return self.suspects.note(found) if certain else found
@@ -72,7 +73,7 @@ class BookkeepingGradients:
         return out
 
     def _sum(self, name: str, weights: Weights) -> Tensor:
-        """One addend an example, or double precision: also where several terms of one parameter can cancel."""
+        """Use double precision unless there is one addend per example, and where terms of a parameter can cancel."""
         terms, param = self.terms[name], self.params[name]
         if len(terms) == 1:
             return terms[0].sum(weights)
@@ -91,14 +92,14 @@ def record_book_keeping(
     alone: Iterable[str] = (),
     known: Known | None = None,
 ) -> PerExampleGradients:
-    """One forward and one backward per point; the modules in ``alone`` are left to torch.func;
-    ``known`` is what earlier recordings saw of their inputs.
+    """One forward and one backward per point; torch.func computes the modules in ``alone``.
 
-    Raises Unhandled where a rule is missing."""
+    ``known`` is what earlier recordings found out about their inputs. Raises Unhandled if a rule is missing."""
     params = trainable(model)
     terms: dict[str, list[Term]] = {name: [] for name in params}
     first: Tensor | None = None
     rewind = make_rewinder(next(iter(params.values())).device)
+    start_again()
     for point in points:
         rewind()
         values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
@@ -132,22 +133,22 @@ def _record_point(
         replacing_forwards(map_over_examples(model, alone, session, known)),
     ):
         try:
-            with drawing():
+            with drawing(), watching_reads():
                 values = losses(model, content if point.content is None else point.content)
         except NotPerExample as stop:
             raise NoLayerRule([], str(stop)) from stop
         check_losses(values, n)
-        _backward(session, values, point.coefficient, params)  # in here: checkpointing runs parts of the model again
+        _backward(session, values, point.coefficient, params)  # in this scope: checkpointing reruns parts of the model
     return values.detach(), entries
 
 
 def _backward(session: Session, values: Tensor, coefficient: float, params: Named) -> None:
-    """Every use leaves its term. The originals' gradients are asked for too: there should be none."""
+    """Run the backward in which every use adds its term. The original parameters must get no gradient."""
     if not values.requires_grad:
         return
     leaves, originals = list(session.leaves), list(params.values())
     inputs = [session.anchor, *(leaf for _, leaf in leaves), *originals]
-    _, *found = compute_gradients(values, inputs, torch.full_like(values, coefficient))
+    _, *found = compute_gradients(values, inputs, torch.full_like(values, coefficient), watched=True)
     refuse_unseen(params, found[len(leaves) :])
     for (entry, _), gradient in zip(leaves, found, strict=False):
         if gradient is not None:
@@ -155,13 +156,13 @@ def _backward(session: Session, values: Tensor, coefficient: float, params: Name
 
 
 Known = dict[str, list[list[bool]]]
-"""By module, for each of its calls: which of the inputs hold the examples."""
+"""By module, for each of its calls: which inputs hold the examples."""
 
 
 def map_over_examples(
     model: nn.Module, names: Iterable[str], session: Session, known: Known
 ) -> dict[nn.Module, Callable[..., Any]]:
-    """The forwards of these modules as maps over single examples."""
+    """The forwards of these modules, mapped over single examples."""
     modules = dict(model.named_modules())
     return {modules[name]: _map_module(modules[name], session, known.setdefault(name, [])) for name in names}
 
@@ -197,7 +198,7 @@ def _call_mapped(
         )
     if call == len(known):
         known.append(batched)
-    if known[call] != batched:  # such as a table with as many rows as this batch has examples
+    if known[call] != batched:  # for example a table that happens to have as many rows as this batch has examples
         raise NoLayerRule(
             [entry.name for entry in watched.values()],
             "which inputs of the module hold examples changes between batches",

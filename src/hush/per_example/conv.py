@@ -36,14 +36,14 @@ from hush.per_example.terms import (
     depth_of,
 )
 
-# A few examples at a time, a convolution's input unfolded into its windows, through buffers that stay in the cache.
+# A convolution's input is unfolded into its windows a few examples at a time, in buffers that stay in the cache.
 
 SHORT, WASTE = 10, 1.25  # rows of at most SHORT positions are copied as runs, if that lengthens them by at most WASTE
-SMALL = 1 << 15  # numbers in the padded input of those examples whose windows are copied at once
+SMALL = 1 << 15  # size of the padded input of the examples whose windows are copied at once
 
 
 class Geometry(Protocol):
-    """What the windows depend on."""
+    """The settings that the windows depend on."""
 
     @property
     def stride(self) -> tuple[int, ...]: ...
@@ -59,9 +59,9 @@ class Geometry(Protocol):
 class Filler:
     """Copies examples into their windows (m, channels, *kernel, *positions).
 
-    With a stride, neighbouring windows lie that far apart in memory; so the padded input is first split into one plane
-    per remainder, in which each tap of the kernel is an ordinary block. Where rows are short, a block is copied as one
-    run from its first to its last entry, and the narrow side gets zeros at the entries in between.
+    With a stride, neighbouring windows are that far apart in memory; so the padded input is first split into one plane
+    per remainder, in which each tap of the kernel is a plain block. If rows are short, a block is copied as one run
+    from its first to its last entry, and the narrow side gets zeros at the entries in between.
     """
 
     rule: Geometry
@@ -69,7 +69,7 @@ class Filler:
     grid: tuple[int, ...]
     buffer: Tensor
     planes: Tensor | None
-    spaced: Tensor | None  # the narrow side on the planes' own rows, where windows are copied as runs
+    spaced: Tensor | None  # the narrow side laid out like the planes' rows, if windows are copied as runs
 
     @staticmethod
     def of(rule: Geometry, wide: Tensor, narrow: Tensor, kernel: tuple[int, ...], step: int) -> Filler:
@@ -111,7 +111,7 @@ class Filler:
         return windows.view(m, math.prod(windows.shape[1 : 2 + len(self.kernel)]), -1)
 
     def _gather(self, windows: Tensor, planes: Tensor) -> None:
-        """Tap by tap, the block (or run) of the plane that the tap meets."""
+        """Copy, tap by tap, the block (or run) of the plane that the tap covers."""
         m, stride = len(windows), self.rule.stride
         for tap in itertools.product(*map(range, self.kernel)):
             at = [t * d for t, d in zip(tap, self.rule.dilation, strict=True)]
@@ -147,9 +147,9 @@ class Filler:
 
 @dataclass(frozen=True)
 class Columns:
-    """Copies examples into their windows, (groups, m · P, kernel · channels), in double precision unless told else.
+    """Copies examples into their windows, (groups, m · P, kernel · channels), in double precision by default.
 
-    The channels of an entry lie together, so that a window's row is a few long runs of the padded input."""
+    The channels of an entry are contiguous, so a window's row is a few long runs of the padded input."""
 
     rule: Geometry
     kernel: tuple[int, ...]
@@ -176,7 +176,7 @@ class Columns:
         return Columns(rule, kernel, grid, plane, buffer)
 
     def fill(self, wide: Tensor) -> Tensor:
-        """The windows of so many examples."""
+        """The windows of these examples."""
         groups, few = self.plane.shape[:2]
         each = wide.reshape(len(wide), groups, -1, *wide.shape[2:]).movedim(2, -1).movedim(1, 0)
         buffer = self.buffer[:, : len(wide)]
@@ -188,13 +188,13 @@ class Columns:
         return buffer.reshape(groups, len(wide) * math.prod(self.grid), -1)
 
     def _fill_padded(self, part: Tensor, to: Tensor) -> None:
-        """By way of the plane, whose zeros around the examples stay."""
+        """Copy through the plane, whose padding of zeros is kept."""
         inside = [slice(p, p + size) for p, size in zip(self.rule.padding, part.shape[2:-1], strict=True)]
         self.plane[(slice(None), slice(part.shape[1]), *inside)] = part
         to.copy_(self._view(self.plane, to))
 
     def _view(self, plane: Tensor, to: Tensor) -> Tensor:
-        """Windows that overlap in memory, of the shape that they are copied to."""
+        """Windows that overlap in memory, in the shape they are copied to."""
         strides = plane.stride()
         across = [s * d for s, d in zip(strides[2:-1], self.rule.stride, strict=True)]
         along = [s * d for s, d in zip(strides[2:-1], self.rule.dilation, strict=True)]
@@ -207,13 +207,15 @@ def _each(value: Any, dims: int) -> tuple[int, ...]:
 
 
 def _lie_together(images: Tensor) -> bool:
-    """Whether the channels of an image's pixel are neighbours in memory, torch's channels_last."""
+    """Whether the channels of a pixel are contiguous in memory (torch's channels_last)."""
     return images.dim() == 4 and images.shape[1] > 1 and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _multiply(narrow: Tensor, windows: Tensor, out: Tensor | None) -> Tensor:
-    """The products (m, outputs, P) · (m, P, window), into ``out`` where it is given. One with few columns is up to ten
-    times slower than its transpose on a CPU: where a window is the shorter side they are made the other way round."""
+    """The products (m, outputs, P) · (m, P, window), written to ``out`` if given.
+
+    On a CPU, a product with few columns is up to ten times slower than its transpose, so the transpose is computed if
+    the window is the shorter side."""
     if windows.shape[2] >= narrow.shape[1]:
         return torch.bmm(narrow, windows, out=out)
     turned = torch.bmm(windows.transpose(1, 2), narrow.transpose(1, 2)).transpose(1, 2)
@@ -231,7 +233,7 @@ class Convolution:
     groups: int
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
-    extra: tuple[int, ...] = ()  # zeros for F.pad, where the padding is not the same on both sides
+    extra: tuple[int, ...] = ()  # zeros for F.pad, if the padding differs between the two sides
 
     @staticmethod
     def of(dims: int, stride: Any, padding: Any, dilation: Any, groups: int, kernel: Sequence[int]) -> Convolution:
@@ -271,7 +273,7 @@ class Convolution:
         return out
 
     def term(self, x: Tensor, gy: Tensor, weight: Tensor) -> Term:
-        """The gradients themselves where that is the cheaper way, else what they are made of."""
+        """Materialized gradients if that is cheaper, otherwise the factors they are computed from."""
         windowed = Windowed(self, x, gy if _lie_together(gy) else gy.contiguous(), weight)
         small = weight.numel() <= ROOM * (x[0].numel() + gy[0].numel())
         return windowed.hold() if small and windowed.held_is_cheaper() else windowed
@@ -307,7 +309,7 @@ class Windowed:
         return self.weight[0].numel()
 
     def held_is_cheaper(self) -> bool:
-        """The cost model of :func:`hush.per_example.terms.held_is_cheaper` with the wide side's own Gram matrix."""
+        """The cost model of :func:`hush.per_example.terms.held_is_cheaper`, with the Gram matrix of the wide side."""
         pairs = math.prod(self.wide.shape[2:]) ** 2 * self.wide.shape[1] * GRAM
         pairs += self.positions**2 * (
             self.weight.shape[0] * GRAM + self.weight[0, 0].numel() * ENTRY * self.rule.groups
@@ -325,17 +327,17 @@ class Windowed:
             yield windows.reshape(shape), narrow.reshape(shape)
 
     def _fit_cache(self, n: int) -> int:
-        """How many examples' windows stay in the cache."""
+        """The number of examples whose windows fit the cache."""
         return chunk_of(self.wide.shape[1] * self.weight[0, 0].numel() * self.positions, n)
 
     @property
     def turned(self) -> bool:
-        """Whether a window's channels are neighbours in memory, so that it is copied in long runs."""
+        """Whether a window's channels are contiguous in memory, so that it is copied in long runs."""
         return self.rule.groups == 1 and _lie_together(self.wide)
 
     def _make_rows(self, out: Tensor | None = None) -> Iterator[Tensor]:
-        """gᵢ by one batched product over windows, a few examples at a time: (m·groups, outputs, window), into ``out``
-        where it is given. The numbers of a window lie as in the weight, or where it is ``turned`` channels last."""
+        """gᵢ by one batched product over windows, a few examples at a time: (m·groups, outputs, window), written to
+        ``out`` if given. A window is ordered like the weight, or channels last if it is ``turned``."""
         done = 0
         for narrow, windows in self._pair_up():
             to = None if out is None else out[done : done + len(narrow)]
@@ -343,7 +345,7 @@ class Windowed:
             yield _multiply(narrow, windows, to)
 
     def _pair_up(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """A few examples at a time, the two sides of the product: (m·groups, outputs, P) and (m·groups, P, window)."""
+        """The two factors of the product, a few examples at a time: (m·groups, outputs, P), (m·groups, P, window)."""
         n = self.x.shape[0]
         step = self._fit_cache(n)
         if not self.turned:
@@ -355,7 +357,7 @@ class Windowed:
             yield narrow.flatten(2), columns.fill(wide).view(len(wide), self.positions, self.window)
 
     def hold(self) -> Term:
-        """The gradients, as they lie in memory when they are made."""
+        """The gradients, in the memory layout in which they are computed."""
         n, groups, kernel = self.x.shape[0], self.rule.groups, self.weight.shape[2:]
         out = self.weight.new_empty(n * groups, len(self.weight) // groups, self.window)
         for _ in self._make_rows(out):
@@ -369,7 +371,7 @@ class Windowed:
         return replace(self, x=self.x[start:stop], gy=self.gy[start:stop]).hold().rows(0, stop - start)
 
     def reach(self) -> RoundingBound:
-        """s = Σ_p ‖a_p‖‖b_p‖, the windows' lengths from those of the wide side's entries; by group, then together."""
+        """s = Σ_p ‖a_p‖‖b_p‖, with window norms from those of the wide side's entries; per group, then combined."""
         n, groups = self.x.shape[0], self.rule.groups
         wide, narrow = (self._bound_entries(t, underflow_margin(t.dtype)) for t in (self.wide, self.narrow))
         windows = wide.new_full((n * groups, *self.narrow.shape[2:]), underflow_margin(self.x.dtype))
@@ -384,7 +386,7 @@ class Windowed:
         return bound_columns(each, more).view(-1, *side.shape[2:])
 
     def bound_squares(self, certain: bool = True) -> Tensor:
-        """‖gᵢ‖² through the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without any window."""
+        """‖gᵢ‖² from the gradients of a few examples at a time, or as Σ_pq (a_p·a_q)(b_p·b_q) without windows."""
         if not self.held_is_cheaper():
             return self.bound_by_grams(certain)
         n = self.x.shape[0]
@@ -393,9 +395,10 @@ class Windowed:
         return add_allowance(found, [self.reach()], self.x.dtype) if certain else found
 
     def bound_by_grams(self, certain: bool = True) -> Tensor:
-        """The second way.
+        """‖gᵢ‖² from Gram matrices, without windows.
 
-        The windows' Gram matrix sums entries of the wide side's own over the taps: (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}."""
+        The windows' Gram matrix sums entries of the wide side's Gram matrix over the taps:
+        (a_p·a_q) = Σ_k x_{p+k}·x_{q+k}."""
         n, groups = self.x.shape[0], self.rule.groups
         sides = [t.reshape(n * groups, -1, math.prod(t.shape[2:])).transpose(1, 2) for t in (self.wide, self.narrow)]
         step = chunk_of(max(sides[0].shape[1], self.positions) ** 2, n * groups)
@@ -413,14 +416,14 @@ class Windowed:
         return bound_from_grams(windows.view(size), compute_grams(narrow), inner, wide.dtype, certain)
 
     def _taps(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """For each tap of the kernel, the positions at which it falls inside the wide side, and where it falls."""
+        """For each tap of the kernel: the positions at which it lies inside the wide side, and the entries there."""
         side, grid = self.wide.shape[2:], self.narrow.shape[2:]
         for tap in itertools.product(*map(range, self.weight.shape[2:])):
             to, source = zip(*map(self._overlap, range(self.rule.dims), tap, side, grid), strict=True)
             yield to, source
 
     def _overlap(self, dim: int, tap: int, size: int, positions: int) -> tuple[slice, slice]:
-        """The positions at which a tap falls inside the wide side along one dimension, and where it falls."""
+        """The positions at which a tap lies inside the wide side along one dimension, and the entries there."""
         stride, offset = self.rule.stride[dim], tap * self.rule.dilation[dim] - self.rule.padding[dim]
         first = max(0, -(offset // stride))
         last = min(positions, (size - 1 - offset) // stride + 1)
@@ -428,12 +431,12 @@ class Windowed:
         return slice(first, max(first, last)), slice(start, start + max(0, last - first) * stride, stride)
 
     def sum(self, weights: Weights) -> Tensor:
-        """Windows can cancel: their sum is made in double precision and rounded once."""
+        """Windows can cancel, so they are summed in double precision and rounded once."""
         total = self.sum_in_double(weights)
         return total.new_empty(total.shape, dtype=self.weight.dtype).copy_(total)
 
     def sum_in_double(self, weights: Weights) -> Tensor:
-        """One product of matrices for a few examples at a time, in double precision."""
+        """One matrix product for a few examples at a time, in double precision."""
         m, groups, kernel = weights.stop - weights.start, self.rule.groups, tuple(self.weight.shape[2:])
         outputs, step = self.weight.shape[0] // groups, max(1, min(m, depth_of(self.window) // self.positions))
         total = self.weight.new_zeros(groups, outputs, self.window, dtype=torch.float64)

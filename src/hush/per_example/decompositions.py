@@ -1,7 +1,7 @@
-"""Attention and recurrent layers written out in operations that every engine knows.
+"""Attention and recurrent layers, decomposed into operations that every engine supports.
 
 torch's own forwards of these modules put the sequence before the examples or call one fused kernel. During a recording
-the forwards below take their place, for every engine alike, so that model randomness is the same for all.
+the forwards below replace them in every engine, so that model randomness is the same in all engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def substituting(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A model's modules with the forwards of this file in place of torch's; a forward of a module's own stays."""
+    """Replace torch's forwards of these modules by those of this file; a module's custom forward is kept."""
     ours = {m: f for m in modules if (f := _SUBSTITUTES.get(type(m))) and "forward" not in m.__dict__}
     with replacing_forwards({m: functools.partial(f, m) for m, f in ours.items()}):
         yield
@@ -26,7 +26,7 @@ def substituting(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def replacing_forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Modules with another forward; afterwards each has its own again, also one that was assigned to it."""
+    """Replace forwards of modules, and restore them afterwards, including ones assigned to an instance."""
     before = {module: module.__dict__.get("forward") for module in replacements}
     try:
         for module, forward in replacements.items():
@@ -58,7 +58,7 @@ def _merge_masks(m: nn.MultiheadAttention, padding: Tensor | None, mask: Tensor 
 
 
 def _project(m: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, same: bool) -> tuple[Tensor, ...]:
-    """The three projections; the packed weight is used whole, so that its gradient is one."""
+    """The three projections; the packed weight is used as a whole, so that it has a single gradient."""
     width, weight, bias = m.embed_dim, m.in_proj_weight, m.in_proj_bias
     if same and weight is not None:
         return F.linear(q, weight, bias).chunk(3, -1)

@@ -22,7 +22,7 @@ from hush.per_example.tracking import Entry, apply_layer, handles, refuse
 class Lookup:
     """The sums of b over the positions of each token, by example: ``tokens`` (n, P) and ``sums`` (n, P, width).
 
-    An example with fewer tokens than positions has sums of zero left over, at the table's first row."""
+    An example with fewer distinct tokens than positions has zero sums left over, at the table's first row."""
 
     tokens: Tensor
     sums: Tensor
@@ -30,7 +30,7 @@ class Lookup:
 
     @staticmethod
     def of(tokens: Tensor, b: Tensor, table: torch.Size) -> Lookup:
-        """From tokens (n, P) and gradients b (n, P, width): what rounding does to a sum belongs to its example."""
+        """Build from tokens (n, P) and gradients b (n, P, width); rounding errors of a sum stay within its example."""
         n, positions = tokens.shape
         ordered, order = tokens.sort(stable=True)
         place = torch.zeros_like(ordered)
@@ -42,14 +42,14 @@ class Lookup:
         return Lookup(own, sums.view(n, positions, -1), table)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The whole tables of a few examples."""
+        """The dense tables of a few examples."""
         m = stop - start
         where = self.tokens[start:stop] + self.table[0] * torch.arange(m, device=self.tokens.device)[:, None]
         flat = self.sums.new_zeros(m * self.table[0], self.table[1])
         return flat.index_add_(0, where.flatten(), self.sums[start:stop].flatten(0, 1)).view(m, *self.table)
 
     def reach(self) -> RoundingBound:
-        """The sums are what is summed."""
+        """The addends are the sums themselves."""
         return RoundingBound(0, bound_squares(self.sums).sqrt_())
 
     def bound_squares(self, certain: bool = True) -> Tensor:
@@ -57,7 +57,7 @@ class Lookup:
         return bound_squares(self.sums, certain=certain)
 
     def sum(self, weights: Weights) -> Tensor:
-        """Add every weighted sum to its token's row: one addend an example."""
+        """Add every weighted sum to its token's row: one addend per example."""
         return self._add_to_table(weights.rows(self.tokens), weights.scale(self.sums))
 
     def sum_in_double(self, weights: Weights) -> Tensor:

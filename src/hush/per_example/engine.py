@@ -1,8 +1,8 @@
-"""Which engine a model gets: book-keeping as far as its rules reach and agree with the reference, else torch.func.
+"""Choice of engine: book-keeping where its rules apply and agree with the reference, otherwise torch.func.
 
-Book-keeping is right only where examples do not meet, and a model can hide that they do (a reshape across the batch, a
-loss that compares examples, sequences as long as the batch). So the first recording of a model with a loss compares
-the two engines on a few of its examples, by themselves and in their batch; where they disagree, the reference computes
+Book-keeping is correct only if examples are independent, and a model can hide that they are not (a reshape across the
+batch, a loss that compares examples, sequences as long as the batch). So the first recording of a model with a loss
+compares the two engines on a few of its examples, alone and in their batch; if they disagree, the reference computes
 everything.
 """
 
@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hush._internal.tensors import Losses
 from hush.data_source import to_each
-from hush.errors import HushError, Refused
+from hush.errors import HushError, UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.bookkeeping import BookkeepingGradients, Known, record_book_keeping
 from hush.per_example.functional import is_compiled, record_functional, record_one_by_one
@@ -33,7 +33,7 @@ from hush.per_example.isolation import (
     Book,
     EngineComparison,
     explain_difference,
-    is_unmixed,
+    is_mixed,
     judge_in_float64,
     keeping_generator,
     measure_difference,
@@ -41,17 +41,18 @@ from hush.per_example.isolation import (
     rows_agree,
 )
 from hush.per_example.model_rng import drawing_only, is_by_place
+from hush.per_example.reads import logging_to
 from hush.per_example.result import GradientWarning, PerExampleGradients
 from hush.per_example.tracking import NoLayerRule
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 
-# What is known about a model with a loss, and when two losses are one: by what they do, not by which object they are.
+# What is known about a model with a loss. Two losses are the same if they do the same, not if they are one object.
 #
-# A lambda written in a training loop is a new object at every step and the same loss each time. Two functions that one
-# factory made are one code with two closures, and may do different things. So a function is known by its code and by
-# what it closes over: numbers and text by value, everything else by being the same object.
+# A lambda written in a training loop is a new object at every step but the same loss each time. Two functions made by
+# one factory share their code but have two closures, and may do different things. So a function is identified by its
+# code and its closure: numbers and strings by value, everything else by object identity.
 
-REMEMBERED = 8  # losses of one model whose verdicts are kept, and closures of one function that are compared
+REMEMBERED = 8  # choices kept per model, and closures compared per function
 
 
 @dataclass(eq=False)
@@ -60,20 +61,22 @@ class EngineChoice:
 
     engine: str = "book-keeping"
     checked: bool = False
-    alone: frozenset[str] = frozenset()  # modules that torch.func maps by themselves
+    read: bool = False  # torch.func could not map it, because it reads values of the examples into Python
+    alone: frozenset[str] = frozenset()  # modules that torch.func maps separately
     known: Known = field(default_factory=dict)  # which of their inputs hold the examples
+    reasons: dict[str, str] = field(default_factory=dict)  # why a module is slow, by its name; "" is the whole model
 
 
 @dataclass(eq=False)
 class EngineChoices:
-    """The verdicts of one model: the last few, and how many closures of each function were compared."""
+    """The latest choices for one model, and how many closures of each function were compared."""
 
     by_loss: OrderedDict[Hashable, EngineChoice] = field(default_factory=OrderedDict)
     by_code: OrderedDict[Hashable, tuple[int, EngineChoice]] = field(default_factory=OrderedDict)
 
     def of(self, losses: Losses, modes: Hashable) -> EngineChoice:
-        """The verdict of this loss. A new function at every step with something else in its closure is compared
-        only so often; from then on it has the verdict of the last one, or of the first that was slow."""
+        """The choice for this loss. If every step passes a new closure, only a limited number is compared; later ones
+        get the choice of the last one, or of the first that was slow."""
         key, code = (identify_loss(losses), modes), (code_of(losses), modes)
         if key not in self.by_loss:
             times, last = self.by_code.get(code, (0, EngineChoice()))
@@ -91,17 +94,17 @@ _VERDICTS: WeakKeyDictionary[nn.Module, EngineChoices] = WeakKeyDictionary()
 
 
 def verdict_of(model: nn.Module, losses: Losses) -> EngineChoice:
-    """What is known about this model, in the modes that its modules are in, with this loss."""
+    """What is known about this model, in the current modes of its modules, with this loss."""
     modes = tuple(module.training for module in model.modules())
     return _VERDICTS.setdefault(model, EngineChoices()).of(losses, modes)
 
 
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
-_EMPTY = object()  # in place of a cell's content while a function is being defined
+_EMPTY = object()  # replaces the content of a cell that is not set yet
 
 
 class Same:
-    """One particular object; it is not kept alive where that can be helped, so nothing is held by having been seen."""
+    """Identity of one object, by weak reference if possible, so that it is not kept alive."""
 
     def __init__(self, thing: Any) -> None:
         self._number = id(thing)
@@ -119,9 +122,9 @@ class Same:
 
 
 def identify_loss(thing: Any, depth: int = 6) -> Hashable:
-    """A key that two things share only if they do the same; below ``depth`` only the same object is the same."""
+    """A key that two things share only if they behave the same; below ``depth``, only identical objects match."""
     if isinstance(thing, _BY_VALUE):
-        return type(thing), repr(thing)  # by its text: 0.0 and -0.0, 1 and True are different things
+        return type(thing), repr(thing)  # by repr, because 0.0 and -0.0, 1 and True differ
     if depth == 0:
         return Same(thing)
     if isinstance(thing, tuple):
@@ -137,7 +140,7 @@ def identify_loss(thing: Any, depth: int = 6) -> Hashable:
 
 
 def code_of(thing: Any) -> Hashable:
-    """What all functions of one factory share."""
+    """The key that all functions of one factory share."""
     while isinstance(thing, (types.MethodType, functools.partial)):
         thing = thing.__func__ if isinstance(thing, types.MethodType) else thing.func
     return thing.__code__ if isinstance(thing, types.FunctionType) else Same(thing)
@@ -153,7 +156,7 @@ def _sort_items(named: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted((named or {}).items(), key=lambda item: item[0]))
 
 
-PROBED = 3  # examples of the first comparison
+PROBED = 3  # number of examples in the first comparison
 
 
 _SLOW = {"functional": record_functional, "one by one": record_one_by_one}
@@ -162,22 +165,23 @@ _SLOW = {"functional": record_functional, "one by one": record_one_by_one}
 def record_automatic(
     model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]
 ) -> PerExampleGradients:
-    """The fastest engine that is right for this model; what is slow is said once."""
+    """The fastest engine that is correct for this model; warns once if it is slow."""
     verdict = verdict_of(model, losses)
     if not verdict.checked and n > 1:
-        _compare_engines(EngineComparison(model, losses, content, n, [Point()]), verdict)
+        with logging_to(None):
+            _compare_engines(EngineComparison(model, losses, content, n, [Point()]), verdict)
     if verdict.checked and verdict.engine == "book-keeping":
         try:
             return _keep_book(model, losses, verdict, content, n, points)
         except NoLayerRule as stop:
             _turn_slow(verdict, "functional", stop.why)
-    if n == 1:  # no map over examples is needed, which some operations do not support
+    if n == 1:  # needs no map over examples, which some operations do not support
         return record_one_by_one(model, losses, content, n, points)
     return _SLOW.get(verdict.engine, record_functional)(model, losses, content, n, points)
 
 
 def engine_of(model: nn.Module, losses: Losses) -> tuple[Book, str]:
-    """How a tape of this model with this loss was made, to make it again, and the engine of its reference."""
+    """The function that reproduces a recording of this model with this loss, and the engine of its reference."""
     verdict = verdict_of(model, losses)
     if verdict.engine == "one by one":
         return partial(record_one_by_one, model, losses), verdict.engine
@@ -187,7 +191,7 @@ def engine_of(model: nn.Module, losses: Losses) -> tuple[Book, str]:
 def _keep_book(
     model: nn.Module, losses: Losses, verdict: EngineChoice, content: Any, n: int, points: Sequence[Point]
 ) -> PerExampleGradients:
-    """Book-keeping; a module whose parameters it cannot follow is left to torch.func, then the module around it."""
+    """Book-keeping; a module with parameters it cannot track is left to torch.func, then the module around it."""
     rewind = make_rewinder(next(model.parameters()).device)
     known, why = verdict.alone, ""
     while True:
@@ -196,6 +200,7 @@ def _keep_book(
         except NoLayerRule as stop:
             rewind()
             verdict.alone, why = _widen_alone(verdict.alone, stop), stop.why
+            verdict.reasons.update(dict.fromkeys(verdict.alone - verdict.reasons.keys(), why))
             continue
         for name in sorted(verdict.alone - known):
             kind = type(model.get_submodule(name)).__name__
@@ -204,7 +209,7 @@ def _keep_book(
 
 
 def _widen_alone(alone: frozenset[str], stop: NoLayerRule) -> frozenset[str]:
-    """The modules left to torch.func, and the owner of the parameter that stopped the recording or one around it."""
+    """The modules left to torch.func, plus the owner of the parameter that stopped the recording or its parent."""
     owner = stop.names[0].rpartition(".")[0] if stop.names else ""
     while owner and any(f"{owner}.".startswith(f"{name}.") for name in alone):
         owner = owner.rpartition(".")[0]
@@ -214,7 +219,7 @@ def _widen_alone(alone: frozenset[str], stop: NoLayerRule) -> frozenset[str]:
 
 
 def _compare_engines(case: EngineComparison, verdict: EngineChoice) -> None:
-    """Decide the engine on a few examples, by themselves and in their batch."""
+    """Choose the engine on a few examples, alone and in their batch."""
     which = torch.linspace(0, case.n - 1, min(case.n, PROBED)).long()
     few, book = case.take(which), partial(_keep_book, case.model, case.losses, verdict)
     if is_compiled(case.model):
@@ -226,22 +231,24 @@ def _compare_engines(case: EngineComparison, verdict: EngineChoice) -> None:
             )
         if not found.why and case.n > len(which):
             found = _judge_batch(case, which, book, found, rewind)
-    verdict.checked = True  # only now: where a comparison stops with an error, the next recording compares
+    verdict.read = found.read
+    verdict.checked = True  # only now: if the comparison raises, the next recording compares again
     if found.why:
         _turn_slow(verdict, found.engine, found.why)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The reference's engine, whether the model draws random numbers, and why book-keeping is not right ("": it is)."""
+    """The reference's engine, whether the model draws random numbers, and why book-keeping is wrong ("" if not)."""
 
     engine: str
     random: bool
     why: str
+    read: bool = False  # as reported by torch.func
 
 
 def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = False) -> _Found:
-    """Book-keeping against the reference on a few examples; where book-keeping crashes, only ``last`` says so."""
+    """Book-keeping against the reference on a few examples; if book-keeping fails, only ``last`` reports it."""
     rewind()
     ours, trouble = None, ""
     try:
@@ -250,71 +257,78 @@ def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = 
         trouble = stop.why
     except HushError:
         raise
-    except Exception as error:  # the user's own error comes back from the reference below
+    except Exception as error:  # an error of the user's code is raised again by the reference below
         if not last:
             raise
         trouble = f"book-keeping stopped with {type(error).__name__}"
     random = rewind()
-    theirs, engine = case.record_alone()
+    alone = case.record_alone()
+    theirs, engine = alone.tape, alone.engine
     rewind()
     if ours is None:
-        return _Found(engine, random, trouble)
+        return _Found(engine, random, trouble, alone.read)
     if engine == "one by one" and random and not is_by_place():
         _warn("this model draws random numbers and torch.func cannot map it, so its gradients could not be checked")
-        return _Found(engine, random, "")
+        return _Found(engine, random, "", alone.read)
     every = torch.arange(case.n)
     agree = rows_agree(ours, every, theirs) and norms_agree(ours, every, theirs)
-    return _Found(engine, random, "" if agree else explain_difference(case, theirs))
+    return _Found(engine, random, "" if agree else explain_difference(case, theirs), alone.read)
 
 
 def _judge_batch(case: EngineComparison, which: Tensor, book: Book, found: _Found, rewind: Any) -> _Found:
-    """The few in their batch against themselves alone; what only rounding tells apart in float32 is the same."""
-
-    def is_different(case: EngineComparison) -> bool:
-        rewind()
-        tape = case.keep_book(book)
-        return not is_unmixed(case, tape, which, found.engine, found.random, rewind)
-
+    """The few examples in their batch against the same ones alone; rounding differences of float32 are ignored."""
+    rewind()
     try:
-        mixed = is_different(case) and judge_in_float64(case, is_different, lambda: True)
-    except NoLayerRule as stop:  # a rule that three examples fitted
-        return _Found(found.engine, found.random, stop.why)
-    return _Found(found.engine, found.random, MIXED if mixed else "")
+        mixed = is_mixed(case, case.keep_book(book), which, book, found.engine, found.random, rewind)
+    except NoLayerRule as stop:  # a rule that applied to three examples but not to the batch
+        return replace(found, why=stop.why)
+    return replace(found, why=MIXED if mixed else "")
 
 
 def _turn_slow(verdict: EngineChoice, engine: str, why: str) -> None:
     verdict.engine = engine
+    verdict.reasons[""] = why
     road = "torch.func computes" if engine == "functional" else "one backward pass an example computes"
     _warn(f"{road} the per-example gradients of this model, which is slow: {why}")
+
+
+def compute_one_by_one(model: nn.Module, losses: Losses, why: str) -> None:
+    """From now on, compute every example of this model with this loss separately."""
+    _turn_slow(verdict_of(model, losses), "one by one", why)
+
+
+def reads_by_torch_func(model: nn.Module, losses: Losses) -> bool:
+    """Whether torch.func found that values of an example are read into Python, and examples are computed together."""
+    verdict = verdict_of(model, losses)
+    return verdict.read and verdict.engine == "book-keeping"
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, GradientWarning, stacklevel=2)
 
 
-# Spot checks: at steps that only the secret knows, a few examples of the batch are compared with themselves alone.
+# Spot checks: at secret steps, a few examples of the batch are compared with the same examples alone.
 #
-# The comparison of the first batch cannot see a model that begins to mix its examples later (a flag, a warm-up, a
-# memory
-# of features). A check takes the tape that the step made anyway and computes `PICKED` of its examples once more, alone:
-# 0.1 to 1.7 steps of time for the models of ``benchmarks/spot_checks.py``, so with one in `PERIOD` at most 1 % of a
-# run. Which steps and which examples are a pure function of (secret, step): a resumed run repeats them.
+# The comparison of the first batch cannot detect a model that begins to mix its examples later (a flag, a warm-up, a
+# memory of features). A check takes the step's own gradients and recomputes `PICKED` of its examples alone: 0.1 to 1.7
+# steps of time for the models of ``benchmarks/spot_checks.py``, so one check per `PERIOD` steps takes at most 1 % of a
+# run. Which steps and examples are checked is a pure function of (secret, step): a resumed run repeats them.
 
-PICKED = 2  # examples of one check
-PERIOD = 192  # one step of every so many is checked: the share of time is a check's cost in steps over this
-FIRST = 2  # and the steps up to this one are
-
-
-FEW = 0.05  # of the numbers of a view that rounding may change
+PICKED = 2  # examples per check
+PERIOD = 192  # one step per period is checked
+FIRST = 2  # every step up to this one is checked as well
 
 
-class ExamplesNotIndependent(Refused):
-    """Examples met that were taken to be independent: this run takes no further step and releases nothing."""
+FEW = 0.05  # share of the values of a view that rounding may change
+
+
+class ExamplesNotIndependent(UnsupportedModelError):
+    """Examples influenced each other: this run takes no further step and releases nothing."""
 
 
 @dataclass(frozen=True)
 class CheckedLosses:
-    """Losses whose recording is checked: ``picks`` says where in the batch, from 0 to 1."""
+    """Losses whose recording is checked: ``picks`` are relative positions in the batch, from 0 to 1."""
 
     losses: Losses
     step: int
@@ -325,30 +339,24 @@ class CheckedLosses:
         return self.losses(model, content)
 
     def check(self, case: EngineComparison, tape: PerExampleGradients, start: Tensor) -> None:
-        """Refuse a tape whose examples are not what they are alone; ``start`` is torch's generator before it."""
+        """Raise if examples differ from the same examples alone; ``start`` is torch's generator state before it."""
         book, engine = engine_of(case.model, case.losses)
         if case.n < 2 or not (isinstance(tape, BookkeepingGradients) or engine == "one by one"):
-            return  # torch.func gives every example a batch of its own
+            return  # torch.func computes every example in its own batch
         which = torch.tensor(self._pick(case.n))
         with keeping_generator(start) as rewind:
             random = not torch.equal(start, torch.get_rng_state())
-
-            def is_different(case: EngineComparison) -> bool:
-                rewind()
-                return not is_unmixed(case, case.keep_book(book), which, engine, random, rewind)
-
-            if is_unmixed(case, tape, which, engine, random, rewind):
-                return
-            if judge_in_float64(case, is_different, lambda: True):
+            if is_mixed(case, tape, which, book, engine, random, rewind):
                 raise ExamplesNotIndependent(self._explain())
 
     def check_views(
         self, draw: Callable[[Any], Sequence[Point]], content: Any, n: int, views: Sequence[Point], start: Tensor
     ) -> None:
-        """Refuse an augmentation whose views of an example are others where it is alone; ``draw`` makes the views of a
-        content, and ``start`` is torch's generator before those of the batch. Rounding to levels can make much of a
-        last bit that another number of rows changes: where few numbers differ, the example is compared once more, in a
-        batch of as many copies of it."""
+        """Raise if the views of an example depend on the other examples of the batch.
+
+        ``draw`` makes the views of a content, and ``start`` is torch's generator state before those of the batch.
+        Quantization can magnify a difference in the last bit caused by another number of rows: if few values differ,
+        the example is compared again, in a batch of the same size that holds copies of it."""
         if n < 2 or not is_by_place():
             return
         with keeping_generator(start) as rewind:
@@ -366,42 +374,49 @@ class CheckedLosses:
 
     def _explain(self, where: str = "in the model or its loss") -> str:
         return (
-            f"at step {self.step} the examples of a batch meet {where}: what an example adds depends "
-            "on the others, so clipping does not bound it. Nothing of this step was released, and this run releases "
-            "nothing more: if they met earlier, its weights are not covered by the guarantee. Let forward and losses "
-            "treat every example by itself, and start a new run"
+            f"at step {self.step} the examples of a batch influence each other {where}: the contribution of an example "
+            "depends on the others, so clipping does not bound it. Nothing of this step was released, and this run "
+            "releases nothing more: if this happened in earlier steps, its weights are not covered by the guarantee. "
+            "Let forward and losses treat every example separately, and start a new run"
         )
 
 
 def _copy_row(content: Any, place: int, times: int) -> Any:
-    """A content of one example, so many times."""
+    """A batch of ``times`` copies of one example."""
     return to_each(lambda t: t[torch.full((times,), place, device=t.device)], content)
 
 
 def _compare_views(views: Sequence[Point], place: int, others: Sequence[Point], at: int) -> float:
-    """The largest share of numbers in which one row of the views is not the same as a row of others."""
+    """The largest share of values in which a row of the views differs from a row of ``others``."""
     pairs = zip(views, others, strict=True)
     return max(measure_difference(ours.content, place, theirs.content, at) for ours, theirs in pairs)
 
 
+def count_spot_checks(steps: int) -> int:
+    """The smallest number of checks in ``steps`` steps, which is public. The last period has one more check, but only
+    the secret decides whether it comes before the end."""
+    first = min(steps, FIRST + 1)
+    return first + max(0, steps // PERIOD - 1)
+
+
 @dataclass(frozen=True)
 class SpotChecks:
-    """The spot checks of one run: one step in each ``period``, at a place that the secret picks, and the first steps.
+    """The spot checks of one run: one secret step per ``period``, and the first steps.
 
-    So mixing that begins at some step and stays is found before two periods are over."""
+    Mixing that begins at some step and continues is found within two periods."""
 
     secret: Secret
     period: int = PERIOD
     first: int = FIRST
 
     def inspect(self, losses: Losses, step: int, piece: int = 0, pieces: int = 1) -> Losses:
-        """The losses of one of the pieces of a step: as they are, or inspected."""
+        """The losses of one chunk of a step, inspected if the step is checked."""
         due, place, *picks = self._draw(step // self.period)
         if step > self.first and step % self.period != int(due * self.period):
             return losses
         return CheckedLosses(losses, step, tuple(picks)) if piece == int(place * pieces) else losses
 
     def _draw(self, block: int) -> list[float]:
-        """Numbers from 0 to 1, without 1, for one period."""
-        drawn = self.secret.derive("spot check", block, size=4 * (2 + PICKED))
+        """Numbers in [0, 1) for one period."""
+        drawn = self.secret.derive(streams.SPOT_CHECK, block, size=4 * (2 + PICKED))
         return [int.from_bytes(drawn[i : i + 4], "little") / 2**32 for i in range(0, len(drawn), 4)]

@@ -1,7 +1,7 @@
 """The reference engine: torch.func computes each example's gradient as if it were alone in its batch.
 
-gᵢ = ∇ lossᵢ by vmap(grad) over a batch of one. It holds n gradients at once and is slow, and it is right by
-construction: nothing one example contains can reach another's gradient. Everything else is measured against it.
+gᵢ = ∇ lossᵢ by vmap(grad) over a batch of one. It holds n gradients at once and is slow, but correct by construction:
+nothing in one example can reach another's gradient. All other engines are compared with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from torch.overrides import TorchFunctionMode
 
 from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.data_source import tensors_of, to_each
@@ -24,32 +25,33 @@ from hush.errors import Refused
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import substituting
 from hush.per_example.model_rng import computing_again, drawing, drawing_only, is_by_place
+from hush.per_example.reads import differentiate
 from hush.per_example.result import MaterializedGradients
 
-# A model for the length of one recording: other tensors in its parameters' places, and everything exactly back after.
+# The model during one recording: other tensors replace its parameters, and everything is restored exactly afterwards.
 #
-# torch.func's own ``functional_call`` leaves a module that is registered under two names with the wrong tensors, and
-# cannot say that a forward assigned a buffer; so the places are swapped here, for every engine alike.
+# torch.func's ``functional_call`` leaves wrong tensors in a module that is registered under two names, and cannot
+# report that a forward assigned a buffer; so the tensors are swapped here, for every engine.
 
 _DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 @contextmanager
 def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
-    """The model as an engine runs it: ``others`` in the places of its parameters (by id), the forwards of
-    :mod:`hush.per_example.decompositions`, and nothing compiled."""
+    """The model as an engine runs it: ``others`` replace its parameters (by id), the forwards are those of
+    :mod:`hush.per_example.decompositions`, and nothing is compiled."""
     modules = list(model.modules())
     with _without_compiling(), substituting(modules), _swapping(model, modules, others):
         yield
 
 
 def _without_compiling() -> Any:
-    """torch.compile would trace through the stand-ins; what it compiled runs as it was written instead."""
+    """Disable torch.compile, which would trace through the replaced tensors; compiled parts run uncompiled."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile made this model, or a part of it."""
+    """Whether the model, or a part of it, was compiled by torch.compile."""
     return "torch._dynamo" in sys.modules and any(
         module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
         for module in model.modules()
@@ -58,13 +60,13 @@ def is_compiled(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a module holds: its parameters, its buffers and its attributes."""
+    """The parameters, buffers and attributes of a module."""
 
     module: nn.Module
     params: dict[str, Any]
     buffers: dict[str, Any]
     attributes: dict[str, Any]
-    writes: dict[str, int]  # how often the tensors among these were written
+    writes: dict[str, int]  # how often each tensor in an attribute was written
 
     @staticmethod
     def of(module: nn.Module) -> _Contents:
@@ -73,17 +75,17 @@ class _Contents:
         return _Contents(module, dict(module._parameters), dict(module._buffers), attributes, writes)
 
     def replace(self, others: Mapping[int, Any]) -> None:
-        """Put the others in their places."""
+        """Replace tensors by id."""
         for place in (self.module._parameters, self.module._buffers):
             for key, tensor in place.items():
                 if id(tensor) in others:
                     place[key] = others[id(tensor)]
-        if isinstance(self.module, nn.RNNBase):  # a second list of the same parameters, which torch's own kernels read
+        if isinstance(self.module, nn.RNNBase):  # keeps a second list of its parameters, which torch's kernels read
             weights = self.module._flat_weights
             self.module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
 
     def find_assigned(self, others: Mapping[int, Any]) -> list[str]:
-        """What is neither as it was nor as it was replaced."""
+        """Names whose tensor is neither the original nor its replacement."""
         found: list[str] = []
         for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
             if before or now:
@@ -92,17 +94,18 @@ class _Contents:
         return found
 
     def find_remembered(self) -> list[str]:
-        """Attributes in which a forward left another number than was there, or wrote into a tensor; whole numbers may
-        count forwards, and what was not there before is taken away again."""
+        """Attributes whose number a forward changed, or whose tensor it wrote to. Integers may count forwards, and
+        attributes that are new are removed again."""
         before, now = self.attributes, self.module.__dict__
         other = [key for key in _find_different(before, now) if before.get(key) is not None and key in now]
         changed = [key for key in other if _holds_numbers(now[key]) and repr(now[key]) != repr(before[key])]
         return changed + [key for key, writes in self.writes.items() if before[key]._version != writes]
 
     def restore(self) -> None:
-        """Exactly as it was, without the tensors and numbers that a forward left in attributes: they belong to this
-        batch, and in a later one they would be a memory of it. Whole numbers and words go with a tensor, for they may
-        say that it is there, as how long a table is that was made for a longer input."""
+        """Restore the exact contents, without tensors and numbers that a forward left in attributes.
+
+        They derive from this batch and would carry it into a later one. Integers and strings are removed along with a
+        tensor, because they may describe it, such as the length of a table made for a longer input."""
         for before, now in ((self.params, self.module._parameters), (self.buffers, self.module._buffers)):
             if before or now:
                 now.clear()
@@ -125,9 +128,9 @@ class _Contents:
 
 @contextmanager
 def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
-    """Other tensors in the places of parameters and buffers; refuse a forward that assigns any of them itself."""
+    """Replace parameters and buffers by other tensors; raise for a forward that assigns any of them itself."""
     for module in modules:
-        if not isinstance(module._parameters, dict):  # torch.jit keeps its own
+        if not isinstance(module._parameters, dict):  # torch.jit has its own container
             raise Refused(explain_jit(_find_name(model, module)))
     contents = [_Contents.of(module) for module in modules]
     assigned: list[str] = []
@@ -144,15 +147,14 @@ def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[in
             each.restore()
     if assigned:
         raise Refused(
-            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, and would carry the "
-            "data past the noise: keep what a forward computes out of buffers and parameters, or fill them before "
-            "training starts"
+            f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, which would bypass the "
+            "noise: do not store what a forward computes in buffers or parameters, or fill them before training starts"
         )
     if remembered:
         raise Refused(
-            f"'{remembered[0]}' of the {type(model).__name__} holds other numbers after a training forward, and would "
-            "carry one batch's data into later ones, past the noise: keep what a forward computes out of attributes, "
-            "and set them between steps (a whole number may count forwards)"
+            f"'{remembered[0]}' of the {type(model).__name__} changes in a training forward, which would carry one "
+            "batch's data into later ones without noise: do not store what a forward computes in attributes; set them "
+            "between steps (an integer may count forwards)"
         )
 
 
@@ -163,17 +165,17 @@ def _find_name(model: nn.Module, module: nn.Module, key: str = "") -> str:
 
 
 def explain_jit(name: str) -> str:
-    """Why a module that torch.jit made is refused."""
+    """Why a module compiled by torch.jit cannot be used."""
     return (
         f"{f'layer {name!r}' if name else 'the model'} was compiled by torch.jit, which hides the uses of its "
-        "parameters, so no example's own gradient can be computed: hand in the Python module that it was made from"
+        "parameters, so per-example gradients cannot be computed: pass the Python module that it was made from"
     )
 
 
 def _find_different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys under which not the same objects lie."""
+    """The keys whose objects differ."""
     if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
-        return []  # the same objects in the same order; renamed keys do not occur
+        return []  # the same objects in the same order; keys are never renamed
     return [key for key in {**before, **now} if key not in now or key not in before or now[key] is not before[key]]
 
 
@@ -182,28 +184,53 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """A number that is not whole, or one of numpy's, or a container of such."""
+    """A number that is not an integer, a numpy scalar, or a container of such."""
     if isinstance(value, (tuple, list, dict)):
         return any(map(_holds_numbers, value.values() if isinstance(value, dict) else value))
     return isinstance(value, (float, complex, np.generic, np.ndarray))
 
 
+class _FloatsAreDouble(TorchFunctionMode):
+    """Tensors created without a dtype are float64. torch's default dtype is not changed, because all threads share it;
+    a mode is local to its thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _EXPLICIT or not isinstance(result, Tensor) or result.dtype != torch.get_default_dtype():
+            return result
+        given = list(_list_inside([args, kwargs or {}]))
+        typed = any(isinstance(g, torch.dtype) or (isinstance(g, Tensor) and _has_fraction(g)) for g in given)
+        return result if typed else result.double()
+
+
+_EXPLICIT = frozenset((Tensor.float, Tensor.type, Tensor.type_as, Tensor.half, Tensor.bfloat16))
+
+
+def _has_fraction(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _list_inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _list_inside(one)
+    elif isinstance(value, dict):
+        yield from _list_inside(list(value.values()))
+    else:
+        yield value
+
+
 @contextmanager
 def computing_in_float64(model: nn.Module) -> Iterator[None]:
-    """The model in float64: every parameter and buffer, wherever it is shared, and what its forward makes."""
+    """The model in float64: every parameter and buffer, including shared ones, and what its forward creates."""
     tensors = [*model.parameters(), *model.buffers()]
     others = {id(t): _make_parameter_like(t, widen(t)) for t in tensors}
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _swapping(model, list(model.modules()), others):
-            yield
-    finally:
-        torch.set_default_dtype(usual)
+    with _FloatsAreDouble(), _swapping(model, list(model.modules()), others):
+        yield
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """A tensor in double precision; whole numbers stay."""
+    """A tensor in double precision; integers are kept."""
     if tensor.is_complex():
         return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype))
     return tensor.detach().double() if tensor.is_floating_point() else tensor
@@ -213,16 +240,19 @@ def _make_parameter_like(old: Tensor, new: Tensor) -> Tensor:
     return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-def compute_gradients(values: Tensor, inputs: Sequence[Tensor], start: Tensor) -> tuple[Tensor | None, ...]:
-    """autograd's gradients of these inputs, None for an input that the values do not depend on."""
+def compute_gradients(
+    values: Tensor, inputs: Sequence[Tensor], start: Tensor, *, watched: bool = False
+) -> tuple[Tensor | None, ...]:
+    """autograd's gradients of these inputs, None for an input that the values do not depend on; ``watched`` if the
+    examples are computed together, so that their reads are logged."""
     try:
-        return torch.autograd.grad(values, inputs, start, allow_unused=True)
+        return differentiate(values, inputs, start, watched=watched)
     except RuntimeError as error:
         if not _has_reentrant_checkpoint(values):
             raise
         raise Refused(
-            "reentrant checkpointing runs a part of the model again where no per-example gradient can be followed: "
-            "use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
+            "reentrant checkpointing reruns a part of the model where per-example gradients cannot be tracked: use "
+            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
         ) from error
 
 
@@ -240,16 +270,16 @@ def _has_reentrant_checkpoint(values: Tensor) -> bool:
 
 
 def refuse_unseen(params: Named, gradients: Iterable[Tensor | None]) -> None:
-    """Refuse where autograd found a way to an original parameter, past what stands in its place.
+    """Raise if autograd reached an original parameter instead of its replacement.
 
-    Its gradient by that way would be left out of every sum, and the parameter trained as if it were not used."""
+    That gradient would be missing from every sum, and the parameter trained as if it were unused."""
     unseen = [name for name, gradient in zip(params, gradients, strict=True) if gradient is not None]
     if unseen:
         owner, _, key = unseen[0].rpartition(".")
         way = f"model.get_submodule('{owner}').{key}" if owner else f"model.{key}"
         raise Refused(
-            f"parameter '{unseen[0]}' is used past its module (kept in a list, in functools.partial or in a closure), "
-            f"where its per-example gradients cannot be seen: reach it through the model at every use, as {way}"
+            f"parameter '{unseen[0]}' is used outside its module (kept in a list, in functools.partial or in a "
+            f"closure), where its per-example gradients cannot be tracked: access it through the model, as {way}"
         )
 
 
@@ -280,13 +310,13 @@ def _record_point(model: nn.Module, losses: Losses, params: Named, content: Any)
     in_dims = (None, *[0] * len(batched))
     with torch.enable_grad(), drawing():
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
-    if values.requires_grad:  # nothing above does: there is a way to the originals
+    if values.requires_grad:  # nothing above requires it, so the loss uses original parameters
         refuse_unseen(originals, compute_gradients(values, list(originals.values()), torch.ones_like(values)))
     return values.detach(), {name: g.detach() for name, g in gradients.items()}
 
 
 def _isolate_loss(model: nn.Module, losses: Losses, originals: Named, content: Any) -> Callable[..., Tensor]:
-    """The loss of one example, in a batch of one, as a function of parameters and the example's own tensors."""
+    """The loss of one example, in a batch of one, as a function of the parameters and the example's tensors."""
 
     def one_loss(current: Named, *example: Tensor) -> Tensor:
         rows = iter(example)
@@ -302,7 +332,7 @@ def _isolate_loss(model: nn.Module, losses: Losses, originals: Named, content: A
 
 @torch.no_grad()
 def compute_losses_alone(model: nn.Module, losses: Losses, content: Any, params: Named | None = None) -> Tensor:
-    """Each example's loss as if it were alone in its batch, under the model randomness that it has in the batch."""
+    """Each example's loss as if it were alone in its batch, with the model randomness that it has in the batch."""
     originals, batched = trainable(model), tensors_of(content)
     at = {name: p.detach() for name, p in originals.items()} | (params or {})
     one_loss, in_dims = _isolate_loss(model, losses, originals, content), (None, *[0] * len(batched))
@@ -314,10 +344,11 @@ def compute_losses_alone(model: nn.Module, losses: Losses, content: Any, params:
 def record_one_by_one(
     model: nn.Module, losses: Losses, content: Any, n: int, points: Sequence[Point]
 ) -> MaterializedGradients:
-    """Per-example gradients by one ordinary backward pass an example: for what torch.func cannot map.
+    """Per-example gradients by one ordinary backward pass per example, for what torch.func cannot map.
 
     Each example has the model randomness of its own place; without places, what torch's generator draws for
-    one after the other."""
+    one after the other. Its row is a copy: a view shares its memory with all other rows, which a model can reach by
+    ``_base``, ``as_strided``, its storage or a pickle."""
     originals = trainable(model)
     own = {name: p.detach() for name, p in originals.items()}
     rewind = make_rewinder(next(iter(own.values())).device)
@@ -331,7 +362,7 @@ def record_one_by_one(
         for i in range(n):
             if is_by_place():
                 rewind()
-            single = to_each(lambda t, i=i: t[i : i + 1], seen)
+            single = to_each(lambda t, i=i: t[i : i + 1].clone(), seen)
             with torch.enable_grad(), recording(model, places), drawing_only(torch.tensor([i])):
                 with drawing(again=True):
                     loss = losses(model, single)
@@ -345,7 +376,7 @@ def record_one_by_one(
 
 
 def _name_gradients(loss: Tensor, leaves: Named, originals: Named) -> Named:
-    """The gradients that one loss has, by name."""
+    """The gradients of one loss, by name."""
     if not loss.requires_grad:
         return {}
     found = compute_gradients(loss, [*leaves.values(), *originals.values()], torch.ones_like(loss))

@@ -1,9 +1,10 @@
-"""Whether the examples of a batch meet: a few of them in their batch against the same ones alone.
+"""Whether the examples of a batch influence each other: a few examples in their batch against the same ones alone.
 
-An example alone is the reference's: torch.func runs it in a batch of one. Two things are compared, losses and whole
-gradients. In float32 they agree to rounding, which one layer can make large; so a difference there is looked at again
-with model and data in float64, and only what is still different is called mixing. A model that cannot run in float64
-is judged in float32.
+The reference computes an example alone: torch.func runs it in a batch of one. Losses and whole gradients are compared.
+In float32 they agree up to rounding, which a layer can magnify: another number of rows rounds differently, and a kink
+amplifies it. A difference in float32 is accepted only if float64 does not show it, and if it is small or remains when
+all other examples of the batch are replaced by empty rows. Float64 alone is not enough, because it does not overflow
+where float32 does. A model that cannot run in float64 is judged in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, Named, trainable
 from hush.data_source import list_parts, tensors_of, to_each
 from hush.errors import HushError
-from hush.per_example.augmentation import Point
+from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.functional import (
     compute_losses_alone,
     computing_in_float64,
@@ -30,14 +31,25 @@ from hush.per_example.functional import (
     widen,
 )
 from hush.per_example.model_rng import drawing, drawing_only, is_by_place
+from hush.per_example.reads import is_read_error
 from hush.per_example.result import PerExampleGradients
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
+SLIGHT = 0.05  # share of an example's gradient that float32 rounding may change, if float64 shows no difference
 MIXED = "examples are not independent of each other in this model or its loss"
 MISSED = "a part of its gradients goes past the book-keeping rules"
 
 Book = Callable[[Any, int, Sequence[Point]], PerExampleGradients]
-"""Book-keeping of one model and loss: content, number of examples, points."""
+"""Book-keeping of one model and loss; takes content, number of examples, points."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Gradients of single examples: the engine that computed them, and whether torch.func stopped at a value read."""
+
+    tape: PerExampleGradients
+    engine: str
+    read: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class EngineComparison:
     points: Sequence[Point]
 
     def take(self, which: Tensor) -> EngineComparison:
-        """These examples of it as a batch of their own."""
+        """A batch of these examples only."""
 
         def rows(content: Any) -> Any:
             return to_each(lambda t: t[which.to(t.device)], content)
@@ -59,8 +71,22 @@ class EngineComparison:
         points = [Point(p.coefficient, p.params, None if p.content is None else rows(p.content)) for p in self.points]
         return EngineComparison(self.model, self.losses, rows(self.content), len(which), points)
 
+    def blank_others(self, which: Tensor) -> EngineComparison:
+        """The same batch with empty rows in place of all other examples."""
+
+        def blank(t: Tensor) -> Tensor:
+            out, rows = torch.zeros_like(t), which.to(t.device)
+            out[rows] = t[rows]
+            return out
+
+        def rows(content: Any) -> Any:
+            return None if content is None else to_each(blank, content)
+
+        points = [Point(p.coefficient, p.params, rows(p.content)) for p in self.points]
+        return EngineComparison(self.model, self.losses, rows(self.content), self.n, points)
+
     def widen(self) -> EngineComparison:
-        """The same in float64, for a model that is in float64."""
+        """The same case in float64, for a model in float64."""
 
         def double(content: Any) -> Any:
             return None if content is None else to_each(widen, content)
@@ -69,23 +95,25 @@ class EngineComparison:
         return EngineComparison(self.model, self.losses, double(self.content), self.n, points)
 
     def keep_book(self, book: Book) -> PerExampleGradients:
-        """By book-keeping, all together."""
+        """Record the whole batch by book-keeping."""
         return book(self.content, self.n, self.points)
 
-    def record_alone(self, engine: str = "") -> tuple[PerExampleGradients, str]:
-        """Every example by itself, by torch.func where it can map the model; and the engine that it took."""
-        given = (self.model, self.losses, self.content, self.n, self.points)
+    def record_alone(self, engine: str = "") -> Alone:
+        """Record every example separately, by torch.func if it can map the model."""
+        given, read = (self.model, self.losses, self.content, self.n, self.points), False
+        rewind = make_rewinder(next(self.model.parameters()).device)
         if engine != "one by one":
             try:
-                return record_functional(*given), "functional"
+                return Alone(record_functional(*given), "functional")
             except HushError:
                 raise
-            except Exception:  # torch.func cannot map every operation; the user's own error comes again below
-                pass
-        return record_one_by_one(*given), "one by one"
+            except Exception as error:  # torch.func cannot map every operation; an error of user code recurs below
+                read = is_read_error(error)
+                rewind()  # repeat what torch.func drew before it stopped
+        return Alone(record_one_by_one(*given), "one by one", read)
 
     def compute_losses_alone(self) -> Tensor:
-        """Every example's loss as if it were alone, under the model randomness of its place in the batch."""
+        """Every example's loss as if it were alone, with the model randomness of its place in the batch."""
         first = self.points[0]
         seen = self.content if first.content is None else first.content
         return compute_losses_alone(self.model, self.losses, seen, first.params)
@@ -93,10 +121,10 @@ class EngineComparison:
 
 @contextmanager
 def keeping_generator(start: Tensor | None = None) -> Iterator[Callable[[], bool]]:
-    """Put torch's generator back afterwards. Gives a function that says whether numbers were drawn since ``start``
-    (this moment by default), and goes back to it."""
+    """Restore torch's generator afterwards. Yields a function that says whether numbers were drawn since ``start`` (by
+    default now), and rewinds to it."""
     with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func on rare operations
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch.func, for rare operations
         before = torch.get_rng_state() if start is None else start
 
         def rewind() -> bool:
@@ -110,14 +138,50 @@ def keeping_generator(start: Tensor | None = None) -> Iterator[Callable[[], bool
 def judge_in_float64(
     case: EngineComparison, judge: Callable[[EngineComparison], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """``judge`` of the case in float64; ``otherwise`` where the model does not run in it."""
+    """``judge`` the case in float64; ``otherwise`` if the model does not run in float64."""
     try:
         with computing_in_float64(case.model):
             return judge(case.widen())
     except HushError:
         raise
-    except Exception:  # such as a float32 that is written into the forward
+    except Exception:  # for example a float32 dtype written in the forward
         return otherwise()
+
+
+def is_mixed(
+    case: EngineComparison,
+    tape: PerExampleGradients,
+    which: Tensor,
+    book: Book,
+    engine: str,
+    random: bool,
+    rewind: Callable[[], Any],
+) -> bool:
+    """Whether the gradients of a batch, recorded by ``book``, differ from those of the same examples alone."""
+    given = (which, engine, random, rewind)
+    if is_unmixed(case, tape, *given):
+        return False
+    if not (is_unmixed(case, tape, *given, close=SLIGHT) or _is_own(case, tape, which, book, rewind)):
+        return True
+
+    def is_different(case: EngineComparison) -> bool:
+        rewind()
+        return not is_unmixed(case, case.keep_book(book), *given)
+
+    return bool(judge_in_float64(case, is_different, lambda: True))
+
+
+def _is_own(
+    case: EngineComparison, tape: PerExampleGradients, which: Tensor, book: Book, rewind: Callable[[], Any]
+) -> bool:
+    """Whether these examples keep their losses and gradients in a batch of the same size whose other rows are empty:
+    then the difference from the examples alone is rounding caused by another number of rows."""
+    rewind()
+    try:
+        blank = case.blank_others(which).keep_book(book)
+    except Exception:  # the model does not accept empty rows, so nothing is accepted
+        return False
+    return rows_agree(tape, which, blank, at=which)
 
 
 def is_unmixed(
@@ -127,50 +191,80 @@ def is_unmixed(
     engine: str,
     random: bool,
     rewind: Callable[[], Any],
+    close: float | None = None,
 ) -> bool:
-    """Whether the tape of a batch gives these examples what they have alone.
+    """Whether these examples have the same gradients in a batch as alone, up to ``close`` (rounding by default).
 
-    By place, an example draws the same in every batch. Without places, what a model draws belongs to the rows of the
-    batch: a model that draws is then compared by the losses of all of them, and one that torch.func cannot map either
-    cannot be compared."""
+    With randomness by place, an example draws the same in every batch. Without it, draws belong to the rows of the
+    batch: a model that draws is compared by the losses of all rows, and not at all if torch.func cannot map it."""
     if not random or is_by_place():
         rewind()
         with drawing_only(which):
-            return rows_agree(tape, which, case.take(which).record_alone(engine)[0])
+            return rows_agree(tape, which, case.take(which).record_alone(engine).tape, close=close)
     if engine == "one by one":
         return True
     rewind()
     right = case.compute_losses_alone()
-    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12, close)
 
 
-def rows_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
-    """Whether these examples of a tape have the losses and the gradients that they have alone."""
-    found, right = _take_rows(tape, which), _take_rows(alone, torch.arange(len(which)))
-    sizes = [float(g.nan_to_num(0, 0, 0).norm()) for row in right for g in row.values()]
-    scale = max(sizes, default=0.0) + 1e-12
-    losses = alone.losses.detach()
+def rows_agree(
+    tape: PerExampleGradients,
+    which: Tensor,
+    other: PerExampleGradients,
+    *,
+    at: Tensor | None = None,
+    close: float | None = None,
+) -> bool:
+    """Whether these examples have the same losses and gradients in two recordings; in ``other`` they are all examples,
+    or those ``at`` some rows."""
+    rows = torch.arange(len(which)) if at is None else at
+    found, right = _take_rows(tape, which), _take_rows(other, rows)
+    scales = _find_scales(right)
+    losses = other.losses.detach()[rows.to(other.losses.device)]
     here = tape.losses[which.to(losses.device)].detach()
-    if not are_near(here, losses, scale):
+    if not are_near(here, losses, losses.new_tensor(scales, dtype=torch.float64), close):
         return False
-    return all(_is_same(a[name], b[name], scale) for a, b in zip(found, right, strict=True) for name in b)
+    pairs = zip(found, right, scales, strict=True)
+    return all(_is_same(a[name], b[name], scale, close) for a, b, scale in pairs for name in b)
+
+
+def _find_scales(rows: Sequence[Named]) -> list[float]:
+    """The scale for differences in each of a few examples, in addition to its own: the largest parameter gradient.
+
+    A small gradient is compared with those of the others, up to 1: an extremely large example says nothing about the
+    rounding of another."""
+    sizes = [max((_measure(g) for g in row.values()), default=0.0) for row in rows]
+    usual = min(max(sizes, default=0.0), 1.0)
+    return [max(size, usual) + 1e-12 for size in sizes]
+
+
+def _measure(gradient: Tensor) -> float:
+    """The norm of the finite values, without overflow."""
+    finite = gradient.double().nan_to_num(0, 0, 0)
+    unit = _find_largest(finite)
+    return min(unit * float((finite / unit).norm()), 1e300) if unit else 0.0
+
+
+def _find_largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def norms_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradients) -> bool:
-    """Whether a tape's norms are those of the gradients that the examples have alone.
+    """Whether recorded norms equal those of the examples alone.
 
-    An example whose norm is not finite is in no sum, and left out here."""
+    Examples with a norm that is not finite are in no sum and are skipped."""
     mine, right = tape.squared_norms(certain=False), alone.squared_norms(certain=False)
     pairs = [(mine[name][which.to(b.device)].sqrt(), b.sqrt()) for name, b in right.items()]
     largest = max((float(b.nan_to_num(0, 0, 0).max()) for _, b in pairs), default=0.0)
     pairs = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in pairs]
-    # a norm is never underestimated: that of nothing is not zero
+    # a norm is an upper bound, so that of a zero gradient is not zero
     return all(are_near(a, b, largest + 1e-6) for a, b in pairs)
 
 
 def measure_difference(one: Any, place: int, other: Any, at: int) -> float:
-    """The share of numbers in which a row of one content is not that of another, up to rounding; 1 where the two are
-    not made alike, or hold what cannot be compared."""
+    """The share of values in which a row of one content differs from that of another beyond rounding; 1 if their
+    structures differ or their values cannot be compared."""
     parts = list_parts(one)
     if parts != list_parts(other) or not all(parts.values()):
         return 1.0
@@ -189,33 +283,36 @@ def _share_of_others(a: Tensor, b: Tensor) -> float:
     return 1.0 - float(same.double().mean())
 
 
-def are_near(a: Tensor, b: Tensor, scale: float) -> bool:
-    """Whether numbers agree, and are finite in the same places."""
+def are_near(a: Tensor, b: Tensor, scale: float | Tensor, close: float | None = None) -> bool:
+    """Whether values agree, and are finite at the same positions; ``scale`` is one number, or one per value."""
     finite = torch.isfinite(b)
     if not torch.equal(finite, torch.isfinite(a)):
         return False
     a, b = a[finite].detach(), b[finite].detach()
-    return bool(((a - b).abs() <= CLOSE.get(b.dtype, 0.05) * (b.abs() + 1e-2 * scale)).all())
+    scale = scale[finite] if isinstance(scale, Tensor) else scale
+    return bool(((a - b).abs() <= (close or CLOSE.get(b.dtype, 0.05)) * (b.abs() + 1e-2 * scale)).all())
 
 
-def _is_same(a: Tensor, b: Tensor, scale: float) -> bool:
-    size = b.norm()
-    if not bool(torch.isfinite(size)):
+def _is_same(a: Tensor, b: Tensor, scale: float, close: float | None = None) -> bool:
+    if not bool(torch.isfinite(b).all()):
         return not bool(torch.isfinite(a).all())
-    return bool((a - b).norm() <= CLOSE.get(b.dtype, 0.05) * (size + 1e-2 * scale))
+    unit, close = _find_largest(b) or 1.0, close or CLOSE.get(b.dtype, 0.05)
+    a, b = a.double() / unit, b.double() / unit  # avoids overflow of squares
+    return bool((a - b).norm() <= close * (b.norm() + 1e-2 * scale / unit))
 
 
 def _take_rows(tape: PerExampleGradients, which: Tensor) -> list[Named]:
-    """The whole gradients of a few examples."""
+    """The complete gradients of a few examples."""
     every = torch.zeros(len(which), len(tape.losses), dtype=tape.losses.dtype, device=tape.losses.device)
     every[torch.arange(len(which)), which.to(every.device)] = 1
     return [tape.sum(one) for one in every]
 
 
 def explain_difference(case: EngineComparison, alone: PerExampleGradients) -> str:
-    """Why book-keeping and the reference differ on a few examples: they meet, or a part of the gradient is missed.
+    """Why book-keeping and the reference differ on a few examples: mixed examples, or a missed part of the gradient.
 
-    Where they do not meet, the ordinary gradient of the whole loss is the sum of those that the examples have alone."""
+    If examples are not mixed, the ordinary gradient of the whole loss is the sum of the gradients of single
+    examples."""
     params = trainable(case.model)
     total: Named = {name: torch.zeros_like(p) for name, p in params.items()}
     for point in case.points:
@@ -226,5 +323,5 @@ def explain_difference(case: EngineComparison, alone: PerExampleGradients) -> st
         for name, g in zip(params, found, strict=True):
             total[name] += 0 if g is None else point.coefficient * g
     right = alone.sum(torch.ones_like(alone.losses))
-    scale = max(float(g.norm()) for g in right.values()) + 1e-12
+    scale = max(map(_measure, right.values())) + 1e-12
     return MISSED if all(_is_same(total[name], right[name], scale) for name in right) else MIXED

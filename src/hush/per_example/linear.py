@@ -1,8 +1,8 @@
 """Book-keeping rules of linear layers, convolutions and bare parameters.
 
-A rule runs the ordinary forward, computes the input's gradient, and leaves a term for each parameter. A bare parameter
-is added, multiplied, expanded over the examples, or the right factor of a product: each example gets a view of it of
-its own, of which autograd computes the gradient as of any tensor.
+A rule runs the ordinary forward, computes the input's gradient, and adds a term for each parameter. A bare parameter
+is added, multiplied, expanded over the examples, or the right factor of a product: each example gets its own view of
+it, and autograd computes the gradients of these views.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ for _name in ("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__"
 
 @handles(Tensor.expand)
 def expand(parameter: TrackedParameter, *sizes: Any) -> Tensor:
-    """A copy for every example, as class tokens and learned queries are used."""
+    """A copy for every example, as for class tokens and learned queries."""
     shape = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
     entry = entry_of(parameter)
     assert entry is not None
     n, extra = entry.session.n, len(shape) - entry.value.dim()
     if shape[0] != n or extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
-        raise refuse("a parameter is expanded over something else than the examples", parameter)
+        raise refuse("a parameter is expanded over a dimension other than the examples", parameter)
     like = entry.value.new_empty(0).expand(n, *[0] * (len(shape) - 1))
     return expand_per_example(like, parameter).expand(shape)
 

@@ -1,7 +1,7 @@
 """Book-keeping rules of LayerNorm, GroupNorm, InstanceNorm and RMSNorm.
 
-Scale and shift act on x̂, the normalised input, at every position p: gᵢ[scale] = Σ_p b_ip ⊙ x̂_ip, gᵢ[shift] = Σ_p b_ip.
-Both are small, so the per-example gradients are held.
+Scale and shift act on the normalized input x̂ at every position p: gᵢ[scale] = Σ_p b_ip ⊙ x̂_ip, gᵢ[shift] = Σ_p b_ip.
+Both are small, so the per-example gradients are materialized.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """GroupNorm with one channel a group."""
+    """GroupNorm with one channel per group."""
     if not use_input_stats or running_mean is not None:
         raise refuse("InstanceNorm with running statistics has no book-keeping rule", weight, bias)
     out: Tensor = group_norm(input, input.shape[1], weight, bias, eps)

@@ -1,8 +1,8 @@
-"""What an engine hands back: per-example losses, bounds of per-example norms, and weighted sums of gradients.
+"""The result of an engine: per-example losses, bounds of per-example norms, and weighted sums of gradients.
 
-With gᵢ the gradient of example i's own loss, a tape answers ‖gᵢ[p]‖² for every parameter p and Σᵢ wᵢ gᵢ for any weights
-w. Clipping is the second with wᵢ = min(1, c/‖gᵢ‖); the sum of unclipped gradients is w = 1. What is promised about the
-rounding of both is in :class:`PerExampleGradients`; ARITHMETIC.md derives it.
+With gᵢ the gradient of example i's loss, it gives ‖gᵢ[p]‖² for every parameter p and Σᵢ wᵢ gᵢ for any weights w.
+Clipping uses wᵢ = min(1, c/‖gᵢ‖); w = 1 gives the sum of unclipped gradients. :class:`PerExampleGradients` states what
+is guaranteed about the rounding of both; ARITHMETIC.md derives it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import torch
 from torch import Tensor
 
 from hush._internal.tensors import Named
-from hush.per_example.chunks import Chunk
+from hush.per_example.chunks import Chunk, RowDigests
 from hush.per_example.rounding import bound_squares, exact_products, round_towards_zero
 
 
 class GradientWarning(UserWarning):
-    """Said once per model: a part of it is computed the slow way, or could not be checked."""
+    """A part of a model is computed slowly, or could not be checked; issued once per model."""
 
 
 class PerExampleGradients(Protocol):
-    """The per-example gradients of one batch, however they are held, in the arithmetic they are computed in.
+    """The per-example gradients of one batch, in the arithmetic they are computed in.
 
     Guarantees, for every input and every order of plain or fused additions (ARITHMETIC.md):
 
-    1. ``sum`` adds, for example i, a vector of norm at most wᵢ·√Σ_names Vᵢ[name], V being ``squared_norms()``: a norm
-       is never underestimated. What is not finite stays not finite.
-    2. Each coordinate of ``sum`` is either a sum of at most one addend an example, in the parameter's own type, or is
-       summed in double precision and rounded once; that sum errs by less than 1e-6 of the largest wᵢ√Vᵢ for up to
-       384 examples of 4 096 positions, or 1 024 of 512.
-    3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and no other row's arithmetic has
-       another shape because of it.
-    4. Weights are rounded towards zero where the parameter's type is coarser than theirs.
+    1. ``sum`` adds, for example i, a vector of norm at most wᵢ·√Σ_names Vᵢ[name], with V = ``squared_norms()``: a norm
+       is never underestimated. Values that are not finite stay so.
+    2. Each coordinate of ``sum`` is either a sum with at most one addend per example, in the parameter's own type, or
+       is summed in double precision and rounded once; the error of that sum is below 1e-6 of the largest wᵢ√Vᵢ for up
+       to 384 examples of 4 096 positions, or 1 024 of 512.
+    3. A row of weight 0 adds exactly nothing, even if its gradient is not finite, and does not change the shape of any
+       other row's arithmetic.
+    4. Weights are rounded towards zero if the parameter's type is coarser than theirs.
 
-    It relies on weights that are finite, one for each example, and on tensors of the batch and of the forward that are
-    not changed in place before its last sum.
+    It relies on finite weights, one per example, and on tensors of the batch and of the forward that are not changed in
+    place before the last sum.
     """
 
     @property
@@ -52,29 +52,29 @@ class PerExampleGradients(Protocol):
     def squared_norms(self, certain: bool = True) -> Named:
         """Vᵢ[name] ≥ ‖gᵢ[name]‖² for every trainable parameter, shape (n,), float64.
 
-        Without ``certain`` the best estimate instead, for comparisons between engines: no bound to clip by."""
+        Without ``certain``, the best estimate, for comparisons between engines: not a bound to clip with."""
         ...
 
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
-        """Σᵢ wᵢ gᵢ over the examples start … stop−1 (all by default); ``weights`` has one for every example."""
+        """Σᵢ wᵢ gᵢ over the examples start … stop−1 (all by default); ``weights`` has one entry per example."""
         ...
 
 
 @dataclass(eq=False)
 class NonFiniteRows:
-    """Which examples a tape has found not to be finite: the others need no mask where their weight is zero."""
+    """Which examples are known not to be finite: the others need no mask if their weight is zero."""
 
-    rows: Tensor | None = None  # None: not known yet
+    rows: Tensor | None = None  # None if not known yet
 
     def note(self, squared: Named) -> Named:
-        """The squared norms as they are; which of them are not finite is noted."""
+        """Return the squared norms unchanged, and record which are not finite."""
         self.rows = ~torch.isfinite(torch.stack(list(squared.values())).sum(0)) if squared else None
         return squared
 
 
 @dataclass(frozen=True)
 class MaterializedGradients:
-    """A tape that holds every per-example gradient, shape (n, …), by name."""
+    """Every per-example gradient, shape (n, …), by name."""
 
     losses: Tensor
     gradients: Named
@@ -100,7 +100,7 @@ class MaterializedGradients:
 
 @dataclass(frozen=True)
 class EmptyGradients:
-    """The tape of a batch without examples: every sum is zero."""
+    """The result for a batch without examples: every sum is zero."""
 
     losses: Tensor
     params: Mapping[str, Tensor]
@@ -121,7 +121,7 @@ def weights_of(weights: Tensor | Named, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of the examples start … stop−1 in the gradients' own type, and which rows must not be looked at."""
+    """The weights of the examples start … stop−1 in the gradients' own type, and which rows must be masked."""
 
     values: Tensor
     start: int
@@ -132,33 +132,33 @@ class Weights:
     def of(
         values: Tensor, dtype: torch.dtype, start: int = 0, stop: int | None = None, suspects: Tensor | None = None
     ) -> Weights:
-        """Weights rounded towards zero; a row of weight zero is masked, since 0·NaN is NaN, and keeps its place.
+        """Round weights towards zero; a row of weight zero is masked, because 0·NaN is NaN, and keeps its position.
 
-        Rows that are known to be finite (not among the ``suspects``) need no mask."""
+        Rows known to be finite (not among the ``suspects``) need no mask."""
         stop = len(values) if stop is None else stop
         values = round_towards_zero(values.detach()[start:stop], dtype)
         dead = values == 0 if suspects is None else (values == 0) & suspects[start:stop]
         return Weights(values, start, stop, dead if bool(dead.any()) else None)
 
     def part(self, low: int, high: int) -> Weights:
-        """Those of the examples start + low … start + high − 1."""
+        """The weights of the examples start + low … start + high − 1."""
         dead = None if self.dead is None else self.dead[low:high]
         return Weights(self.values[low:high], self.start + low, self.start + high, dead)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """The rows of these examples, with zeros for those that do not count."""
+        """The rows of these examples, with zeros in masked rows."""
         part = tensor[self.start : self.stop]
         if self.dead is None:
             return part
         return part.masked_fill(self.dead.view(-1, *[1] * (tensor.dim() - 1)), 0)
 
     def scale(self, tensor: Tensor) -> Tensor:
-        """wᵢ · tensorᵢ of these examples, in the tensor's or the weights' type, whichever is finer."""
+        """wᵢ · tensorᵢ of these examples, in the finer of the two types."""
         return self.rows(tensor) * self.values.view(-1, *[1] * (tensor.dim() - 1))
 
 
 def sum_rows(rows: Tensor, weights: Weights) -> Tensor:
-    """Σᵢ wᵢ rowsᵢ, one addend an example."""
+    """Σᵢ wᵢ rowsᵢ, with one addend per example."""
     shape = rows.shape[1:]
     part = weights.rows(rows)
     return (weights.values @ part.reshape(part.shape[0], math.prod(shape))).view(shape)
@@ -166,19 +166,20 @@ def sum_rows(rows: Tensor, weights: Weights) -> Tensor:
 
 @dataclass(eq=False)
 class CurrentPiece:
-    """The piece that is being computed, and whether anything was recorded of it."""
+    """The chunk being computed, and whether anything was recorded of it."""
 
     piece: Chunk
     recorded: bool = False
+    digests: RowDigests | None = None  # collects what is computed for every row, in a run's first check
 
 
 _CURRENT: ContextVar[CurrentPiece | None] = ContextVar("piece", default=None)
 
 
 @contextmanager
-def microbatch_scope(piece: Chunk) -> Iterator[CurrentPiece]:
-    """Within it, recordings are of this piece."""
-    seen = CurrentPiece(piece)
+def microbatch_scope(piece: Chunk, digests: RowDigests | None = None) -> Iterator[CurrentPiece]:
+    """Within it, recordings are of this chunk."""
+    seen = CurrentPiece(piece, digests=digests)
     token = _CURRENT.set(seen)
     try:
         yield seen
@@ -186,38 +187,53 @@ def microbatch_scope(piece: Chunk) -> Iterator[CurrentPiece]:
         _CURRENT.reset(token)
 
 
+def find_examples(rows: int) -> Tensor | None:
+    """Which of ``rows`` rows of the current chunk are examples; None if all are, or if the number differs."""
+    seen = _CURRENT.get()
+    if seen is None or seen.piece.empty is None or len(seen.piece.empty) != rows:
+        return None
+    return ~seen.piece.empty
+
+
 def fit_to_piece(tape: PerExampleGradients) -> PerExampleGradients:
-    """The tape as the run's present piece wants it."""
+    """Wrap the result for the run's current chunk."""
     seen = _CURRENT.get()
     if seen is None:
         return tape
     seen.recorded = True
-    return MicrobatchGradients(tape, seen.piece)
+    if seen.digests is not None:
+        seen.digests.add("", tape)
+    return MicrobatchGradients(tape, seen.piece, seen.digests)
 
 
 @dataclass(frozen=True)
 class MicrobatchGradients:
-    """A tape whose empty rows count for nothing and whose sums are cut into blocks."""
+    """A result whose empty rows are ignored and whose sums are cut into blocks."""
 
     tape: PerExampleGradients
     piece: Chunk
+    digests: RowDigests | None = None
 
     @property
     def losses(self) -> Tensor:
-        """The examples' losses; empty rows have none."""
+        """The examples' losses; empty rows are left out."""
         losses = self.tape.losses
         return losses if self.piece.empty is None else losses[~self.piece.empty.to(losses.device)]
 
     def squared_norms(self, certain: bool = True) -> Named:
-        """As they are, infinite at empty rows."""
+        """The squared norms, infinite at empty rows."""
         found = self.tape.squared_norms(certain)
+        if self.digests is not None:
+            self.digests.add("norm", found)
         if self.piece.empty is None:
             return found
         return {name: v.masked_fill(self.piece.empty.to(v.device), torch.inf) for name, v in found.items()}
 
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ: parts of a block in the gradients' own type, blocks in float64."""
-        assert (start, stop) == (0, None), "a piece is summed as a whole"
+        assert (start, stop) == (0, None), "a chunk is summed as a whole"
+        if self.digests is not None:
+            self.digests.add("clip factor", weights)
         total: Named | None = None
         for bounds in self.piece.blocks:
             block = self._sum_block(weights, bounds)

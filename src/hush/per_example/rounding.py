@@ -1,13 +1,13 @@
-"""What rounding can do, and the switches of torch that decide which rounding is done.
+"""Bounds on rounding errors, and the torch settings that decide how products are rounded.
 
 Bounds on squared norms and on sums hold for every input (derived in ARITHMETIC.md). u is the unit roundoff of a type:
-half the distance from 1 to the next number. A sum of k products, in any order of additions or fused multiply-adds, errs
-by at most γ_k Σ|products| with γ_k = k·u/(1 − k·u) (Higham 2002, "Accuracy and stability of numerical algorithms",
-chapter 3).
+half the distance from 1 to the next number. A sum of k products, in any order of additions or fused multiply-adds, has
+an error of at most γ_k Σ|products| with γ_k = k·u/(1 − k·u) (Higham 2002, "Accuracy and stability of numerical
+algorithms", chapter 3).
 
-These bounds hold where products of float32 numbers are float32 products: without TF32, without bfloat16 behind the
-scenes, without autocast. torch can be told to be faster than that, for every device on its own; within
-:func:`exact_products` it is not, and afterwards everything is as it was.
+These bounds hold if products of float32 numbers are computed in float32: without TF32, without internal bfloat16,
+without autocast. torch has settings for faster products on each device; :func:`exact_products` disables them and
+restores them afterwards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 1024  # numbers that are squared and summed in their own type; blocks are summed in double precision
-SPARE = 8  # roundings beside those of a sum: of its products, of w·b, of the square root, of the final arithmetic
+BLOCK = 1024  # numbers squared and summed in their own type; blocks are summed in double precision
+SPARE = 8  # roundings other than those of the sum: of its products, of w·b, of the square root, of the final arithmetic
 FLOOR = 2.0**-18
-"""A squared norm of a sum over positions is at least this share of the square of what the positions could add up to, so
-that the rounding of a double precision sum stays negligible beside the clip even where positions cancel."""
+"""Lower bound on the squared norm of a sum over positions, as a share of the square of its largest possible value. It
+keeps the rounding of a double precision sum negligible relative to the clip norm even if positions cancel."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -34,28 +34,28 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def gamma(roundings: int, dtype: torch.dtype) -> float:
-    """γ of this many roundings one after the other."""
+    """γ of this many successive roundings."""
     share = roundings * unit_roundoff(dtype)
     if share > 0.25:
-        raise ValueError(f"{roundings} roundings of {dtype} leave nothing that could be bounded")
+        raise ValueError(f"{roundings} roundings of {dtype} are too many to be bounded")
     return share / (1 - share)
 
 
 def underflow(dtype: torch.dtype) -> float:
-    """The largest number that can become zero where products and sums of this type are flushed."""
+    """The largest number that can become zero if products and sums of this type are flushed."""
     return torch.finfo(dtype).tiny
 
 
 def underflow_margin(dtype: torch.dtype) -> float:
-    """What is added to ‖a_p‖² so that γ·s covers what vanishes in inner products of up to 2²⁰ blocks."""
+    """Added to ‖a_p‖² so that γ·s covers underflow in inner products of up to 2²⁰ blocks."""
     return underflow(dtype) / unit_roundoff(dtype) * 2.0**20
 
 
 def bound_squares(rows: Tensor, more: float = 0.0, certain: bool = True) -> Tensor:
-    """For each row of a tensor of shape (n, …) an upper bound of its squared norm (plus ``more``), in double precision.
+    """For each row of a tensor (n, …), an upper bound of its squared norm (plus ``more``), in double precision.
 
-    Sums of ``BLOCK`` squares are made in the tensor's own type, which is fast; what they can have lost is added, and so
-    is what the squares of tiny numbers can have lost by vanishing. Without ``certain``, the sums as they are."""
+    Sums of ``BLOCK`` squares are computed in the tensor's own type, which is fast; the possible rounding and underflow
+    errors are added. Without ``certain``, the sums without these additions."""
     n, size = rows.shape[0], math.prod(rows.shape[1:])
     flat = rows.reshape(n, size)
     whole = size - size % BLOCK if size > BLOCK else size
@@ -88,7 +88,7 @@ def _norms(rows: Tensor, dim: int) -> Tensor:
 
 
 def round_towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values in another type, never larger in magnitude than they were."""
+    """Convert to another type, without increasing any magnitude."""
     near = values.to(dtype)
     if near.dtype == values.dtype:
         return near
@@ -97,18 +97,18 @@ def round_towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 Switch = tuple[Any, str, tuple[Any, ...]]
-"""Who holds it, its name, and the values at which products are exact, the one to set first."""
+"""The object that holds a setting, its name, and the values at which products are exact; the first is used."""
 
 _IEEE, _IEEE_BY_DEFAULT = ("ieee",), ("ieee", "none")
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 class OlderSwitch:
-    """The switch of torch before 2.9, which on a processor meant bfloat16 where it said "medium"."""
+    """The setting of torch before 2.9, where "medium" means bfloat16 on a CPU."""
 
     @property
     def precision(self) -> str:
-        """Of products of float32 matrices."""
+        """The precision of products of float32 matrices."""
         return torch.get_float32_matmul_precision()
 
     @precision.setter
@@ -118,7 +118,7 @@ class OlderSwitch:
 
 @functools.cache
 def list_switches() -> tuple[Switch, ...]:
-    """Every switch of this version of torch that matters on this machine."""
+    """Every setting of this torch version that matters on this machine."""
     backends = torch.backends
     holders = [getattr(backends.mkldnn, part, None) for part in ("matmul", "conv", "rnn")]  # since torch 2.9
     found: list[Switch] = [(h, "fp32_precision", _IEEE_BY_DEFAULT) for h in holders if h is not None]
@@ -144,7 +144,7 @@ def _of_cuda() -> list[Switch]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Every product and sum within is computed in the type of its tensors."""
+    """Within it, every product and sum is computed in the type of its tensors."""
     with ExitStack() as stack:
         for device in _AUTOCAST:
             if torch.is_autocast_enabled(device):

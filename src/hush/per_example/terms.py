@@ -1,13 +1,13 @@
-"""The terms of which a per-example gradient is a sum, each with the cheapest way to its norm and its weighted sum.
+"""A per-example gradient as a sum of terms, each with the cheapest way to compute its norm and its weighted sum.
 
 A linear use of a weight contributes gᵢ = Σ_p b_ip a_ipᵀ over its positions p. With one position ‖gᵢ‖² = ‖aᵢ‖²‖bᵢ‖²
 (Goodfellow 2015, "Efficient per-example gradient computations"); with few, ‖gᵢ‖² = Σ_pq (a_ip·a_iq)(b_ip·b_iq); with
-many it is cheaper to hold gᵢ itself. The weighted sum is one product of matrices, as in ordinary training.
+many positions it is cheaper to materialize gᵢ. The weighted sum is one matrix product, as in ordinary training.
 
-Positions (and terms) can cancel: then neither their Gram matrices nor a sum over a batch know gᵢ better than to the
-rounding of what it is made of, and a huge example would pass for a small one. So every squared norm here is an upper
-bound, with its own rounding added, and sums over positions that are not held are made in double precision
-(ARITHMETIC.md). The *reach* of an example is s = Σ_p ‖a_p‖‖b_p‖, what its positions could add up to.
+Positions (and terms) can cancel: then Gram matrices and batch sums know gᵢ only up to the rounding of its parts, and a
+huge example could look small. So every squared norm here is an upper bound that includes its own rounding, and sums
+over positions that are not materialized are computed in double precision (ARITHMETIC.md). The *reach* of an example is
+s = Σ_p ‖a_p‖‖b_p‖, the largest norm that its positions could add up to.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from torch import Tensor
 from hush.per_example.result import Weights, sum_rows
 from hush.per_example.rounding import BLOCK, FLOOR, SPARE, bound_squares, gamma, underflow, underflow_margin
 
-# The cost model that picks, layer by layer, the cheaper way to a norm: per example, for a weight of in × out used at P
-# positions, in nanoseconds of one core. Holding the gradient costs P·in·out·a + in·out·b (it is computed, kept, read
+# The cost model that chooses the cheaper way to a norm for each layer: per example, for a weight of in × out used at P
+# positions, in nanoseconds of one core. Materializing the gradient costs P·in·out·a + in·out·b (compute, store, read
 # for the norm and read for the sum); comparing positions costs P²·(in + out)·c + P²·d + 2·P·in·out·a (two Gram matrices
-# for the norm, one product of matrices in double precision for the sum). benchmarks/layer_costs.py measures both for
-# the convolutions of the benchmarks' models, next to what is picked. Where holding would cost too much memory, the
-# gradients are computed for the norm and again, summed, for the sum. The products (a is 0.022) are left out of the
-# comparison: where they are large, positions are many and holding has won already.
-HOLD = 1.5  # b: writing, and reading twice, one number of a held gradient
+# for the norm, one double precision matrix product for the sum). benchmarks/layer_costs.py measures both for the
+# convolutions of the benchmark models and prints the choice. If materializing takes too much memory, the gradients are
+# computed for the norm and again for the sum. The products (a is 0.022) are left out of the comparison: where they
+# are large there are many positions, and materializing is cheaper anyway.
+HOLD = 1.5  # b: write, and read twice, one number of a materialized gradient
 GRAM = 0.040  # c: one multiplication in a small product
 ENTRY = 1.0  # d: one entry of the two Gram matrices
-ROOM = 1.5  # a gradient is held only up to this many times the size of what it is made of
-CHUNK = 1 << 18  # numbers in one temporary of a norm: a megabyte stays in the second-level cache
-DOUBLES = 1 << 17  # numbers in one factor of a product in double precision
+ROOM = 1.5  # a gradient is materialized only up to this many times the size of its factors
+CHUNK = 1 << 18  # size of one temporary of a norm: a megabyte stays in the second-level cache
+DOUBLES = 1 << 17  # size of one factor of a product in double precision
 SHALLOWEST, DEEPEST = 64, 1024  # positions that such a product sums
-TRIFLE = 1 + 1e-9  # a few roundings in double precision
+TRIFLE = 1 + 1e-9  # covers a few roundings in double precision
 
 
 def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether to keep the per-example gradient rather than compare positions."""
+    """Whether to materialize the per-example gradient rather than compare positions."""
     size = inputs * outputs
     gram = positions**2 * ((inputs + outputs) * GRAM + ENTRY)
     return size * HOLD < gram
 
 
 def chunk_of(numbers_per_example: int, n: int) -> int:
-    """How many examples to take at a time so that a temporary stays in the cache."""
+    """How many examples to process at a time so that a temporary stays in the cache."""
     return max(1, min(n, CHUNK // max(1, numbers_per_example)))
 
 
 def depth_of(width: int) -> int:
-    """How many positions of this width a product in double precision takes at a time."""
+    """How many positions of this width a double precision product sums at a time."""
     return min(DEEPEST, max(SHALLOWEST, DOUBLES // max(1, width)))
 
 
 @dataclass(frozen=True)
 class RoundingBound:
-    """How far rounding can move the rows of a term from what it stands for: γ_roundings · s, s of shape (n,)."""
+    """How far rounding can move the rows of a term from their exact values: γ_roundings · s, s of shape (n,)."""
 
     roundings: int
     s: Tensor
 
 
 class Term(Protocol):
-    """One use's part of the gradient of one parameter, for n examples.
+    """The contribution of one use to the gradient of one parameter, for n examples.
 
-    What a tape relies on, for every input and every order of additions (ARITHMETIC.md):
+    Guarantees, for every input and every order of additions (ARITHMETIC.md):
 
     1. ``rows`` are the per-example gradients, each within γ · s of what ``sum_in_double`` sums (``reach``).
     2. ``bound_squares()`` is never below the squared norm of what ``sum`` adds for an example with weight 1.
-    3. ``sum`` has one addend an example, or is made in double precision and rounded once.
+    3. ``sum`` has one addend per example, or is computed in double precision and rounded once.
     4. Rows of weight 0 add exactly nothing, in either sum.
     """
 
@@ -87,11 +87,11 @@ class Term(Protocol):
     def bound_squares(self, certain: bool = True) -> Tensor:
         """Upper bounds of the squared norms of what :meth:`sum` adds with weight 1, shape (n,), float64.
 
-        Without ``certain``, the best estimate instead."""
+        Without ``certain``, the best estimate."""
         ...
 
     def sum(self, weights: Weights) -> Tensor:
-        """Σᵢ wᵢ gᵢ with one addend an example, or in double precision and rounded once."""
+        """Σᵢ wᵢ gᵢ with one addend per example, or in double precision and rounded once."""
         ...
 
     def sum_in_double(self, weights: Weights) -> Tensor:
@@ -101,7 +101,7 @@ class Term(Protocol):
 
 @dataclass(frozen=True)
 class Materialized:
-    """Per-example gradients held as they are, shape (n, *parameter)."""
+    """Materialized per-example gradients, shape (n, *parameter)."""
 
     values: Tensor
 
@@ -110,7 +110,7 @@ class Materialized:
         return self.values[start:stop]
 
     def reach(self) -> RoundingBound:
-        """The rows are what is summed."""
+        """The rows are summed directly."""
         return RoundingBound(0, bound_squares(self.values).sqrt_())
 
     def bound_squares(self, certain: bool = True) -> Tensor:
@@ -118,7 +118,7 @@ class Materialized:
         return bound_squares(self.values, certain=certain)
 
     def sum(self, weights: Weights) -> Tensor:
-        """One product of a vector and a matrix: one addend an example."""
+        """One vector-matrix product: one addend per example."""
         return sum_rows(self.values, weights)
 
     def sum_in_double(self, weights: Weights) -> Tensor:
@@ -133,8 +133,8 @@ class Materialized:
 
 @dataclass(frozen=True)
 class TurnedRows:
-    """Per-example gradients held with the parameter's second dimension last: norms and sums are made as they lie, and
-    only a sum is turned."""
+    """Materialized per-example gradients with the parameter's second dimension last: norms and sums use this layout,
+    and only a sum is transposed."""
 
     held: Materialized
 
@@ -143,15 +143,15 @@ class TurnedRows:
         return self.held.rows(start, stop).movedim(-1, 2)
 
     def reach(self) -> RoundingBound:
-        """The rows are what is summed."""
+        """The rows are summed directly."""
         return self.held.reach()
 
     def bound_squares(self, certain: bool = True) -> Tensor:
-        """‖gᵢ‖², for which order does not matter."""
+        """‖gᵢ‖², which does not depend on the order."""
         return self.held.bound_squares(certain)
 
     def sum(self, weights: Weights) -> Tensor:
-        """One addend an example."""
+        """One addend per example."""
         return self.held.sum(weights).movedim(-1, 1).contiguous()
 
     def sum_in_double(self, weights: Weights) -> Tensor:
@@ -171,13 +171,13 @@ class OuterProduct:
         return self.b[start:stop].transpose(1, 2) @ self.a[start:stop]
 
     def reach(self) -> RoundingBound:
-        """Of the sum over positions."""
+        """The bound for the sum over positions."""
         n, positions = self.a.shape[:2]
         a, b = (bound_squares(t.reshape(n * positions, -1), underflow_margin(t.dtype)) for t in (self.a, self.b))
         return RoundingBound(positions, a.mul_(b).sqrt_().view(n, positions).sum(1))
 
     def bound_squares(self, certain: bool = True) -> Tensor:
-        """By the outer product's norm, the Gram matrices, or the gradients in chunks: whichever costs least."""
+        """By the outer product's norm, the Gram matrices, or the gradients in chunks: whichever is cheapest."""
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]
         if positions == 1:
@@ -189,13 +189,13 @@ class OuterProduct:
         return torch.cat([bound_by_grams(a, b, certain) for a, b in pairs])
 
     def sum(self, weights: Weights) -> Tensor:
-        """(w·b)ᵀ a: one product of matrices, which has one addend an example only where there is one position."""
+        """(w·b)ᵀ a: one matrix product, which has one addend per example only if there is one position."""
         if self.a.shape[1] > 1:
             return self.sum_in_double(weights).to(self.a.dtype)
         return weights.scale(self.b).squeeze(1).t() @ weights.rows(self.a).squeeze(1)
 
     def sum_in_double(self, weights: Weights) -> Tensor:
-        """The same in double precision, so many positions at a time that they stay in the cache."""
+        """The same in double precision, with chunks of positions that stay in the cache."""
         a = weights.rows(self.a).flatten(0, 1)
         b = weights.rows(self.b).flatten(0, 1)
         w = weights.values.double().repeat_interleave(self.a.shape[1])[:, None]
@@ -207,7 +207,7 @@ class OuterProduct:
         return total
 
     def choose_form(self) -> Term:
-        """The gradients themselves where that is the cheaper way, else these factors."""
+        """Materialized gradients if that is cheaper, otherwise these factors."""
         n, positions, inputs = self.a.shape
         outputs = self.b.shape[2]
         small = inputs * outputs <= ROOM * positions * (inputs + outputs)
@@ -217,7 +217,7 @@ class OuterProduct:
 
 
 def compute_grams(a: Tensor) -> Tensor:
-    """The Gram matrices (a_p·a_q) of each example; inner products of more than ``BLOCK`` numbers in pieces."""
+    """The Gram matrices (a_p·a_q) of each example; inner products of more than ``BLOCK`` numbers in chunks."""
     if a.shape[2] <= BLOCK:
         return torch.bmm(a, a.transpose(1, 2))
     total = a.new_zeros(a.shape[0], a.shape[1], a.shape[1], dtype=torch.float64)
@@ -233,17 +233,17 @@ def bound_by_grams(a: Tensor, b: Tensor, certain: bool) -> Tensor:
 
 
 def bound_from_grams(left: Tensor, right: Tensor, inner: tuple[int, int], dtype: torch.dtype, certain: bool) -> Tensor:
-    """The same from Gram matrices (m, P, P) whose entries went through so many roundings; at least ``FLOOR`` · s²."""
+    """The same from Gram matrices (m, P, P) with ``inner`` roundings per entry; at least ``FLOOR`` · s²."""
     found = (left * right).sum((1, 2), dtype=torch.float64)
     if not certain:
         return found.clamp_(min=0)
     ends = [t.diagonal(dim1=1, dim2=2).double().add_(underflow_margin(dtype)) for t in (left, right)]
     s = ends[0].mul_(ends[1]).sqrt_().sum(1)
-    diagonal = 1.0 + 2 * max(gamma(k + SPARE, dtype) for k in inner)  # of ‖a_p‖² from a_p·a_p, and likewise b
+    diagonal = 1.0 + 2 * max(gamma(k + SPARE, dtype) for k in inner)  # error of ‖a_p‖² from a_p·a_p, and of b
     pairs = left.shape[1] ** 2
     off = gamma(sum(inner) + SPARE, dtype) + gamma(pairs + SPARE, torch.float64) * diagonal**2
     whole = s.square_().mul_(TRIFLE * diagonal**2)
-    found.masked_fill_(found.isinf(), torch.nan)  # -inf would be lost in the maximum
+    found.masked_fill_(found.isinf(), torch.nan)  # the maximum would drop -inf
     return torch.maximum(found.add_(whole, alpha=off), whole * FLOOR).add_(pairs * underflow(dtype))
 
 
@@ -261,7 +261,7 @@ def bound_in_chunks(terms: Sequence[Term], n: int, size: int, certain: bool) -> 
 
 
 def add_allowance(found: Tensor, reaches: Sequence[RoundingBound], dtype: torch.dtype) -> Tensor:
-    """Bounds (‖computed rows‖ + γ s)² of the gradients themselves, at least ``FLOOR`` · s²."""
+    """Bounds (‖computed rows‖ + γ s)² of the exact gradients, at least ``FLOOR`` · s²."""
     off = sum((r.s * gamma(r.roundings + len(reaches) + SPARE, dtype) for r in reaches), torch.zeros_like(found))
     whole = sum((r.s for r in reaches), torch.zeros_like(found))
     bound = found.sqrt_().add_(off).square_()
@@ -269,7 +269,7 @@ def add_allowance(found: Tensor, reaches: Sequence[RoundingBound], dtype: torch.
 
 
 def merge_terms(terms: list[Term]) -> list[Term]:
-    """Fewer terms with the same sum: rows are added, positions of linear uses are put side by side."""
+    """Fewer terms with the same sum: rows are added, positions of linear uses are concatenated."""
     if len(terms) < 2:
         return terms
     held = [t for t in terms if isinstance(t, Materialized)]

@@ -1,28 +1,29 @@
-"""Parameters whose every use is seen, and what a book-keeping rule is.
+"""Parameters whose uses are all tracked, and the contract of a book-keeping rule.
 
-During a recording each trainable parameter is replaced by a ``Watched`` stand-in without gradient, so autograd
-propagates the activations' gradients alone. A function that takes a stand-in is either one of the known ones, which
-leaves a term on the parameter's entry when the backward pass reaches it, or it is not, and the recording stops with
-``NoLayerRule``: no use of a parameter can go unnoticed.
+During a recording each trainable parameter is replaced by a `TrackedParameter` without gradient, so autograd only
+propagates the activations' gradients. A function that takes a tracked parameter either has a rule, which adds a term to
+the parameter's entry in the backward pass, or the recording stops with ``NoLayerRule``: no use of a parameter can go
+unnoticed.
 
-A rule is a function with the arguments of the torch function that it stands for, under :func:`handles`. It promises:
+A rule is a function with the arguments of the torch function that it replaces, registered by :func:`handles`. It
+guarantees:
 
 1. Its output is that of the torch function.
-2. Its backward gives the input the gradient that it has in ordinary training.
-3. Every parameter among its arguments gets one term a use (or a view for every example, of which autograd computes the
-   gradient), and row i of the term is the gradient of example i alone, with what :class:`hush.per_example.terms.Term`
-   promises about its rounding.
-4. Where the examples are not in the first dimension of its input, or a setting is not covered, it raises
-``NoLayerRule``
-   and leaves nothing.
+2. Its backward gives the input the same gradient as in ordinary training.
+3. Every parameter among its arguments gets one term per use (or a view per example, whose gradient autograd computes),
+   and row i of the term is the gradient of example i alone, with the rounding guarantees of
+   :class:`hush.per_example.terms.Term`.
+4. If the examples are not in the first dimension of its input, or a setting is not covered, it raises ``NoLayerRule``
+   and adds nothing.
 
-It may rely on this: the session's ``n`` is the number of examples (of rows, where an example is several:
-:mod:`hush.per_example.units` puts their terms together); its anchor requires a gradient, so that the backward
-is reached even where the input needs none; it runs once for every forward, and its backward once at most.
+It may rely on the following: the session's ``n`` is the number of examples (of rows, if an example has several:
+:mod:`hush.per_example.units` combines their terms); its anchor requires a gradient, so that the backward is reached
+even if the input needs none; it runs once for every forward, and its backward at most once.
 
-A new rule touches two files: the module of rules that it belongs to (:mod:`layers`, :mod:`lookup`,
-:mod:`normalisation`), and ``tests/gradients/test_layer_rules.py``, where a row of its table tests all four promises. A
-new module of rules is also imported by :mod:`hush.per_example.bookkeeping`.
+A new rule touches two files: the module of rules it belongs to (:mod:`hush.per_example.linear`,
+:mod:`hush.per_example.embedding`, :mod:`hush.per_example.norm`), and ``tests/gradients/test_layer_rules.py``, where a
+row of the table tests all four guarantees. A new module of rules is also imported by
+:mod:`hush.per_example.bookkeeping`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hush.per_example.reads import COMPARED, VALUES
 from hush.per_example.terms import Term
 
 
@@ -48,16 +50,16 @@ class NoLayerRule(Exception):
 
 @dataclass(eq=False)
 class Session:
-    """One forward and backward: the number of examples and what autograd must reach."""
+    """One forward and backward: the number of examples and the tensor that autograd must reach."""
 
     n: int
-    anchor: Tensor  # requires grad; ties every watched layer into the graph, even the first
+    anchor: Tensor  # requires grad; connects every tracked layer to the graph, including the first
     leaves: list[tuple[Entry, Tensor]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Entry:
-    """One trainable parameter: its value and the terms that the backward left."""
+    """One trainable parameter: its value and the terms added by the backward."""
 
     name: str
     value: Tensor
@@ -65,7 +67,7 @@ class Entry:
     terms: list[Term] = field(default_factory=list)
 
     def leave(self, term: Term) -> None:
-        """Take the term of one use."""
+        """Add the term of one use."""
         self.terms.append(term)
 
 
@@ -84,13 +86,13 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
 
 
 class TrackedParameter(Tensor):
-    """The stand-in of one parameter."""
+    """Replaces one parameter during a recording."""
 
     entry: Entry
 
     @staticmethod
     def of(entry: Entry) -> TrackedParameter:
-        """A stand-in that shares the parameter's memory."""
+        """A tracked parameter that shares the original's memory."""
         stand_in: TrackedParameter = torch.Tensor._make_subclass(TrackedParameter, entry.value, False)
         stand_in.entry = entry
         return stand_in
@@ -108,21 +110,21 @@ class TrackedParameter(Tensor):
 
 
 def unwrap(value: Any) -> Any:
-    """The tensor behind a stand-in; anything else as it is, unless it would need a gradient that no rule gives it."""
+    """The tensor of a tracked parameter; other values unchanged, unless they need a gradient that no rule provides."""
     if isinstance(value, TrackedParameter):
         return value.entry.value
     if isinstance(value, Tensor) and value.requires_grad:
-        raise NoLayerRule([], "a layer's other weight is computed, or reached past its module")
+        raise NoLayerRule([], "another weight of the layer is computed, or accessed outside its module")
     return value
 
 
 def entry_of(value: Any) -> Entry | None:
-    """The entry of a stand-in; None for frozen parameters and ordinary tensors."""
+    """The entry of a tracked parameter; None for frozen parameters and ordinary tensors."""
     return value.entry if isinstance(value, TrackedParameter) else None
 
 
 def refuse(why: str, *values: Any) -> NoLayerRule:
-    """The signal that these parameters are used in an unknown way."""
+    """The exception for parameters that are used in an unsupported way."""
     return NoLayerRule(_collect_names(values), why)
 
 
@@ -136,22 +138,22 @@ def open_session(x: Any, *parameters: Any, least: int = 2) -> Session:
 
 
 def apply_layer(function: Any, x: Any, parameters: tuple[Any, ...], *settings: Any, least: int = 2) -> Tensor:
-    """The output of a layer at x, tied into autograd's graph.
+    """The output of a layer at x, connected to autograd's graph.
 
-    ``function``, an autograd.Function, gets the session's anchor, x, the parameters' own tensors, the settings, and the
-    parameters' entries, on which its backward leaves their terms."""
+    ``function``, an autograd.Function, gets the session's anchor, x, the parameters' tensors, the settings, and the
+    parameters' entries, to which its backward adds their terms."""
     session, entries = open_session(x, *parameters, least=least), tuple(map(entry_of, parameters))
     out: Tensor = function.apply(session.anchor, x, *map(unwrap, parameters), *settings, entries)
     return out
 
 
 def expand_per_example(x: Any, parameter: Any) -> Tensor:
-    """The parameter as a view per example, shaped to be broadcast against x; autograd computes its gradient."""
+    """The parameter as one view per example, shaped to broadcast against x; autograd computes its gradient."""
     session, entry = open_session(x, parameter, least=1), entry_of(parameter)
     assert entry is not None
     extra = x.dim() - entry.value.dim()
     if extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
-        raise refuse("a parameter meets the dimension of the examples", parameter)
+        raise refuse("a parameter is broadcast against the dimension of the examples", parameter)
     shape = (1,) * extra + tuple(entry.value.shape)
     leaf = entry.value.view(shape).expand(session.n, *shape[1:]).detach().requires_grad_()
     session.leaves.append((entry, leaf))
@@ -181,6 +183,8 @@ _HARMLESS: set[Any] = {
     Tensor.__len__,
     Tensor.__hash__,
     Tensor.__repr__,
+    *VALUES,  # parameters are public, and reading one leaves no gradient
+    *COMPARED,
     torch.is_floating_point,
     torch.is_complex,
     torch.numel,

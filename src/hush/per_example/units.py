@@ -1,7 +1,7 @@
-"""Terms of rows as terms of units: the one place in the engine that knows an example can be several rows.
+"""Terms of rows as terms of units: the only part of the engine where an example can have several rows.
 
-A layer leaves the term of n·m rows, side by side. A unit's gradient is the sum over its m rows (their losses carry the
-weights of the mean), so that a unit is to a term what a sequence is: rows become positions.
+A layer adds a term of n·m rows. A unit's gradient is the sum over its m rows (their losses carry the weights of the
+mean), so a term treats a unit like a sequence: rows become positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hush.per_example.terms import Materialized, OuterProduct, RoundingBound, Te
 
 
 def gather_rows(term: Term, n: int, m: int, like: Tensor) -> Term:
-    """The term of n units of m rows each, of a parameter ``like`` this."""
+    """The term of n units of m rows each, for a parameter ``like`` this."""
     if m == 1:
         return term
     if isinstance(term, Materialized):
@@ -41,8 +41,8 @@ def _side_by_side(rows: Tensor, m: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Any term of n·m rows as that of n units: a unit's rows are added up, which is made in double precision wherever
-    it is not held."""
+    """Any term of n·m rows as that of n units: a unit's rows are summed, in double precision unless they are
+    materialized."""
 
     term: Term
     n: int
@@ -54,20 +54,20 @@ class Gathered:
         return _add_up(self.term.rows(start * self.m, stop * self.m), self.m)
 
     def reach(self) -> RoundingBound:
-        """That of the rows together, with one rounding more for each."""
+        """The bound of the rows together, with one more rounding for each."""
         own = self.term.reach()
         return RoundingBound(own.roundings + self.m, own.s.view(-1, self.m).sum(1))
 
     def bound_squares(self, certain: bool = True) -> Tensor:
-        """Through the gradients of a few units at a time."""
+        """Computed from the gradients of a few units at a time."""
         return bound_in_chunks([self], self.n, self.m * self.like.numel(), certain)
 
     def sum(self, weights: Weights) -> Tensor:
-        """Rows can cancel: their sum is made in double precision and rounded once."""
+        """Rows can cancel, so they are summed in double precision and rounded once."""
         return self.sum_in_double(weights).to(self.like.dtype)
 
     def sum_in_double(self, weights: Weights) -> Tensor:
-        """Every row with its unit's weight."""
+        """Every row with the weight of its unit."""
         values = weights.values.repeat_interleave(self.m)
         dead = None if weights.dead is None else weights.dead.repeat_interleave(self.m)
         return self.term.sum_in_double(Weights(values, weights.start * self.m, weights.stop * self.m, dead))

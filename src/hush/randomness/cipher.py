@@ -1,11 +1,11 @@
 """AES-256 (FIPS 197) in counter mode (SP 800-38A) and as GMAC (SP 800-38D), from the `cryptography` package.
 
-Block number n of a key's stream is AES_key(n), with n written as sixteen bytes, the most significant first. The number
-is all that tells blocks of one key apart. So keys are what separates purposes: each comes from
-`hush.randomness.Secret.derive`, which is given a stream's name and a step, and no key has two purposes.
+Block n of a key's stream is AES_key(n), with n as sixteen big-endian bytes. Blocks of one key differ only in n, so
+different purposes need different keys: each key comes from `hush.randomness.Secret.derive`, which takes a stream name
+and a step, and no key has two purposes.
 
-A cipher that has been started counts. So none outlives the call that started it, or the `Keystream` that holds it:
-threads and forked processes share keys, never a position in a stream.
+A started cipher has a position. It never outlives the call that started it, or the `Keystream` that holds it: threads
+and forked processes share keys, but never a position in a stream.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST = 1 << 30  # bytes in one call of the cipher, which takes their number as 
 
 
 class Keystream:
-    """The bytes AES_key(block), AES_key(block + 1), … one after the other; it belongs to one thread.
+    """The bytes AES_key(block), AES_key(block + 1), …; use it from one thread only.
 
-    They are what counter mode adds to a text, here to zeros; the counter has 128 bits and begins at ``block``.
+    Computed as counter-mode encryption of zeros; the 128-bit counter starts at ``block``.
     """
 
     def __init__(self, key: bytes, block: int) -> None:
@@ -44,27 +44,26 @@ class Keystream:
 
 
 def encrypt_counters(key: bytes, starts: NDArray[np.uint64], blocks: int) -> Octets:
-    """The key-stream bytes of ``blocks`` blocks from each of these block numbers (below 2⁶⁴) on, one row each.
+    """The key-stream bytes of ``blocks`` consecutive blocks from each start (below 2⁶⁴), one row per start.
 
-    Each number is encrypted by itself: counter mode is no more than this, and one call serves all rows.
+    Every counter is encrypted directly, which is what counter mode does; one call serves all rows.
     """
     counters = np.zeros((len(starts), blocks, 2), ">u8")
     counters[..., 1] = starts[:, None] + np.arange(blocks, dtype=np.uint64)
     given = counters.reshape(-1).view(np.uint8)
-    out = np.empty(len(given) + BLOCK_BYTES - 1, np.uint8)  # the package wants room for a block that is not whole
+    out = np.empty(len(given) + BLOCK_BYTES - 1, np.uint8)  # the package requires room for a partial block
     written = Cipher(_aes_256(key), modes.ECB()).encryptor().update_into(given.data, out.data)
     assert written == len(given), "every counter is a whole block"
     return out[: len(given)].reshape(len(starts), blocks * BLOCK_BYTES)
 
 
 def compute_tag(key: bytes, nonce: bytes, pieces: Iterable[Octets]) -> bytes:
-    """Sixteen bytes that no other content has, but with a probability of about its length over 2¹²⁸ for whoever does
-    not know the key: GMAC with AES-256 and a nonce of twelve bytes, over all pieces one after the other.
+    """A tag of sixteen bytes: GMAC with AES-256 and a nonce of twelve bytes, over the concatenation of all pieces.
 
-    GMAC is GCM without a text: with H = AES_key(0), the polynomial in H whose coefficients are the content's blocks and
-    its length, over GF(2¹²⁸), plus AES_key(nonce ‖ 1). It is a universal hash, at ten gigabytes a second where the
-    processor multiplies polynomials. Two contents under one key and nonce give away H to whoever sees both tags, so
-    tags are private.
+    Without the key, another content has the same tag with a probability of about its length over 2¹²⁸. GMAC is GCM
+    without a text: with H = AES_key(0), the polynomial in H whose coefficients are the content's blocks and its length,
+    over GF(2¹²⁸), plus AES_key(nonce ‖ 1). It is a universal hash and processes about ten gigabytes per second where
+    the processor multiplies polynomials. Two tags under one key and nonce reveal H, so tags are private.
     """
     assert len(nonce) == 12, "with another length the nonce would be hashed first"
     gcm = Cipher(_aes_256(key), modes.GCM(nonce)).encryptor()

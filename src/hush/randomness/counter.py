@@ -1,4 +1,4 @@
-"""The number of a random draw inside a model's forward pass."""
+"""Numbers the random draws of a model's forward pass."""
 
 from __future__ import annotations
 
@@ -9,66 +9,66 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 
 
 @dataclass(eq=False)
 class Counter:
-    """The number of the next random draw of a forward, kept as the seed of torch's own generator.
+    """The number of the next random draw of a forward pass, stored as the seed of torch's own generator.
 
-    Nothing is drawn from that generator: the number is what a draw is keyed by. But whatever brings torch's generator
-    back to an earlier moment (a second point, activation checkpointing, ``torch.random.fork_rng``) brings the number
-    back with it, and a draw that was made without us shows, because the generator no longer stands at its seed.
+    Nothing is drawn from that generator; the number keys the draw. Code that rewinds torch's generator (a second
+    evaluation point, activation checkpointing, ``torch.random.fork_rng``) therefore rewinds the number too, and a draw
+    that bypasses hush is detected because the generator has left the state of its seed.
     """
 
     device: torch.device
     before: tuple[Tensor, ...]
     clean: dict[int, Tensor]
-    again: bool = False  # whether something was drawn that the backward pass draws again
+    again: bool = False  # True once a draw must be repeated in the backward pass
 
     @staticmethod
     @contextmanager
     def counting(device: torch.device) -> Iterator[Counter]:
-        """Count from 0; the caller's generators come back after."""
+        """Count from 0; restores the caller's generators on exit."""
         others = (torch.cuda.default_generators[device.index or 0],) if device.type == "cuda" else ()
         states = [each.get_state() for each in (torch.default_generator, *others)]
         counter = Counter(device, tuple(states[1:]), {})
         try:
-            counter.stand_at(0)
+            counter.set_number(0)
             yield counter
         finally:
             for each, state in zip((torch.default_generator, *others), states, strict=True):
                 each.set_state(state)
 
     def take(self) -> int:
-        """The number of this draw; the next one has the next."""
+        """Return the number of this draw and advance."""
         self.check()
         number = self.number
-        self.stand_at(number + 1)
+        self.set_number(number + 1)
         return number
 
     @property
     def number(self) -> int:
-        """Of the next draw."""
+        """The number of the next draw."""
         return torch.default_generator.initial_seed()
 
     def check(self) -> None:
-        """Refuse where torch's generators were drawn from."""
+        """Raise if torch's generators were drawn from."""
         seed = torch.default_generator.initial_seed()
         state = torch.default_generator.get_state()
-        same = torch.equal(state, self.clean[seed] if seed in self.clean else self.stand_at(seed))
+        same = torch.equal(state, self.clean[seed] if seed in self.clean else self.set_number(seed))
         if self.device.type == "cuda":
             now = torch.cuda.default_generators[self.device.index or 0].get_state()
             same = same and torch.equal(now, self.before[0])
         if not same:
-            raise Refused(
-                "the model drew random numbers that hush did not see, from torch's own generator, so they do not "
-                "follow the examples: draw them with torch.rand, torch.randn or dropout called from Python, in the "
-                "model's forward or its losses"
+            raise UnsupportedModelError(
+                "the model drew from torch's own generator where hush could not intercept the draw, so the numbers are "
+                "not tied to examples: draw with torch.rand, torch.randn or dropout, called from Python in the model's "
+                "forward or its losses"
             )
 
-    def remembered(self) -> Callable[[], None]:
-        """Brings the number back to what it is now."""
+    def bookmark(self) -> Callable[[], None]:
+        """Return a function that resets the number to its present value."""
         state = torch.default_generator.get_state()
 
         def rewind() -> None:
@@ -76,9 +76,8 @@ class Counter:
 
         return rewind
 
-    def stand_at(self, number: int) -> Tensor:
-        """The next draw has this number. Not by torch.manual_seed: without CUDA it keeps a stack trace for every
-        call."""
+    def set_number(self, number: int) -> Tensor:
+        # Not torch.manual_seed: without CUDA it stores a stack trace for every call.
         torch.default_generator.manual_seed(number)
         if number not in self.clean:
             self.clean[number] = torch.default_generator.get_state()

@@ -1,4 +1,4 @@
-"""Generators of numpy and torch: for coins and orders by the secret, for what is public by a seed."""
+"""Generators of numpy and torch: keyed by the secret for coins and orders, by a seed for public randomness."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def generator(secret: Secret, stream: str, step: int) -> np.random.Generator:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Fix torch's global generator by a public seed (initial weights, splits); the caller's state comes back after."""
+    """Seed torch's global generator with a public seed (initial weights, splits); restores the state on exit."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield

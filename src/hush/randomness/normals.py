@@ -3,9 +3,9 @@
 Two independent integers k₁, k₂, uniform over b + 1 bits with sign, give √(−ln s)·(cos θ, sin θ) with
 s = (k₁² + ¼)/2^{2b} and θ = πk₂/2^b; b is 31 in float32 and 63 in float64, the bits as they lie in memory.
 
-The vector is made in blocks of 2¹⁵ numbers. Block i takes the i-th stretch of the key's stream that is as long as its
-numbers: first all k₁ and then all k₂, which become all cosines and then all sines. So it depends on (key, i) alone, and
-the vector is the same on one thread and on many. The key is that of (secret, stream, step), and only the noise's.
+The vector is made in blocks of 2¹⁵ numbers. Block i reads the i-th segment of the key's stream: first all k₁, then all
+k₂, which become all cosines, then all sines. A block depends on (key, i) alone, so the vector is the same for any
+number of threads. The key of (secret, stream, step) is used for nothing else.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BLOCK = 2 * PAIRS
 
 
 def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0) -> Tensor:
-    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step); on
-    the CPU also the part of a longer one that begins at ``start``, a multiple of a block.
+    """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step).
 
-    On the CPU the bits are AES-256 in counter mode, so they are cryptographically secure, and the transform is Box and
-    Muller's. The vector is made in blocks of a fixed size: it does not depend on the number of threads.
+    On the CPU ``start`` (a multiple of a block) selects the part of a longer vector that begins there. The bits are
+    AES-256 in counter mode, so they are cryptographically secure, and the result does not depend on the number of
+    threads.
     """
     if like.device.type == "cuda":
         assert start == 0, "the part of a vector is made on the CPU only"
@@ -41,7 +41,7 @@ def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0)
 
 
 def normal_of_key(key: bytes, size: int, dtype: torch.dtype, start: int = 0) -> Tensor:
-    """``size`` standard normal numbers of one key, float32 or float64, from number ``start`` on: a whole block's."""
+    """``size`` standard normal numbers of a key, in float32 or float64; ``start`` is a multiple of a block."""
     first, stray = divmod(start, BLOCK)
     assert stray == 0, "numbers are made in blocks"
     blocks = -(-size // BLOCK)
@@ -59,7 +59,7 @@ def normal_of_key(key: bytes, size: int, dtype: torch.dtype, start: int = 0) -> 
 
 
 def _fill(key: bytes, out: Tensor, first: int) -> None:
-    """The blocks from number ``first`` on, with a key stream of this call's own."""
+    """Fill the blocks from number ``first`` on; every call has its own key stream."""
     bits, block_bytes = 8 * out.element_size() - 1, 2 * PAIRS * out.element_size()
     stream = Keystream(key, first * block_bytes // BLOCK_BYTES)
     integers = torch.empty(2, PAIRS, dtype=torch.int64 if out.dtype == torch.float64 else torch.int32)

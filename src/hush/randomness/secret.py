@@ -1,8 +1,8 @@
-"""A run's secret, and the keys that derive from it: one for each (stream, step), none for two purposes.
+"""A run's secret and the keys derived from it: one for each (stream, step), none with two purposes.
 
 The key of a stream at a step is BLAKE2b (RFC 7693) of the text ``stream ‖ 0 ‖ step``, keyed with the secret's 32 bytes.
-Stream names and steps are what separates purposes: noise of each channel, coins, fixed order, draws inside a model,
-digests. A shorter key is not the beginning of a longer one, since BLAKE2b takes its output's length into account.
+Stream names (`hush.randomness.streams`) and steps separate purposes: noise of each channel, coins, fixed order, draws
+inside a model, digests. A shorter key is not a prefix of a longer one, because BLAKE2b hashes the output length.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-ORDER = "order"
-"""The stream of fixed batches and groups."""
+from hush.randomness import streams
 
 
 @dataclass(frozen=True, repr=False)
 class Secret:
-    """Thirty-two bytes from which all sampling and noise of one run derive; never printed, never released."""
+    """The 32 bytes from which all sampling and noise of one run derive; never printed, never released."""
 
     key: bytes
-    origin: str = "system"  # "seed" where a person chose it, "given" where a run did not make it: the guarantee says so
-    root: bytes = b""  # the first secret's key, where this one took its place: of fixed batches and groups
+    origin: str = "system"  # "seed": chosen by a person; "given": handed to the run. The guarantee states both
+    root: bytes = b""  # key of the run's first secret, if this one replaced it: for fixed batches and groups
 
     def __repr__(self) -> str:
         return f"Secret(origin={self.origin!r}, key hidden)"
@@ -34,33 +33,33 @@ class Secret:
 
     @staticmethod
     def from_seed(seed: int, *bound_to: str) -> Secret:
-        """A reproducible secret, bound to what it is for (the plan), so that two plans never share noise."""
+        """A reproducible secret, bound to its purpose (the plan's fingerprint), so that two plans never share noise."""
         text = "\0".join(["hush secret", str(seed), *bound_to])
         return Secret(hashlib.blake2b(text.encode(), digest_size=32).digest(), origin="seed")
 
     def given(self) -> Secret:
-        """The same, handed to a run by somebody who may hand it to another."""
+        """The same secret, marked as handed to the run: the caller may use it for another run too."""
         return replace(self, origin="given") if self.origin == "system" else self
 
     def derive(self, stream: str, step: int, size: int = 16) -> bytes:
         """The key of one stream at one step."""
         message = f"{stream}\0{step}".encode()
-        key = self.root if self.root and stream == ORDER else self.key
+        key = self.root if self.root and stream == streams.ORDER else self.key
         return hashlib.blake2b(message, key=key, digest_size=size).digest()
 
     @property
     def name(self) -> str:
-        """What tells this secret from any other, and says nothing about it."""
-        return self.derive("name", 0).hex()
+        """An identifier of this secret that reveals nothing about it."""
+        return self.derive(streams.SECRET_NAME, 0).hex()
 
     def renewed(self) -> Secret:
-        """A fresh secret for all noise and coins to come. Fixed batches stay as they are: in another order somebody
+        """A fresh secret for all later noise and coins. Fixed batches keep their order: in another order an example
         could take part more often than planned."""
         return Secret(secrets.token_bytes(32), self.origin, self.first.key)
 
     @property
     def first(self) -> Secret:
-        """The secret that the run began with."""
+        """The secret the run started with."""
         return Secret(self.root or self.key, self.origin)
 
     def to_json(self) -> dict[str, str]:
@@ -73,5 +72,5 @@ class Secret:
         return Secret(bytes.fromhex(data["key"]), data["origin"], bytes.fromhex(data["root"]))
 
     def child(self, stream: str) -> Secret:
-        """A secret of its own for a part of the run."""
+        """A separate secret for a part of the run."""
         return Secret(self.derive(stream, 0, size=32), self.origin)

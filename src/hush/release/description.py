@@ -1,8 +1,8 @@
-"""What is public about a released model besides its weights: enough to rebuild it, and to read rows for it.
+"""The public description of a released model in addition to its weights: enough to rebuild it and to read its rows.
 
-A description is plain data and never code. It names an architecture that comes with hush and its arguments, or the
-factory of somebody else's, which is imported only where the reader says so, or nothing at all. On the disk it is
-``model.json``, and the columns of a table are ``schema.json`` beside it, in the form that ``--schema`` takes.
+A description is plain data and never code. It names an architecture that comes with hush and its arguments, or a
+third-party factory, which is imported only if the reader allows it, or nothing at all. On disk it is ``model.json``,
+and the columns of a table are ``schema.json`` in the same folder, in the form that ``--schema`` takes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the network is made.
+    """How the network is built.
 
     ``source`` is "shipped" (``name`` is one of `hush.datasets.models.SHIPPED`), "factory" (``name`` is
     ``package.module:factory``, ``version`` that of its distribution or any text its owner gives), or "state only":
-    then whoever loads the release brings the module. ``arguments`` are plain data, handed over by name. ``encoder``
-    says that hush's encoding of the table's columns stands in front, as the first of two modules in a row."""
+    then the caller provides the module when loading. ``arguments`` are plain data, passed by name. ``encoder`` says
+    that hush's encoding of the table's columns comes first, as the first of two modules in a row."""
 
     source: Source
     name: str = ""
@@ -119,7 +119,7 @@ class Inputs:
 
     @classmethod
     def from_json(cls, data: Any, schema: Schema | None) -> Inputs:
-        """What `to_json` wrote, and the schema that was beside it."""
+        """The inverse of `to_json`, with the schema of the same folder."""
         found = _take(data, ("kind", "shape", "range", "onto"), "inputs", needed=2)
         (low, high), onto = _pair(found.get("range")), _pair(found.get("onto"))
         if not isinstance(found["shape"], list):

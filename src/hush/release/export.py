@@ -1,14 +1,15 @@
-"""A model for programs that have no hush: one file that computes it, and its encoding as JSON.
+"""Exports a model for programs that have no hush: one file that computes it, and its encoding as JSON.
 
-The file takes *encoded* inputs and gives what the model gives: ``torch`` is a program of torch.export (``.pt2``, a zip
+The file takes *encoded* inputs and returns the model's outputs: ``torch`` is a program of torch.export (``.pt2``, a zip
 of JSON and plain bytes: the example inputs, which torch would pickle, are left out), ``onnx`` a graph that any ONNX
-runtime computes. The number of rows is free. What turns a row into encoded inputs stands beside it
-(`describe_columns`, `describe_pixels`): every formula and its facts, enough to write it in any language.
+runtime computes. The number of rows is free. The encoding of a row is in a second file
+(`describe_columns`, `describe_pixels`): every formula and its facts, enough to implement it in any language.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import logging
@@ -21,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from hush._internal.storage import write_atomic
+from hush._internal.storage import remove_parts, write_together
 from hush._internal.text import dump_json
 from hush._internal.validate import choice
 from hush.datasets.models import Encoder
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, MissingDependencyError
 from hush.release.description import Description
-from hush.release.load import ReleasedModel
+from hush.release.load import ReleasedModel, load
 from hush.release.predict import check_new_file
 from hush.tabular.columns import WAVES, WEEK_WAVES, Column, count_days, find_stand_in
 from hush.tabular.reader import MISSING, PAIRS, POINT
@@ -73,12 +74,12 @@ CELLS = {
 
 
 def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: bool = False) -> Path:
-    """Write the part of a released model after its encoding to ``out``, and what it takes and gives to a JSON beside
-    it, whose path is given back."""
+    """Write the part of a released model after its encoding to ``out``, and its inputs and outputs to a JSON file next
+    to it, whose path is returned."""
     choice(tuple(FORMATS), format=kind)
+    check_new_file(out, overwrite=overwrite)
     beside = out.with_name(f"{out.name}.json")
-    for path in (out, beside):
-        check_new_file(path, overwrite=overwrite)
+    check_new_file(beside, overwrite=overwrite)
     if model.folder.resolve() in out.resolve().parents:
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
@@ -93,8 +94,9 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
         "outputs": _describe_outputs(model.description),
         "guarantee": model.card["guarantee"]["sentence"],
     }
-    write_atomic(out, program)
-    write_atomic(beside, (dump_json(page, indent=2) + "\n").encode())
+    for path in (out, beside):
+        remove_parts(path.parent, glob.escape(path.name))
+    write_together({beside: (dump_json(page, indent=2) + "\n").encode(), out: program})
     return beside
 
 
@@ -174,7 +176,7 @@ def _need_onnx() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise InvalidInputError("the format onnx needs onnx and onnxscript: pip install 'hush-dp[onnx]'") from error
+        raise MissingDependencyError("format onnx needs onnx and onnxscript: pip install 'hush-dp[onnx]'") from error
 
 
 @contextlib.contextmanager
@@ -288,3 +290,26 @@ def describe_pixels(
 def describe_numbers(shape: Sequence[int]) -> dict[str, Any]:
     """The encoding of a model that takes numbers as they are."""
     return {"kind": "arrays", "shape": list(shape), "arithmetic": "float32", "number": "x as it is"}
+
+
+def export(
+    release: str | Path | ReleasedModel,
+    out: str | Path | None = None,
+    *,
+    format: str = "torch",
+    overwrite: bool = False,
+    trust_code: bool = False,
+) -> Path:
+    """Write a release as one file that runs without hush, as `hush export` does; returns its path.
+
+    >>> hush.export("run/release", format="onnx")  # doctest: +SKIP
+    PosixPath('model.onnx')
+
+    ``format`` is ``torch`` (torch.export, .pt2) or ``onnx``, which needs the extra ``onnx``. The file takes encoded
+    inputs; a JSON file of the same name plus ``.json`` describes the encoding and the outputs. ``out`` is model.pt2 or
+    model.onnx unless given."""
+    choice(tuple(FORMATS), format=format)
+    path = Path(f"model{FORMATS[format]}" if out is None else out)
+    model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
+    export_release(model, path, format, overwrite=overwrite)
+    return path

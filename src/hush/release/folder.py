@@ -7,7 +7,7 @@
     and the pages for people, by `PAGES`
 
 Nothing private is in it: no secret, no seed, no batch, no loss. The card's own digest is that of its bytes with zeros
-in the digest's place. Digests find accidents; they are no signature, for whoever changes a file can change them too.
+in the digest's place. Digests find accidents; they are no signature, because a person who edits a file can edit them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from hush._internal.storage import explain, write_folder
+from hush._internal.storage import explain, make_directory, write_folder
 from hush._internal.text import dump_json
 from hush.errors import InvalidInputError
 from hush.release.description import Description
@@ -46,7 +46,7 @@ def write_release(
     check_room(directory, overwrite=overwrite)
     content = pack_release(model, card, description)
     try:
-        directory.resolve().parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory.resolve().parent)
         write_folder(directory, content, replace=overwrite)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise InvalidInputError(f"cannot write to '{directory}': {explain(error)}") from error
@@ -89,10 +89,13 @@ def check_room(directory: Path, *, overwrite: bool) -> None:
 
 
 def find_release(directory: str | Path) -> Path:
-    """The folder of the release, given that folder or the run's."""
+    """The folder of the release, given that folder or the run's.
+
+    A folder that holds any file of a release is that release, even when it has a subfolder named ``release``: otherwise
+    its own files could be changed and the subfolder would be verified in their place."""
     given = Path(directory)
-    for folder in (given / RELEASE, given):
-        if (folder / WEIGHTS).is_file() or (folder / CARD).is_file():
+    for folder in (given, given / RELEASE):
+        if any((folder / name).exists() for name in NAMES):
             return folder
     if not given.exists():
         raise InvalidInputError(f"there is no folder '{given}'")
@@ -111,7 +114,7 @@ def was_begun(run: Path) -> bool:
         return any(path.name not in ("lock", "matrices") for path in (run / PRIVATE_PART).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # somebody else's, who may have
+    except OSError:  # a folder of another user, who may have permission
         return True
 
 

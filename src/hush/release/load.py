@@ -1,4 +1,8 @@
-"""A release as a module that predicts: `load` rebuilds the network from public data alone."""
+"""A release as a module that predicts: `load` rebuilds the network from public data alone.
+
+>>> model = hush.load("run/release")  # doctest: +SKIP
+>>> model.predict("new.csv").names, model.guarantee.epsilon  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load as unpack
 from torch import Tensor, nn
 
-from hush._internal.imports import call_with, find_version, import_factory
+from hush._internal.imports import call_factory, find_version
 from hush._internal.storage import explain
+from hush.accounting.guarantee import Guarantee
 from hush.datasets.images import read_image_files, read_unlabelled
 from hush.datasets.models import Encoder, build_shipped
 from hush.datasets.problem import to_units
-from hush.errors import InvalidInputError
+from hush.errors import FormatError, InvalidInputError
 from hush.release.description import Architecture, Description, Inputs
 from hush.release.folder import CARD, MODEL, WEIGHTS, find_release, read_description, read_json
 from hush.tabular.encode import encode_piece
-from hush.tabular.reader import Cells, Piece, pieces
+from hush.tabular.reader import Cells, Piece, TextColumn, pieces
 
 # Rows to predict on, without labels, as a model takes them: encoded by the release's public facts, as in training.
 
@@ -145,7 +150,7 @@ def _list_cells(values: list[Any]) -> Cells:
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in plain):
         return np.array([math.nan if value is None else float(value) for value in plain], dtype=np.float64)
-    return ["" if _is_missing(value) else str(value) for value in plain]
+    return TextColumn.of("" if _is_missing(value) else str(value) for value in plain)
 
 
 def _is_missing(value: Any) -> bool:
@@ -179,6 +184,11 @@ class ReleasedModel(nn.Module):
         super().__init__()
         self.network = network
         self.description, self.card, self.folder = description, card, folder
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What its card states, which `hush.verify` recomputes."""
+        return Guarantee.from_json(self.card["guarantee"])
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What the network gives."""
@@ -222,9 +232,13 @@ def _in_units(outputs: Tensor, description: Description) -> Tensor:
 def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: bool = False) -> ReleasedModel:
     """The released model in a folder, a run's or a release's, ready to predict.
 
-    Nothing in a release is run: a network of hush's own is built by name, and one that is somebody else's is given as
-    ``model`` (what its factory builds), or made by importing and calling the factory that the description names, which
-    is done with ``trust_code=True`` only."""
+    >>> model = hush.load("run/release")  # doctest: +SKIP
+    >>> model.predict("new.csv").names  # doctest: +SKIP
+    >>> model.guarantee.epsilon, model.card["method"]  # doctest: +SKIP
+
+    Nothing in a release is run: a network of hush's own is built by name, and a third-party one is given as ``model``
+    (what its factory builds), or built by importing and calling the factory that the description names, which requires
+    ``trust_code=True``."""
     folder = find_release(directory)
     told = model is None or (folder / MODEL).is_file()
     description = read_description(folder) if told else Description("other")
@@ -239,8 +253,8 @@ def read_weights(folder: Path) -> Weights:
         return unpack((folder / WEIGHTS).read_bytes())
     except OSError as error:
         raise InvalidInputError(f"'{folder / WEIGHTS}' cannot be read: {explain(error)}") from error
-    except SafetensorError as error:
-        raise InvalidInputError(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise FormatError(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
 
 
 def build_network(
@@ -248,10 +262,7 @@ def build_network(
 ) -> nn.Module:
     """The network with the release's weights, whose names and shapes must be its own."""
     if model is None and description.architecture.source == "shipped":
-        with torch.device("meta"):  # no memory is taken before the shapes are known to be those of the weights
-            inner = build_shipped(description.architecture)
-        network = put_behind_encoder(inner, description)
-        check_weights(network, weights, folder)
+        network = put_behind_encoder(build_empty(description, weights, folder), description)
         network.load_state_dict(weights, assign=True)
         return network
     network = put_behind_encoder(
@@ -260,6 +271,43 @@ def build_network(
     check_weights(network, weights, folder)
     network.load_state_dict(weights)
     return network
+
+
+def build_empty(description: Description, weights: Weights, folder: Path) -> nn.Module:
+    """A network of hush's own on the meta device, without its encoder: no memory is taken before it is known that the
+    weights are those of the network, and that it takes what the description says and gives what that names."""
+    width = 0 if description.schema is None else sum(column.width for column in description.schema.features)
+    if description.architecture.encoder and not any(width in value.shape for value in weights.values()):
+        raise FormatError(f"the schema in '{folder}' has {width} inputs, for which there are no weights")
+    with torch.device("meta"):
+        inner = build_shipped(description.architecture)
+        network = put_behind_encoder(inner, description)
+        check_weights(network, weights, folder)
+        _check_shapes(network, description, folder)
+    return inner
+
+
+@torch.no_grad()
+def _check_shapes(network: nn.Module, description: Description, folder: Path) -> None:
+    inputs, training = description.inputs, network.training
+    if inputs is None:
+        return
+    network.eval()
+    try:
+        outputs = network(torch.zeros(2, *inputs.shape, device="meta"))
+        shape = None if not isinstance(outputs, Tensor) else tuple(outputs.shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise FormatError(f"the network in '{folder}' does not take inputs of the shape {inputs.shape}") from error
+    finally:
+        network.train(training)
+    wanted: dict[str, list[tuple[int, ...]]] = {
+        "classification": [(2, len(description.classes))],
+        "regression": [(2,), (2, 1)],
+    }
+    if description.task in wanted and shape not in wanted[description.task]:
+        raise FormatError(
+            f"the network in '{folder}' gives outputs of the shape {shape} for two rows, which is no {description.task}"
+        )
 
 
 def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
@@ -285,7 +333,7 @@ def put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
 def _import_model(architecture: Architecture, folder: Path, trust_code: bool) -> nn.Module:
     if architecture.source == "state only":
         raise InvalidInputError(
-            f"'{folder}' holds weights of a module of somebody's own: give it with hush.load(…, model=…)"
+            f"'{folder}' holds weights of a module that hush cannot build: give it with hush.load(…, model=…)"
         )
     if not trust_code:
         raise InvalidInputError(
@@ -293,7 +341,7 @@ def _import_model(architecture: Architecture, folder: Path, trust_code: bool) ->
             "give trust_code=True (--trust-code), or the module itself with model=…"
         )
     _compare_version(architecture)
-    built = call_with(import_factory(architecture.name), _as_called(architecture.arguments))
+    built = call_factory(architecture.name, _as_called(architecture.arguments))
     if not isinstance(built, nn.Module):
         raise InvalidInputError(
             f"'{architecture.name}' returned {type(built).__name__} where a torch.nn.Module was expected"

@@ -22,7 +22,7 @@ from hush.datasets.images import DEFAULT_LABELS, iterate_images, list_images, re
 from hush.datasets.splits import Arrays
 from hush.errors import InvalidInputError
 from hush.release.description import Description, Inputs
-from hush.release.load import ReleasedModel, encode_features, map_range
+from hush.release.load import Predictions, ReleasedModel, encode_features, load, map_range
 from hush.statistics.metrics import Figures, ValueFigures, judge_classes, judge_values
 from hush.tabular.encode import encode_piece, no_column, numbers, texts
 from hush.tabular.reader import Cells, holds_table, is_pattern, pieces
@@ -88,7 +88,7 @@ def _say_where(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _open_csv(beside: Path) -> Iterator[Callable[[Columns], None]]:
-    with beside.open("x", newline="", encoding="utf-8") as file:
+    with beside.open("w", newline="", encoding="utf-8") as file:
         table, begun = csv.writer(file), False
 
         def write(part: Columns) -> None:
@@ -108,11 +108,9 @@ def _spell(value: Any) -> Any:
 
 @contextmanager
 def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InvalidInputError("writing .parquet needs pyarrow: pip install 'hush-dp[files]'") from error
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     writer: Any = None
 
     def write(part: Columns) -> None:
@@ -315,3 +313,29 @@ def _check_out(out: Path, path: Path, release: Path) -> None:
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
         )
+
+
+def predict(release: str | Path | ReleasedModel, rows: Any, *, trust_code: bool = False) -> Predictions:
+    """The predictions of a release for rows without labels.
+
+    >>> hush.predict("run/release", "new.csv").names[:2]  # doctest: +SKIP
+    ['yes', 'no']
+
+    ``rows`` is the path of a table (.csv, .parquet), of arrays (.npz) or of images, a data frame, a list of dicts, a
+    dict of columns, or a tensor that is encoded already. ``trust_code`` permits the release's own model code to run.
+    """
+    model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
+    return model.predict(rows)
+
+
+def evaluate(
+    release: str | Path | ReleasedModel, path: str | Path, *, trust_code: bool = False
+) -> Figures | ValueFigures:
+    """How well a release predicts the labels in a file: accuracy, AUC, log-loss and more, or errors of numbers.
+
+    >>> hush.evaluate("run/release", "test.csv").accuracy  # doctest: +SKIP
+    0.91
+
+    The figures are exact and not covered by ε: keep them to yourself unless the rows are public."""
+    model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
+    return judge_file(model, Path(path))

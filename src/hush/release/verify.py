@@ -1,7 +1,7 @@
-"""Whether a release is what was released: its files by their digests, its weights by its description, its ε anew.
+"""Verifies a release: its files by their digests, its weights by its description, and its ε by recomputation.
 
-This finds accidents, and edits of a file by somebody who left the others alone. It is no signature: whoever rewrites
-every file rewrites the digests too. Compare the card's own digest with one that you have from elsewhere to rule it out.
+This finds accidents, and edits of one file that left the others unchanged. It is not a signature: a person who rewrites
+every file can rewrite the digests too. To rule that out, compare the card's own digest with one from another source.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from hush.accounting import accountant, events
 from hush.accounting.events import name_event
 from hush.accounting.guarantee import WHAT, Guarantee, rounded_up
-from hush.datasets.models import build_shipped
 from hush.errors import HushError, InvalidInputError
 from hush.release.folder import CARD, MODEL, NAMES, WEIGHTS, find_release, is_own_digest, read_description, read_json
-from hush.release.load import check_weights, put_behind_encoder, read_weights
+from hush.release.load import build_empty, read_weights
 
 State = Literal["whole", "changed", "missing", "extra", "unknown"]
 CLOSE = 1e-5  # how far, relatively, two ε of one event may lie apart on two machines
@@ -72,8 +69,14 @@ class Verification:
         }
 
 
-def verify_release(directory: str | Path) -> Verification:
-    """Check the release in a folder, a run's or a release's."""
+def verify(directory: str | Path) -> Verification:
+    """Check the release in a folder, a run's or a release's: every file's digest, the weights against the description,
+    the card against its plan, and ε, which is recomputed from the card's event.
+
+    >>> found = hush.verify("run/release")  # doctest: +SKIP
+    >>> found.verified, found.problems  # doctest: +SKIP
+    (True, ())
+    """
     folder = find_release(directory)
     card, problems = _read_card(folder)
     files = _check_files(folder, card, trusted=not problems)
@@ -141,9 +144,7 @@ def _check_model(folder: Path, unchecked: list[str]) -> list[str]:
         if description.architecture.source != "shipped":
             unchecked.append(f"whether {WEIGHTS} fits the network, as that is somebody's own code")
             return []
-        with torch.device("meta"):
-            inner = build_shipped(description.architecture)
-        check_weights(put_behind_encoder(inner, description), weights, folder)
+        build_empty(description, weights, folder)
     except InvalidInputError as error:
         return [f"{MODEL} and {WEIGHTS} do not belong together ({error})"]
     return []

@@ -21,7 +21,7 @@ POINTS = 12  # numbers of runs at which the bound is drawn
 
 
 def render_audit(audit: Audit, method: str) -> str:
-    """The whole page, about the last of the claims: the claimed one where there is one beside the proven."""
+    """The whole page, about the last claim: the claimed one if there is one in addition to the proven."""
     verdict, claim = audit.verdicts[-1], audit.claims[-1]
     figures = {
         "scores": _draw_scores(audit.scores),

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hush.report.rows import Row, read_number
+from hush.bench.selection_cost import read_number
+from hush.report.rows import Row
 from hush.report.summary import Group, Setting, group_settings, order_epsilon, tell_figure, tell_mean
-from hush.report.svg import Axis, Cell, Point, Series, draw_cells, draw_dots, draw_lines
+from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_dots, draw_lines
 
 MOST_POINTS = 60  # of a curve; more are thinned, the last always among them
 SANITIZED = ("sanitize", "sanitize-once", "sanitize-frozen", "sanitize-hybrid", "label-rr")
@@ -70,9 +71,9 @@ def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float]
     if all(g.epsilon == "none" for g in groups):
         text = f"{method}, not private: {tell_mean(groups[0])}"
         ends = dict.fromkeys((min(numbers), max(numbers)))
-        return Series(method, [Point(x, _mean(groups[0]), text) for x in ends], "none", method, look=look)
+        return Series(method, [Dot(x, _mean(groups[0]), text) for x in ends], "none", method, look=look)
     points = [
-        Point(order_epsilon(g.epsilon)[0], _mean(g), _tell_group(g), (g.chosen.spread or 0.0) if g.chosen else 0.0)
+        Dot(order_epsilon(g.epsilon)[0], _mean(g), _tell_group(g), (g.chosen.spread or 0.0) if g.chosen else 0.0)
         for g in groups
     ]
     return Series(method, points, groups[0].status, method, look=look)
@@ -98,7 +99,7 @@ def _draw_over_epochs(groups: Sequence[Group], section: str, name: str, up: Axis
             if g.best is None or not points:
                 continue
             key = g.best.key
-            told = [Point(x, y, f"{g.method}, epoch {x:g}: {_tell(y, up)}, run {key}") for x, y in points]
+            told = [Dot(x, y, f"{g.method}, epoch {x:g}: {_tell(y, up)}, run {key}") for x, y in points]
             series.append(Series(g.method, told, g.status, g.method, look=look[g.method]))
             rows += [(problem, g.method, epsilon, g.status, key, x, y) for x, y in points]
         if series:
@@ -134,7 +135,7 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
         for g in drawn:
             found = [(row, row.figure("test")) for row in g.chosen.rows] if g.chosen else []
             points = [
-                Point(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {tell_figure(y, g.metric)}, run {row.key}")
+                Dot(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {tell_figure(y, g.metric)}, run {row.key}")
                 for row, y in found
                 if y is not None
             ]
@@ -158,7 +159,7 @@ def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
             series, rows = [], []
             for g in some:
                 points = _list_best(g, name)
-                told = [Point(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
+                told = [Dot(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
                 series += [Series(g.method, told, g.status, g.method, look=look[g.method])] if len(points) > 1 else []
                 rows += [(problem, g.method, epsilon, x, y) for x, y in points] if len(points) > 1 else []
             if series:
@@ -191,7 +192,7 @@ def draw_times(groups: Sequence[Group]) -> Iterator[Figure]:
             series, rows = [], []
             for method, own in _split(some, lambda g: g.method):
                 found = [(row, row.number(name)) for g in own for row in g.rows]
-                points = [Point(y, 0.0, f"{method}: {y:.3g} s, run {row.key}") for row, y in found if y]
+                points = [Dot(y, 0.0, f"{method}: {y:.3g} s, run {row.key}") for row, y in found if y]
                 series.append(
                     Series(
                         method, points[:: -(-len(points) // MOST_POINTS) or 1], own[0].status, method, look=look[method]
@@ -216,7 +217,7 @@ def draw_sanitized(groups: Sequence[Group]) -> Iterator[Figure]:
             name = f"{method}, threshold {share:g}" if isinstance(share, (int, float)) else method
             found = [(s.rows[0].number("noise_multiplier"), s) for s in group_settings(own)]
             drawn = sorted((x, s.mean, s.rows[0]) for x, s in found if x and s.mean is not None)
-            points = [Point(x, y, f"{name}, σ = {x:g}: {tell_figure(y, r.metric)}, run {r.key}") for x, y, r in drawn]
+            points = [Dot(x, y, f"{name}, σ = {x:g}: {tell_figure(y, r.metric)}, run {r.key}") for x, y, r in drawn]
             status = next(g.status for g in some if g.method == method)
             series.append(Series(name, points, status, method))
             rows += [(problem, method, share, status, x, r.number("epsilon"), y) for x, y, r in drawn]

@@ -20,12 +20,12 @@ from hush.matrix_factorization.sensitivity import Array
 from hush.methods import make_plan
 from hush.noise import Independent
 from hush.plan import Plan
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 from hush.report.figures import Figure
 from hush.report.page import FONT, render_figures
 from hush.report.rows import Row
 from hush.report.summary import Group
-from hush.report.svg import Axis, Cell, Point, Series, draw_cells, draw_lines
+from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_lines
 
 # C, C⁻¹ and the noise that adds up over steps, of correlated noise, as figures of a report.
 #
@@ -93,8 +93,8 @@ def rebuild_plan(
     delta: float | None,
     sensitivity: float | None,
 ) -> Plan | None:
-    """The plan, or None where it cannot be made or is another one by its sensitivity. A method of somebody else's is
-    never called for a picture, as that would run whatever code a file names."""
+    """The plan, or None if it cannot be made or has another sensitivity. A third-party method is never called for a
+    chart, because that would run any code that a file names."""
     if not sigma or not delta or not sensitivity or ":" in method:
         return None
     try:
@@ -118,7 +118,7 @@ def view_plan(plan: Plan) -> Iterator[tuple[str, str, tuple[str, ...], tuple[tup
 
 
 def _draw_accumulated(plan: Plan) -> tuple[str, str, tuple[str, ...], tuple[tuple[Any, ...], ...]]:
-    """Standard deviation of the noise that has added up in a weight, beside independent noise on the same batches."""
+    """Standard deviation of the accumulated noise in a weight, compared with independent noise on the same batches."""
     at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, POINTS)).astype(np.int64))
     own = plan.noise_std * np.sqrt(plan.noise.structure.prefix_variances()[at])
     lines = [(plan.method, own)]
@@ -128,7 +128,8 @@ def _draw_accumulated(plan: Plan) -> tuple[str, str, tuple[str, ...], tuple[tupl
     title = "Noise that adds up in a weight"
     series = [
         Series(
-            name, [Point(float(t + 1), float(y), f"{name}, step {t + 1}: {y:.4g}") for t, y in zip(at, ys, strict=True)]
+            name,
+            [Dot(float(t + 1), float(y), f"{name}, step {t + 1}: {y:.4g}") for t, y in zip(at, ys, strict=True)],
         )
         for name, ys in lines
     ]
@@ -220,7 +221,7 @@ def view_noise(plan: Plan) -> NoiseView:
     shown = structure if isinstance(structure, Dense) or plan.steps <= CORNER else structure.first(CORNER)
     C, M = shown.strategy(), shown.noise_map()
     at = _thinned(plan.steps)
-    path_steps, path, other = _paths(plan, alone := alone.calibrated(epsilon))
+    path_steps, path, other = _paths(plan, alone := alone.with_epsilon(epsilon))
     return NoiseView(
         plan=plan,
         independent=alone,
@@ -260,14 +261,14 @@ def _thinned(steps: int) -> NDArray[np.int64]:
 
 def _paths(plan: Plan, alone: Plan) -> tuple[NDArray[np.int64], Array, Array]:
     """One weight's accumulated noise, by the stream that training uses; the same normal numbers without correlation."""
-    secret, like = Secret.from_seed(0, "noise show"), torch.empty(1, dtype=torch.float64)
+    secret, like = Secret.from_seed(0, streams.NOISE_PREVIEW), torch.empty(1, dtype=torch.float64)
     count = plan.steps if plan.steps <= PATH else 0
     noise = plan.noise
     state, drawn = noise.init(like), np.zeros(count)
     for step in range(count):
-        value, state = noise.draw(step, lambda j: normal(secret, "noise", j, like), state)
+        value, state = noise.draw(step, lambda j: normal(secret, streams.PREVIEW_ROWS, j, like), state)
         drawn[step] = float(value)
-    plain = np.array([float(normal(secret, "noise", step, like)) for step in range(count)])
+    plain = np.array([float(normal(secret, streams.PREVIEW_ROWS, step, like)) for step in range(count)])
     at = _thinned(count) if count else np.zeros(0, dtype=np.int64)
     return at + 1, plan.noise_std * np.cumsum(drawn)[at], alone.noise_std * np.cumsum(plain)[at]
 

@@ -1,6 +1,6 @@
 """A report as one HTML file that works offline: tables, figures with their data, filters, both themes.
 
-Nothing is fetched, and the page's own policy forbids it. Texts are made printable and escaped; the data stand in the
+Nothing is fetched, and the page's own policy forbids it. Texts are made printable and escaped; the data are in the
 page as JSON in which no character can end a script.
 """
 
@@ -88,7 +88,7 @@ class Page:
     runs: DownloadTable = field(default_factory=DownloadTable)
     choices: tuple[Sequence[str], Sequence[str], Sequence[str]] = ((), (), ())
     notes: Sequence[str] = ()
-    table_last: bool = False  # else it stands before the figures
+    table_last: bool = False  # else it comes before the figures
 
     @property
     def runs_columns(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def render_report(page: Page) -> str:
 
 
 def embed_json(value: Any) -> str:
-    """JSON that may stand inside a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(as_json_data(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(str.maketrans(UNSAFE))
 

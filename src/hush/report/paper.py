@@ -1,4 +1,4 @@
-"""A report for papers and READMEs: Markdown with static pictures beside it, and a LaTeX table."""
+"""A report for papers and READMEs: Markdown with static charts as files, and a LaTeX table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from hush._internal.storage import MARK
 from hush._internal.text import make_printable
 from hush.report.page import Page, TableRow
 from hush.report.rows import Reading
@@ -40,7 +41,7 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
         lines += [f"## {escape_text(section.title)}", "", escape_text(section.say), ""]
         for number, figure in enumerate(section.figures, start=1):
             name = f"{folder}/{section.id}-{number}.svg"
-            pictures[name] = make_standalone(figure.svg)
+            pictures[name] = f"{make_standalone(figure.svg)}\n<!-- {MARK} -->\n"
             lines += [f"![{escape_text(figure.title)}]({name})", ""]
     if page.troubles:
         lines += [
@@ -53,7 +54,7 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
         lines += [f"| {' | '.join(escape_text(row[name]) for name in names)} |" for row in page.troubles] + [""]
     if page.notes:
         lines += ["## About this report", "", *(f"- {escape_text(note)}" for note in page.notes), ""]
-    return "\n".join(lines).rstrip() + "\n", pictures
+    return "\n".join(lines).rstrip() + f"\n\n<!-- {MARK} -->\n", pictures
 
 
 def escape_text(text: str) -> str:
@@ -87,7 +88,7 @@ def render_latex(reading: Reading) -> str:
     methods = sorted({group.method for group in groups})
     by_place = {(group.method, group.problem, group.epsilon): group for group in groups}
     lines = [
-        "% needs \\usepackage{booktabs}",
+        f"% {MARK}; needs \\usepackage{{booktabs}}",
         r"\begin{tabular}{l" + "r" * len(places) + "}",
         r"\toprule",
         f"problem & {' & '.join(escape_latex(problem) for problem, _ in places)} \\\\",

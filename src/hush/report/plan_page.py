@@ -53,7 +53,7 @@ class PlanRow:
 
     @property
     def spread(self) -> float:
-        """√d where the number of weights is known; else one weight stands for itself."""
+        """√d if the number of weights is known, else 1."""
         return math.sqrt(self.weights or 1)
 
     @property
@@ -149,8 +149,8 @@ def nearby_plans(
     charge: Callable[[PlanRow], PlanRow] = lambda prospect: prospect,
     **options: Any,
 ) -> Sensitivity:
-    """The recommended row beside its neighbours, and beside correlated noise over ε; ``charge`` gives each the noise
-    that it has where something else is released within the same ε."""
+    """The recommended row, its neighbours, and correlated noise over ε; ``charge`` gives each the noise that it has if
+    something else is released within the same ε."""
 
     def at(epsilon: float, batch: int, name: str = method) -> PlanRow:
         grid, given = [(epsilon, batch, chosen.epochs)], options if name == method else {}

@@ -7,7 +7,6 @@ the run's secret): of a run that is not finished, its key alone is known.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from hush._internal.storage import explain
 from hush.accounting.guarantee import rounded_up
 from hush.audit.audit import read_audits, read_findings
 from hush.audit.bounds import Verdict
+from hush.bench.selection_cost import find_number, group_label
 from hush.bench.store import EPOCHS, RECORD, check_store
 from hush.errors import InvalidInputError
 
@@ -68,6 +68,12 @@ class Row:
         return str(self.record.get("status", ""))
 
     @property
+    def accounted(self) -> str:
+        """The status of the formula that its ε is from: proven, too, where the ε is claimed for fast arithmetic."""
+        fast = self.status == "claimed" and self.config.get("arithmetic") == "fast"
+        return "proven" if fast else self.status
+
+    @property
     def metric(self) -> str:
         """accuracy or loss."""
         if self.record.get("metric") in ("accuracy", "loss"):
@@ -77,19 +83,11 @@ class Row:
     @cached_property
     def epsilon_label(self) -> str:
         """The ε that its runs are compared at: as asked for, else as accounted, in three digits."""
-        asked, found = read_number(self.config.get("epsilon")), self.number("epsilon")
-        if asked is not None:
-            return f"{asked:g}"
-        if found is not None:
-            return rounded_up(found)
-        return "none" if self.status == "none" or self.method == "sgd" else "unknown"
+        return group_label(self.record)
 
     def number(self, name: str) -> float | None:
         """A number of the record, of what was asked for, or of the method's options; None where there is none."""
-        for place in (self.record, self.config, self.options):
-            if (found := read_number(place.get(name))) is not None:
-                return found
-        return None
+        return find_number(self.record, name)
 
     def figure(self, part: str) -> float | None:
         """The final figure of the problem's metric on one part ("test" or "validation"), of a finished run."""
@@ -129,13 +127,6 @@ class Reading:
     def count(self, outcome: str) -> int:
         """How many runs have ended so."""
         return sum(row.outcome == outcome for row in self.rows)
-
-
-def read_number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def read_results(path: Path) -> Reading:

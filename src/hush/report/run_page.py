@@ -20,13 +20,13 @@ from hush._internal.text import make_printable
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, default_accountant, epsilon
 from hush.accounting.guarantee import STATUSES, Guarantee, rounded_up
+from hush.bench.selection_cost import read_number
 from hush.errors import HushError, InvalidInputError
 from hush.release.folder import CARD, MODEL, PRIVATE_PART, find_release, read_json
 from hush.report.figures import Figure, draw_confusion, read_confusion
 from hush.report.noise_page import rebuild_plan, view_plan
 from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
-from hush.report.rows import read_number
-from hush.report.svg import Axis, Point, Series, draw_lines
+from hush.report.svg import Axis, Dot, Series, draw_lines
 
 POINTS = 12  # numbers of steps whose ε is computed
 STEPS, FIGURES = "steps.jsonl", "figures.json"  # in the private part of a run
@@ -115,7 +115,7 @@ def _read_classes(release: Path) -> list[str]:
 
 
 def _list_facts(card: Mapping[str, Any], guarantee: Guarantee) -> list[tuple[str, str]]:
-    facts: list[tuple[str, str]] = [("status", guarantee.status)]
+    facts: list[tuple[str, str]] = [("status", guarantee.describe_status())]
     if guarantee.status != "none":
         facts += [("ε", rounded_up(guarantee.epsilon)), ("δ", rounded_up(guarantee.delta))]
     names = {"steps": "steps", "divisor": "expected batch size", "noise_multiplier": "noise multiplier σ"}
@@ -124,7 +124,7 @@ def _list_facts(card: Mapping[str, Any], guarantee: Guarantee) -> list[tuple[str
 
 
 def _list_plan(card: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The plan as lines of (where it stands in the plan, value)."""
+    """The plan as lines of (path in the plan, value)."""
 
     def flatten(place: str, value: Any) -> list[tuple[str, str]]:
         if isinstance(value, dict):
@@ -181,7 +181,7 @@ def _figure(section: str, title: str, svg: str, columns: tuple[str, ...], rows: 
 
 
 def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple[Figure, ...], str]:
-    """ε after some numbers of steps, where the event is so many equal steps."""
+    """ε after some numbers of steps, if the event is a number of equal steps."""
     accounted, steps = card.get("accounting"), read_number(card.get("steps_taken"))
     if guarantee.status == "none" or not isinstance(accounted, dict) or not steps:
         return (), ""
@@ -198,7 +198,7 @@ def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple
         kind = default_accountant(some, guarantee.adjacency)
         spent.append((int(taken), epsilon(some, delta, adjacency=guarantee.adjacency, accountant=kind)))
     rate = _steps_an_epoch(card)
-    points = [Point(t / rate, e, f"step {t}, epoch {t / rate:.3g}: ε = {rounded_up(e)}") for t, e in spent]
+    points = [Dot(t / rate, e, f"step {t}, epoch {t / rate:.3g}: ε = {rounded_up(e)}") for t, e in spent]
     title = "ε by epoch"
     series = [Series("", points, guarantee.status)]
     svg = draw_lines(title, Axis("epoch, passes over the data"), Axis("ε so far, no unit"), series)
@@ -263,7 +263,7 @@ def _draw_steps(steps: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
             if step is not None and value is not None and (size or not shared):
                 rows.append((int(step) + 1, value / size if shared and size else value))
         every = -(-len(rows) // MOST) or 1
-        points = [Point(float(t), y, f"step {t}: {y:.4g}") for t, y in rows[::every]]
+        points = [Dot(float(t), y, f"step {t}: {y:.4g}") for t, y in rows[::every]]
         svg = draw_lines(title, Axis("step, number"), Axis(unit), [Series("", points)])
         figures += [_figure("training", title, svg, ("step", name), tuple(rows))] if svg else []
     return tuple(figures)

@@ -75,8 +75,8 @@ HEADINGS = {
 COLUMNS = ("problem", "method", "ε", "audited lower bound", "best run", "best setting, mean ± spread", "runs")
 SAY = (
     "Best run and best setting are chosen by the validation part, and their test figures are shown. The ε is that of "
-    "one run alone; below each best run stands what having chosen it has cost. A proven ε follows from accounting, a "
-    "claimed one is a paper's formula without a known proof, a refuted one was measured to be wrong."
+    "one run alone; below each best run is what having chosen it costs. A proven ε follows from accounting, a claimed "
+    "one is not proven (a paper's formula, or a run in fast arithmetic), a refuted one was measured to be wrong."
 )
 PUBLIC = (
     "Figures of validation and test rows are exact, and no ε covers them: hand this page on only if those rows are "

@@ -1,7 +1,7 @@
 """Charts as SVG text: lines with error bars, and dots in rows. Every point says in a title what it is.
 
-All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; a chart that
-stands alone gets those of the light one. Kinds of ε are told apart by dash, marker and words, not by colour alone.
+All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; a chart in its own file
+gets those of the light one. Kinds of ε differ in dash, marker and label, not in colour alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Point:
+class Dot:
     """A point, half the length of its error bar, and what it says of itself."""
 
     x: float
@@ -71,7 +71,7 @@ class Series:
     """A line; ``status`` decides dash and marker, ``method`` is what a filter finds it by."""
 
     name: str
-    points: Sequence[Point]
+    points: Sequence[Dot]
     status: str = "proven"
     method: str = ""
     dots: bool = True
@@ -171,7 +171,7 @@ def wrap(title: str, height: float, inside: str) -> str:
 
 
 def _keep_drawable(one: Series, across: Axis, up: Axis, place: int) -> Series:
-    def fits(point: Point) -> bool:
+    def fits(point: Dot) -> bool:
         finite = math.isfinite(point.x) and math.isfinite(point.y)
         return finite and (point.x > 0 or not across.log) and (point.y > 0 or not up.log)
 
@@ -286,7 +286,7 @@ def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:
 
 
 def shorten(name: str, most: int) -> str:
-    """A name in so many characters."""
+    """A name shortened to this number of characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 

@@ -1,7 +1,7 @@
-"""What a sampler says publicly about how often, and how far apart, one example can take part.
+"""How often, and how far apart, one example can take part: the public declaration of a sampler.
 
-A participation is data, not code: the plan matches on it to name the privacy event, so a sampler cannot be accounted
-as anything but what it is.
+A participation is data, not code. The table of proofs (`hush.guarantees`) matches on its type to find the privacy
+event, so a sampler is always accounted as what it declares.
 """
 
 from __future__ import annotations
@@ -11,9 +11,38 @@ from dataclasses import dataclass
 from hush._internal import validate
 
 
+class ParticipationKind:
+    """Properties that differ between the kinds; the defaults are those of batches with coins or fixed groups."""
+
+    @property
+    def poisson_rate(self) -> float | None:
+        """The probability of an independent coin per example and step; None where steps are not independent coins."""
+        return None
+
+    @property
+    def resampled(self) -> bool:
+        """Whether the batch of a step is independent of the batches of all other steps."""
+        return False
+
+    @property
+    def fixed_batches(self) -> bool:
+        """Whether the order of the examples alone decides the batches: no coins are drawn at a step."""
+        return False
+
+    @property
+    def one_gaussian(self) -> bool:
+        """Whether the whole run is accounted as one Gaussian event."""
+        return False
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Steps per epoch, where an example takes part exactly once per epoch; else None."""
+        return None
+
+
 @dataclass(frozen=True)
-class PoissonSampled:
-    """Each example takes part in each step by its own coin of probability ``rate``."""
+class PoissonSampled(ParticipationKind):
+    """An independent coin of probability ``rate`` for each example and step."""
 
     rate: float
     steps: int
@@ -22,58 +51,98 @@ class PoissonSampled:
         validate.rate(sample_rate=self.rate)
         validate.positive_int(steps=self.steps)
 
+    @property
+    def poisson_rate(self) -> float:
+        return self.rate
+
+    @property
+    def resampled(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
-class WithoutReplacement:
-    """Each step takes ``size`` of ``examples`` examples, uniformly and anew."""
+class WithoutReplacement(ParticipationKind):
+    """An independent uniform subset of ``size`` of ``examples`` examples at each step."""
 
     examples: int
     size: int
     steps: int
 
+    @property
+    def resampled(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
-class OnePass:
+class OnePass(ParticipationKind):
     """Each example takes part at most once."""
 
     steps: int
 
+    @property
+    def fixed_batches(self) -> bool:
+        return True
+
+    @property
+    def one_gaussian(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
-class Epochs:
-    """What participations that go by epochs of ``per_epoch`` steps have in common."""
+class Epochs(ParticipationKind):
+    """Base of the kinds that run in epochs of ``per_epoch`` steps."""
 
     per_epoch: int
     steps: int
 
     @property
     def times(self) -> int:
-        """How many epochs are at least begun, and how often an example takes part at most: ⌈steps / per_epoch⌉."""
+        """The number of epochs begun, and so of participations at most: ⌈steps / per_epoch⌉."""
         return -(-self.steps // self.per_epoch)
+
+    @property
+    def fixed_batches(self) -> bool:
+        return True
+
+    @property
+    def epoch_steps(self) -> int:
+        return self.per_epoch
 
 
 @dataclass(frozen=True)
 class SameOrder(Epochs):
     """Fixed batches in the same order every epoch: step t and step t + ``per_epoch`` see the same examples."""
 
+    @property
+    def one_gaussian(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
-class Separated:
-    """Each example takes part at most ``times`` times, any two of them at least ``apart`` steps from each other."""
+class Separated(ParticipationKind):
+    """Each example takes part at most ``times`` times, any two of them at least ``apart`` steps apart."""
 
     times: int
     apart: int
     steps: int
 
+    @property
+    def fixed_batches(self) -> bool:
+        return True
+
+    @property
+    def one_gaussian(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Reshuffled(Epochs):
-    """Each example takes part once an epoch of ``per_epoch`` steps, in a new random order every epoch."""
+    """Each example takes part once per epoch of ``per_epoch`` steps, in a new random order every epoch."""
 
 
 @dataclass(frozen=True)
-class CyclicPoisson:
-    """Examples lie in ``groups`` fixed groups; step t samples group t mod ``groups`` by coins of ``rate``."""
+class CyclicPoissonSampled(ParticipationKind):
+    """Examples are in ``groups`` fixed groups; step t samples group t mod ``groups`` with coins of ``rate``."""
 
     groups: int
     rate: float
@@ -84,5 +153,7 @@ class CyclicPoisson:
         validate.positive_int(groups=self.groups, steps=self.steps)
 
 
-Participation = PoissonSampled | WithoutReplacement | OnePass | SameOrder | Separated | Reshuffled | CyclicPoisson
-"""Everything the plan's table knows; anything else is refused."""
+Participation = (
+    PoissonSampled | WithoutReplacement | OnePass | SameOrder | Separated | Reshuffled | CyclicPoissonSampled
+)
+"""The kinds in the table of proofs; any other kind is refused."""

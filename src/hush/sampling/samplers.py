@@ -1,4 +1,4 @@
-"""Which examples take part in a step: a pure function of (secret, step), so a resume replays nothing."""
+"""Samplers: the batch of a step is a pure function of (secret, step), so a resume needs no replay."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hush._internal import validate
 from hush.errors import InvalidInputError
-from hush.randomness import ORDER, Secret, generator
+from hush.randomness import Secret, generator, streams
 from hush.sampling.participation import (
-    CyclicPoisson,
+    CyclicPoissonSampled,
     OnePass,
     Participation,
     PoissonSampled,
@@ -28,25 +28,25 @@ from hush.sampling.participation import (
 
 @dataclass(frozen=True)
 class Room:
-    """Public: all examples but one leave a place free for it, in every step, but for the probability ``overflow``."""
+    """Public: in every step all other examples leave a place free, except with probability ``overflow``."""
 
     places: int
     overflow: float = 0.0
 
 
 class Sampler(Protocol):
-    """Draws batches and declares, publicly, how one example takes part.
+    """Draws batches and publicly declares how one example takes part.
 
-    It promises, and what is proven rests on it:
+    The proofs rely on these guarantees:
 
-    1. A batch depends on secret, step and population alone: never on the data, an earlier batch or anything released.
-    2. No example is twice in a batch, and every index is below the population.
-    3. No example takes part more often, or closer together, than ``participation`` says; where that names a
-       probability, it is that of every example, whoever else is there.
+    1. A batch depends on secret, step and population alone: never on the data, an earlier batch or a release.
+    2. No example occurs twice in a batch, and every index is below the population.
+    3. No example takes part more often, or closer together, than ``participation`` says; a probability named there
+       holds for every example, independently of the others.
     4. ``participation`` covers at least the plan's steps and does not change.
-    5. ``room(chance)``: all examples but one leave a place of a step free, but for a probability ``overflow`` of at
+    5. ``room(chance)``: all other examples leave a place of a step free, except with a probability ``overflow`` of at
        most ``chance``; it depends on public numbers alone.
-    6. A population that the guarantee does not cover is refused, not drawn from.
+    6. A population that the guarantee does not cover raises an error and is not sampled.
     """
 
     @property
@@ -60,7 +60,7 @@ class Sampler(Protocol):
         ...
 
     def room(self, chance: float) -> Room:
-        """Places of which the examples of a step leave one free, but for a probability of at most ``chance``."""
+        """The number of places per step, of which one stays free except with a probability of at most ``chance``."""
         ...
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
@@ -70,10 +70,10 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every example flips its own coin at every step (Abadi et al. 2016, as analysed there).
+    """An independent coin for every example and step (Abadi et al. 2016).
 
-    ``rate`` is a public number. It is not recomputed from the data: the population may differ from ``examples``
-    (adding or removing an example must not move the others' coins), and example i's coin depends on i alone.
+    ``rate`` is a public number and is not recomputed from the data. The population may differ from ``examples``: adding
+    or removing an example must not change the coins of the others, so example i's coin depends on i alone.
     """
 
     examples: int
@@ -85,27 +85,32 @@ class Poisson:
         validate.rate(sample_rate=self.rate)
 
     @property
+    def expected_batch(self) -> float:
+        """The expected number of examples per step."""
+        return self.rate * self.examples
+
+    @property
     def participation(self) -> PoissonSampled:
         """Poisson at ``rate``."""
         return PoissonSampled(self.rate, self.steps)
 
     def room(self, chance: float) -> Room:
-        """By the binomial tail."""
+        """From the binomial tail."""
         return _coin_room(self.examples, self.rate, chance)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
-        """The examples whose coin fell on heads."""
+        """The examples whose coin shows heads."""
         if population > self.examples + 1:
             raise InvalidInputError(
-                f"the plan was made for {self.examples} examples and the data has more: a step could hold more of them "
-                "than was accounted for; make the plan for the number there is"
+                f"the data has more than the {self.examples} examples of the plan, so a step could hold more than was "
+                "accounted for: make the plan for the actual number"
             )
         return _coins(secret, step, np.arange(population), population, self.rate)
 
 
 @dataclass(frozen=True)
 class Sized(ABC):
-    """What samplers of batches of one public size have in common."""
+    """Base of the samplers with batches of one public size."""
 
     examples: int
     batch_size: int
@@ -116,11 +121,16 @@ class Sized(ABC):
 
     @property
     def per_epoch(self) -> int:
-        """How many batches hold every example once: ⌈examples / batch_size⌉."""
+        """Steps per epoch: ⌈examples / batch_size⌉."""
         return -(-self.examples // self.batch_size)
 
+    @property
+    def expected_batch(self) -> float:
+        """The number of examples per step."""
+        return float(self.batch_size)
+
     def room(self, chance: float) -> Room:
-        """A batch."""
+        """Exactly one batch."""
         return Room(self.batch_size)
 
     @abstractmethod
@@ -130,17 +140,18 @@ class Sized(ABC):
 
 @dataclass(frozen=True)
 class FixedSize(Sized):
-    """A uniformly random subset of fixed size, drawn anew at every step."""
+    """An independent, uniformly random subset of fixed size at every step."""
 
     @property
     def participation(self) -> WithoutReplacement:
-        """Without replacement within a step."""
         return WithoutReplacement(self.examples, self.batch_size, self.steps)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """A subset of ``batch_size`` examples."""
         _same_population(self.examples, population)
-        chosen = generator(secret, "sampling", step).choice(population, self.batch_size, replace=False, shuffle=False)
+        chosen = generator(secret, streams.SAMPLING, step).choice(
+            population, self.batch_size, replace=False, shuffle=False
+        )
         return torch.from_numpy(chosen)
 
 
@@ -150,11 +161,10 @@ class Shuffled(Sized):
 
     @property
     def participation(self) -> Reshuffled:
-        """Once an epoch, at an unknown place: this hides nothing that could be proven, so nothing is amplified."""
+        """Once per epoch. The random order gives no amplification: none is proven."""
         return Reshuffled(self.per_epoch, self.steps)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
-        """One slice of this epoch's order."""
         epoch, place = divmod(step, self.per_epoch)
         return _slice(self, _order(secret, epoch, population), place, population)
 
@@ -165,21 +175,19 @@ class Partitioned(Sized):
 
     @property
     def participation(self) -> SameOrder | OnePass:
-        """The same slice again every ``per_epoch`` steps."""
         once = self.steps <= self.per_epoch
         return OnePass(self.steps) if once else SameOrder(self.per_epoch, self.steps)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
-        """One slice of the one order of this run."""
         return _slice(self, _order(secret, 0, population), step % self.per_epoch, population)
 
 
-@dataclass(frozen=True)
-class Cyclic:
-    """Fixed groups, visited in turn, each Poisson-sampled at ``rate``: what amplified banded noise needs.
+@dataclass(frozen=True, init=False)
+class CyclicPoisson:
+    """Fixed groups, visited in turn, each Poisson-sampled at ``rate``: required by amplified banded noise.
 
-    Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization". An example meets the noise of a step at
-    most once in ``groups`` consecutive steps.
+    Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization". An example takes part at most once in
+    ``groups`` consecutive steps.
     """
 
     examples: int
@@ -187,23 +195,49 @@ class Cyclic:
     rate: float
     steps: int
 
-    def __post_init__(self) -> None:
-        validate.positive_int(examples=self.examples, groups=self.groups, steps=self.steps)
-        validate.rate(sample_rate=self.rate)
-        if self.groups > self.examples:
-            raise InvalidInputError(f"{self.groups} groups need at least as many examples, got {self.examples}")
+    def __init__(
+        self,
+        examples: int,
+        groups: int,
+        rate: float | None = None,
+        steps: int = 1,
+        *,
+        batch_size: float | None = None,
+    ) -> None:
+        """``rate`` is the probability within a group; or give ``batch_size``, the expected number of examples per step:
+        rate = batch_size · groups / examples."""
+        validate.positive_int(examples=examples, groups=groups, steps=steps)
+        if (rate is None) == (batch_size is None):
+            raise InvalidInputError("give either rate or batch_size")
+        if rate is None and batch_size is not None:
+            validate.positive(batch_size=batch_size)
+            rate = batch_size * groups / examples
+            if rate > 1:
+                raise InvalidInputError(
+                    f"batch size {batch_size:g} is larger than a group: {examples} examples in {groups} groups"
+                )
+        assert rate is not None
+        validate.rate(sample_rate=rate)
+        if groups > examples:
+            raise InvalidInputError(f"{groups} groups need at least as many examples, got {examples}")
+        for name, value in (("examples", examples), ("groups", groups), ("rate", rate), ("steps", steps)):
+            object.__setattr__(self, name, value)
 
     @property
-    def participation(self) -> CyclicPoisson:
-        """Poisson at ``rate`` within group t mod ``groups``."""
-        return CyclicPoisson(self.groups, self.rate, self.steps)
+    def expected_batch(self) -> float:
+        """The expected number of examples per step."""
+        return self.rate * self.examples / self.groups
+
+    @property
+    def participation(self) -> CyclicPoissonSampled:
+        return CyclicPoissonSampled(self.groups, self.rate, self.steps)
 
     def room(self, chance: float) -> Room:
-        """By the binomial tail of the largest group."""
+        """From the binomial tail of the largest group."""
         return _coin_room(-(-self.examples // self.groups), self.rate, chance)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
-        """The members of this step's group whose coin fell on heads."""
+        """The members of this step's group whose coin shows heads."""
         _same_population(self.examples, population)
         members = np.sort(_order(secret, 0, population)[step % self.groups :: self.groups])
         return _coins(secret, step, members, population, self.rate)
@@ -212,7 +246,7 @@ class Cyclic:
 def _coin_room(members: int, rate: float, chance: float) -> Room:
     count = stats.binom(members, rate)
     places = int(count.isf(chance)) + 1
-    while count.sf(places - 1) > chance:  # the inverse is only nearly exact
+    while count.sf(places - 1) > chance:  # scipy's inverse is not exact
         places += 1
     return Room(places, float(count.sf(places - 1)))
 
@@ -224,13 +258,13 @@ def one_pass(examples: int, batch_size: int) -> Partitioned:
 
 
 def _coins(secret: Secret, step: int, members: np.ndarray, population: int, rate: float) -> Tensor:
-    coins = generator(secret, "sampling", step).random(population)
+    coins = generator(secret, streams.SAMPLING, step).random(population)
     return torch.from_numpy(members[coins[members] < rate])
 
 
 @lru_cache(maxsize=4)
 def _order(secret: Secret, epoch: int, population: int) -> np.ndarray:
-    return generator(secret, ORDER, epoch).permutation(population)
+    return generator(secret, streams.ORDER, epoch).permutation(population)
 
 
 def _slice(sampler: Sized, order: np.ndarray, place: int, population: int) -> Tensor:
@@ -248,6 +282,6 @@ def _check_batch(examples: int, batch_size: int, steps: int) -> None:
 def _same_population(planned: int, population: int) -> None:
     if planned != population:
         raise InvalidInputError(
-            f"the plan was made for exactly {planned} examples and the data has {population}: "
-            "with these batches the number of examples is a public part of the guarantee"
+            f"the plan was made for exactly {planned} examples and the data has {population}: make the plan for "
+            f"{population}, because with these batches the number of examples is part of the guarantee"
         )

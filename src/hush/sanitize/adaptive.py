@@ -15,7 +15,7 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.clipping.base import Channel, Claim, Query, Start
 from hush.data_source import Source
 from hush.errors import InvalidInputError
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.sampling import Participation
 from hush.sanitize.layer import FrozenLayer, find_layer
 from hush.sanitize.privatised import Published
@@ -75,8 +75,8 @@ def measure_norm(weight: Tensor) -> float:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """``inner`` with a C that is set anew after every ``turn`` steps. C is kept with the run's state, so that a resumed
-    run goes on with the same one; the noise follows it, so that what is claimed does not change."""
+    """``inner`` with a C that is recomputed every ``turn`` steps. C is stored with the run's state, so a resumed run
+    uses the same value; the noise scales with C, so the claims do not change."""
 
     inner: Published
     threshold: AdaptiveThreshold
@@ -102,7 +102,7 @@ class AdaptiveClip:
         """Nothing is computed before the first step."""
 
     def recall(self, public: State) -> None:
-        """The C of the run that goes on, in place of the one that the first weights gave."""
+        """Set the C of the resumed run in place of the one from the initial weights."""
         if self.model is not None:
             find_layer(self.model)[1].clip = float(public["clip"])
 
@@ -133,7 +133,7 @@ class AdaptiveClip:
         """The sum as it is."""
         return self.inner.finish(sums, public, private)
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """After the last step of an epoch, the next C."""
         if self.model is None or (release.step + 1) % self.turn:
             return public

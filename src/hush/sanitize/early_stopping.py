@@ -1,6 +1,6 @@
-"""When to stop: two flags as pure functions of a series, and what ε may be said at such a stop.
+"""Early stopping for method `sanitize`: two flags as pure functions of a series, and the ε that holds at a stop.
 
-The series has one number an epoch, the mean standard deviation of the layer's noisy outputs. With a fixed C a flag is
+The series has one number per epoch, the mean standard deviation of the layer's noisy outputs. With a fixed C a flag is
 raised where the line through the two end points of a window of ``length`` epochs is flat, |slope| ≤ threshold. With an
 adaptive C the series keeps moving, and a flag is raised where it moves steadily: the least-squares slopes of two
 consecutive windows, which overlap but for one epoch at either end, lie within ``tolerance`` of each other.
@@ -42,17 +42,16 @@ class Stop:
     adaptive: bool = False
 
     def flag(self, series: Sequence[float]) -> list[bool]:
-        """The flag of every epoch."""
         return (flag_steady if self.adaptive else flag_flat)(series, self.length, self.limit)
 
     def find(self, series: Sequence[float]) -> int | None:
-        """After how many epochs the run stops, if it does."""
+        """The number of epochs after which the run stops, or None."""
         return find_stop(self.flag(series))
 
 
 @dataclass
 class EpochSpreads:
-    """The series, one mean spread an epoch, as the figures of a run's steps come in."""
+    """The series of mean spreads per epoch, updated with the metrics of each step."""
 
     per_epoch: int
     series: list[float] = field(default_factory=list)
@@ -61,7 +60,7 @@ class EpochSpreads:
     _examples: float = 0.0
 
     def add(self, figures: Mapping[str, float]) -> bool:
-        """Take in a step; whether an epoch ended with it."""
+        """Add a step; returns whether it ended an epoch."""
         self._steps += 1
         self._total, self._examples = self._total + figures["spread"], self._examples + figures["examples"]
         if self._steps % self.per_epoch:
@@ -72,16 +71,15 @@ class EpochSpreads:
 
 
 def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
-    """The mean spread of every epoch once it is over, from the figures of a run's steps."""
+    """The mean spread of every completed epoch, from the metrics of a run's steps."""
     spreads = EpochSpreads(per_epoch)
     return (spreads.series[-1] for figures in steps if spreads.add(figures))
 
 
 def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:
-    """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.train(run))``,
-    until
-    ``stop`` says so: after how many epochs, None at the end. What may then be said of the run is
-    ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
+    """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.take_steps(run))``,
+    until ``stop`` raises its flag. Returns the number of epochs, or None if all steps were taken. The guarantees of the
+    stopped run are ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
     series: list[float] = []
     for spread in watch_epochs(steps, per_epoch):
         series.append(spread)
@@ -103,7 +101,7 @@ def fit_slope(window: Sequence[float]) -> float:
 
 
 def flag_flat(series: Sequence[float], length: int, threshold: float) -> list[bool]:
-    """For each epoch whether the window that ends there is flat; before there is a whole window, no."""
+    """For each epoch, whether the window that ends there is flat; False before the first full window."""
     _check(series, length)
     validate.non_negative(threshold=threshold)
     slopes = _slide(series, length, find_chord_slope)
@@ -122,13 +120,13 @@ def flag_steady(series: Sequence[float], length: int, tolerance: float) -> list[
 
 
 def find_stop(flags: Sequence[bool]) -> int | None:
-    """After how many epochs to stop: at the first flag; None where there is none."""
+    """The number of epochs until the first flag; None without a flag."""
     return flags.index(True) + 1 if True in flags else None
 
 
 def state_stop(planned: Guarantee, at_stop: Guarantee) -> tuple[Guarantee, ...]:
-    """What is said of a run that stopped by what it had released: the ε of the plan as it was, and the smaller one of
-    the steps taken as claimed, for the moment of the stop is itself made from the data."""
+    """The guarantees of a run that stopped because of its own releases: the ε of the whole plan, and the smaller ε of
+    the steps taken with status "claimed", because the time of the stop depends on the data."""
     if at_stop.epsilon > planned.epsilon:
         raise InvalidInputError("a stop cannot cost more than the plan: give the plan's guarantee first")
     reason = "; ".join(filter(None, (STOPPED, COUNTED[planned.status == "proven"], at_stop.reason)))
@@ -137,7 +135,7 @@ def state_stop(planned: Guarantee, at_stop: Guarantee) -> tuple[Guarantee, ...]:
 
 
 def _slide(series: Sequence[float], length: int, find: Callable[[Sequence[float]], float]) -> list[float | None]:
-    """The slope of the window that ends at each epoch; None before there is a whole one."""
+    """The slope of the window that ends at each epoch; None before the first full window."""
     ends = range(1, len(series) + 1)
     return [find(series[end - length : end]) if end >= length else None for end in ends]
 

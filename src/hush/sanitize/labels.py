@@ -17,7 +17,7 @@ label is answered for in exactly one part, and once. ∎
 
 ε is 1/σ, so that more noise means a smaller ε. Pure ε-privacy is, for any δ, dominated by binary randomised response at
 ε: the event. Answers are those of (secret, stream, number of the example): the same whenever they are asked for, so a
-resumed run answers again alike and spends nothing; the data's digest sees to it that the labels are the same. Answers
+resumed run gives the same answers and spends nothing; the data's digest ensures that the labels are the same. Answers
 of the second part are kept with the run's state. No answer is drawn before the first step, when a ledger is charged.
 """
 
@@ -41,14 +41,14 @@ from hush._internal.tensors import Losses, Named, State, Sums
 from hush.clipping.base import Channel, Claim, Query, Start
 from hush.clipping.unclipped import PlainSum
 from hush.data_source import Source
-from hush.errors import InvalidInputError, Refused
-from hush.noise.base import Release
+from hush.errors import InvalidInputError, RunStateError
+from hush.noise.base import NoisyGradient
 from hush.per_example.model_rng import drawing_only
-from hush.randomness import Secret
+from hush.randomness import Secret, streams
 from hush.randomness.cipher import encrypt_counters
 from hush.sampling import Participation
 from hush.sanitize.privatised import UNBOUNDED
-from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_up
+from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_synthetic
 
 # Randomised response on labels with a prior, drawn with exact probabilities.
 #
@@ -64,7 +64,7 @@ from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_up
 # label gets b = ⌈M/(g + k − 1)⌉ of the values and the own label a = M − (k − 1)b. Then
 # a ≤ M − (k − 1)M/(g + k − 1) = gM/(g + k − 1) ≤ g·b. A label outside gives way to each of the k with ⌊M/k⌋ of the
 # values, to the last one with what is left. Every probability is a multiple of 1/M, so `find_largest_ratio` is exact,
-# and a `Table` is refused where it is above g.
+# and a `ResponseTable` is refused where it is above g.
 
 BITS = 62
 VALUES = 1 << BITS
@@ -82,7 +82,7 @@ def bound_growth(epsilon: float) -> Fraction:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResponseTable:
     """RRTop-k in values out of `VALUES`: ``own`` for the label itself, ``other`` for each of the k − 1 others, and for
     a label outside ``outside`` for each of the k, the last of them also what is left."""
 
@@ -92,12 +92,12 @@ class Table:
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of(epsilon: float, size: int) -> Table:
+    def of(epsilon: float, size: int) -> ResponseTable:
         """The table of RRTop-k at ε."""
         validate.positive_int(k=size)
         growth = bound_growth(epsilon)
         other = math.ceil(VALUES / (growth + size - 1))
-        table = Table(size, VALUES - (size - 1) * other, other)
+        table = ResponseTable(size, VALUES - (size - 1) * other, other)
         if find_largest_ratio(table) > growth or table.own < table.other:
             raise InvalidInputError(
                 f"randomised response over {size} labels cannot be drawn at ε = {epsilon:g}: give a larger ε"
@@ -116,7 +116,7 @@ class Table:
         return [*rows, [self.outside] * (self.size - 1) + [last]]
 
 
-def find_largest_ratio(table: Table) -> Fraction:
+def find_largest_ratio(table: ResponseTable) -> Fraction:
     """The largest ratio of the probabilities of one answer under two labels: e^ε of what is drawn, exactly."""
     columns = zip(*table.list_rows(), strict=True)
     return max(Fraction(max(column), min(column)) for column in columns)
@@ -139,12 +139,12 @@ def respond(labels: Integers, epsilon: float, priors: Priors, draws: Integers) -
     answers = np.empty_like(labels)
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes == size)
-        chosen = _choose_places(Table.of(epsilon, int(size)), places[rows], draws[rows])
+        chosen = _choose_places(ResponseTable.of(epsilon, int(size)), places[rows], draws[rows])
         answers[rows] = order[rows, chosen]
     return answers
 
 
-def _choose_places(table: Table, places: Integers, draws: Integers) -> Integers:
+def _choose_places(table: ResponseTable, places: Integers, draws: Integers) -> Integers:
     """Which of the k likeliest is answered, given the place of the label (k or more: it is none of them)."""
     others = (draws - table.own) // max(1, table.other)
     moved = np.where(others >= places, others + 1, others)  # the k − 1 others, in order, without the label
@@ -248,9 +248,9 @@ class RandomisedLabels:
         return {"second": torch.full((len(self.answers.source),), -1, dtype=torch.int64)}, {}
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The gradient of the answered examples' summed loss; in the first stage of so many times their share."""
+        """The gradient of the answered examples' summed loss, divided by their share in the first stage."""
         if self.answers is None:
-            raise Refused("labels are answered for by a run: start the plan")
+            raise RunStateError("labels are randomised only within a run: start the plan")
         *inputs, numbers = content
         labels = self.answers.find(public)[numbers.cpu()]
         rows = torch.nonzero(labels >= 0).squeeze(1)
@@ -264,7 +264,7 @@ class RandomisedLabels:
         """The sum as it is."""
         return {"gradient": sums["gradient"]}, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         """At the end of the first stage, the answers of the second part by the model that it gave."""
         if self.answers is None or self.first is None or release.step != self.first - 1:
             return public
@@ -277,7 +277,7 @@ class RandomisedLabels:
 
 
 def dominating_pair(epsilon: float) -> Any:
-    """Binary randomised response at ε, (2 − p)/p = e^ε: no ε-private release is told apart better."""
+    """Binary randomised response at ε, (2 − p)/p = e^ε: it dominates every ε-private release."""
     small = math.exp(-epsilon)
     return dp_event.RandomizedResponseDpEvent(noise_parameter=2 * small / (1 + small), num_buckets=2)
 
@@ -324,14 +324,14 @@ class RandomizedLabels:
         secret = self.secret().first
         if self._first is None or self._first[0] != secret.key:
             priors = np.broadcast_to(self.prior, (len(self.source), len(self.prior)))
-            answers = self._answer(secret, "labels/first", priors)
+            answers = self._answer(secret, streams.LABELS_FIRST, priors)
             self._first = secret.key, torch.from_numpy(np.where(self._is_first(secret), answers, -1))
         return self._first[1]
 
     def draw_second(self) -> Tensor:
         """The answers of the second part, by the model as it is now."""
         secret = self.secret().first
-        answers = self._answer(secret, "labels/second", self._predict())
+        answers = self._answer(secret, streams.LABELS_SECOND, self._predict())
         return torch.from_numpy(np.where(self._is_first(secret), -1, answers))
 
     def _answer(self, secret: Secret, stream: str, priors: Priors) -> Integers:
@@ -341,7 +341,7 @@ class RandomizedLabels:
         """Which examples are in the first part: by coins that know no label."""
         if self.share == 1.0:
             return np.ones(len(self.source), dtype=bool)
-        return draw_integers(secret, "labels/split", len(self.source)) < int(self.share * VALUES)
+        return draw_integers(secret, streams.LABELS_SPLIT, len(self.source)) < int(self.share * VALUES)
 
     def read_labels(self) -> Integers:
         """The true labels, read once and checked: private."""
@@ -371,11 +371,11 @@ class RandomizedLabels:
 
 
 def count_outputs(model: nn.Module, source: Source) -> int:
-    """How many classes the model tells apart, from made-up inputs: a public fact of its architecture."""
+    """The number of classes of the model's output, from synthetic inputs: a public fact of its architecture."""
     like = source.take(torch.empty(0, dtype=torch.int64))
     device = next(model.parameters()).device
     with torch.no_grad(), evaluating(model):
-        scores = model(first_of(make_up(like, device)))
+        scores = model(first_of(make_synthetic(like, device)))
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < 2:
         raise InvalidInputError(
             "randomised response needs a model that gives one score for each of two or more classes"

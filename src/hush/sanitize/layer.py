@@ -1,11 +1,11 @@
-"""The sanitisation layer: activations are clipped one by one and get noise before they go on forward.
+"""The sanitisation layer: clips every activation and adds noise in the forward pass.
 
 At width n every element is clipped to [−C, C] and gets N(0, C²σ²n), or N(0, C²σ²n(1 − p)) with dropout p after it: the
-published scale, in which n(1 − p) is how many elements are left *on average*. What that proves about a record whose
-features are replaced, at one forward and with everything before the layer fixed, is a Gaussian with
-μ = range·√n/std: 2/σ for [−C, C], 1/σ where the layer itself clamps to [0, C] (a ReLU somewhere before it is no bound
-that this layer knows of), and 1/√(1 − p) times as much with dropout after it, which thins out by chance and not at
-most. Weights *before* the layer that learn from its gradients have seen the raw features, and nothing here covers them.
+published scale, in which n(1 − p) is the number of elements left *on average*. For a record whose features are
+replaced, one forward pass with everything before the layer fixed is a Gaussian with μ = range·√n/std: 2/σ for [−C, C],
+1/σ if the layer itself clamps to [0, C] (a ReLU before the layer is not taken into account), and 1/√(1 − p) times as
+much with dropout after it, because dropout removes elements on average only. Weights *before* the layer that learn from
+its gradients have seen the raw features, and nothing here covers them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from hush._internal import validate
 from hush.accounting.noise_tails import grid
-from hush.errors import InvalidInputError, Refused, nearest
+from hush.errors import InvalidInputError, RunStateError, UnsupportedModelError, nearest
 
 Place = Literal["after", "before"]
 Draw = Callable[[Tensor], Tensor]
@@ -32,17 +32,16 @@ Draw = Callable[[Tensor], Tensor]
 class Sanitize(nn.Module):
     """Clip every element to [−``clip``, ``clip``] and add noise of ``noise_multiplier``·clip·√n.
 
-    ``floor=0`` clamps to [0, clip] instead, which halves what a record can move. ``width`` is n, the numbers of one
-    example; without it the first forward says. ``dropout`` acts ``after`` the noise, as in the paper's algorithm and
+    ``floor=0`` clamps to [0, clip] instead, which halves the effect of a record. ``width`` is n, the numbers of one
+    example; by default the first forward sets it. ``dropout`` acts ``after`` the noise, as in the paper's algorithm and
     with its smaller noise, or ``before`` it, as in the paper's experiments.
 
-    The noise is ``draw(x)``: torch's own normal numbers by default, so that in a run of hush they come, like dropout,
-    from the run's secret and the place of each example (`hush.per_example.model_rng`). In evaluation there is none,
-    unless
-    ``noisy_evaluation``. A number that is not finite is a leak where it stays one: NaN counts as 0.
+    The noise is ``draw(x)``: by default torch's normal numbers, which in a run of hush come, like dropout, from the
+    run's secret and the place of each example (`hush.per_example.model_rng`). Evaluation adds no noise unless
+    ``noisy_evaluation``. NaN counts as 0, because a value that stays non-finite would be a leak.
 
-    ``clip`` may be changed between epochs (`hush.sanitize.adaptive`). It is no parameter and no buffer: whoever
-    changes it keeps it.
+    ``clip`` may be changed between epochs (`hush.sanitize.adaptive`). It is neither a parameter nor a buffer: code that
+    changes it must store it.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Sanitize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Dropout, clip and noise, in the order that ``place`` says."""
-        self._meet_width(x)
+        self._set_width(x)
         own = x.dtype
         if self.place == "before":
             x = functional.dropout(x, self.dropout, self.training)
@@ -129,14 +128,14 @@ class Sanitize(nn.Module):
         noisy = ((precise.detach() + self.noise_std * draw(precise.detach())) / spacing).round() * spacing
         return (noisy + (precise - precise.detach())).to(x.dtype)
 
-    def _meet_width(self, x: Tensor) -> None:
+    def _set_width(self, x: Tensor) -> None:
         found = math.prod(x.shape[1:])
         if self.width is None:
             self.width = found
         if found != self.width:
             raise InvalidInputError(
-                f"the sanitisation layer was made for {self.width} numbers an example and meets {found}, so its noise "
-                f"would have the wrong scale: give it width={found}, or put it at another place"
+                f"the sanitisation layer expects {self.width} numbers per example and got {found}, so its noise would "
+                f"have the wrong scale: give it width={found}, or move it"
             )
 
     def _known_width(self) -> int:
@@ -180,8 +179,8 @@ def insert(model: nn.Module, name: str, layer: Sanitize) -> nn.Module:
 def check_training(layer: Sanitize) -> None:
     """Refuse a step in which the layer adds no noise."""
     if not (layer.training or layer.noisy_evaluation):
-        raise Refused(
-            "the sanitisation layer is in evaluation, where it adds no noise: call model.train() before run.step"
+        raise RunStateError(
+            "the sanitisation layer is in evaluation mode and adds no noise: call model.train() before run.step"
         )
 
 
@@ -210,11 +209,11 @@ def build_funnel(inputs: int, width: int) -> list[nn.Module]:
     return [layer for before, after in pairs for layer in (nn.Linear(before, after), nn.ReLU())]
 
 
-# The layer that an account was made for: rows are made by a copy of it, whatever happens to the layer in the model.
+# The layer as it was accounted: rows are computed by a copy of it, independent of later changes to the model's layer.
 #
 # The density of a release depends on C, the floor, σ, n, the dropout with its place, and the source of the noise. All
-# of them are fixed when a run starts. A step refuses a layer that has others by now, so that nobody is surprised later;
-# the copy sees to it that a forward which changes them on its way to the layer changes nothing that is released.
+# of them are fixed when a run starts. A step raises if the layer's settings have changed; the copy ensures that a
+# forward that changes them on its way to the layer does not change what is released.
 
 SETTINGS = ("clip", "floored", "noise_multiplier", "width", "dropout", "place", "draw")
 
@@ -232,12 +231,12 @@ class FrozenLayer:
         """The layer as it is now; settings that are ``free`` may change in a run. A kind of layer of the user's own is
         refused, for nothing is known of its noise."""
         if type(layer) is not Sanitize:
-            raise Refused(
-                f"{type(layer).__name__} is a sanitisation layer of another kind, of whose range and noise nothing is "
-                "proven: use hush.sanitize.layer.Sanitize itself"
+            raise UnsupportedModelError(
+                f"{type(layer).__name__} is a subclass of Sanitize without a proof for its range and noise: use "
+                "hush.sanitize.layer.Sanitize itself"
             )
         if layer.draw is not None:
-            raise Refused("the layer draws its noise from a function of its own: leave draw out")
+            raise UnsupportedModelError("the layer draws its noise from a custom function: leave draw out")
         settings = {name: getattr(layer, name) for name in SETTINGS if name not in free}
         floor = 0.0 if layer.floored else None
         how: dict[str, Any] = {"width": layer.width, "dropout": layer.dropout, "place": layer.place}
@@ -248,9 +247,9 @@ class FrozenLayer:
         """Refuse a layer that is not what was accounted for."""
         changed = [name for name, value in self.settings.items() if getattr(self.layer, name) != value]
         if changed:
-            raise Refused(
-                f"{changed[0].replace('_', ' ')} of the sanitisation layer was changed after the run had begun, and "
-                "what is released depends on it: make a new plan and run"
+            raise RunStateError(
+                f"{changed[0].replace('_', ' ')} of the sanitisation layer was changed after the run had started, and "
+                "the release depends on it: make a new plan and run"
             )
 
     def check_step(self) -> None:

@@ -1,4 +1,4 @@
-"""A problem whose model has a sanitisation layer: which layer where, and what stands before it."""
+"""Problems whose model has a sanitisation layer: which layer, where, and what comes before it."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _take_layer_out(architecture: Architecture) -> tuple[Architecture, str | Non
     """The network without its layer, and where it had one."""
     if architecture.name != "sanitized":
         return architecture, None
-    told = architecture.arguments
-    return replace(architecture, name=told["inner"], arguments=told["arguments"]), told["at"]
+    given = architecture.arguments
+    return replace(architecture, name=given["inner"], arguments=given["arguments"]), given["at"]
 
 
 def _make_small(task: Problem, width: int, frozen: bool) -> tuple[Architecture, str]:

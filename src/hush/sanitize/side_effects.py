@@ -1,7 +1,7 @@
-"""All that an object holds, each thing once, with something by which a change of it is noticed later.
+"""Detects side effects of a forward pass: walks all objects reachable from a model or its losses, records their state.
 
-A container or an object is compared by the identity of what it holds, and what it holds is compared by itself. Loggers,
-locks, threads and files are let be: a line in a log is no memory that a forward reads.
+A container or an object is compared by the identity of its content, and the content is compared separately. Loggers,
+locks, threads and files are ignored: a line in a log is not state that a forward reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 
 HOOKS = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic, np.dtype, Enum)
@@ -36,7 +36,7 @@ LEFT = frozenset(  # modules whose objects hold nothing that a forward would rea
     | {"datetime", "decimal", "fractions", "uuid", "re", "zoneinfo", "operator", "typing", "types", "_abc", "inspect"}
 )
 FOREIGN = frozenset({"torch", "numpy", "hush", *sys.stdlib_module_names})  # whose classes and functions are no memory
-SMALL = 4096  # bytes of a tensor that are compared, beside the count of its writes
+SMALL = 4096  # bytes of a tensor that are compared, in addition to its version counter
 SEVERAL = 64  # items from which one look at all their types pays
 LEFT_KINDS = (ModuleType, logging.Logger, logging.Handler, logging.LoggerAdapter, threading.Thread)
 Held = list[tuple[Any, Any]]  # a name, if there is one, and what has it
@@ -59,7 +59,7 @@ class Fingerprint:
 
 @dataclass
 class ObjectGraph:
-    """What was met: the attributes of modules, cells of closures (both can be put back), and all the rest."""
+    """The objects found: attributes of modules, cells of closures (both can be restored), and all others."""
 
     attributes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     cells: list[tuple[str, CellType]] = field(default_factory=list)
@@ -166,14 +166,14 @@ def _open(cell: CellType) -> list[Any]:
 
 def _visit_opaque(place: str, value: Any, watch: Callable[[Callable[[Any], Any]], Any]) -> Held:
     """An object that keeps what it holds to itself: by what a copy of it would be made of. Where it does not say, it is
-    let be, unless it is made to give another thing every time."""
+    ignored, unless it returns a different value every time."""
     try:
         _read_reduced(value)
     except Exception as stop:
         if hasattr(value, "__next__"):
-            raise Refused(
-                f"'{place}' is a {type(value).__name__}, which goes on when it is asked and cannot be looked into, so "
-                "that a record could shift what others get: keep a list and draw from it with torch"
+            raise UnsupportedModelError(
+                f"'{place}' is a {type(value).__name__}, which advances when it is read and cannot be inspected, so a "
+                "record could change what others get: keep a list and draw from it with torch"
             ) from stop
         return []
     return [(None, each) for each in watch(_read_reduced)]
@@ -208,7 +208,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _find_slots(kind: type) -> tuple[str, ...]:
-    """The names that objects of a kind hold beside their dictionary."""
+    """The names of slots of a class."""
     return tuple(
         name
         for each in kind.__mro__
@@ -333,16 +333,16 @@ class ModelSnapshot:
         """Every attribute as it was; refuse what was changed inside of one, and numbers that losses kept."""
         kept = self.put_back_attributes()
         if _read_generators() != self._drawn:
-            raise Refused(
-                f"the {self._kind} or its data draw from Python's random or from numpy, so that a record would shift "
-                "the numbers of others: draw with torch"
+            raise UnsupportedModelError(
+                f"the {self._kind} or its data draw from Python's random or from numpy, so a record would change the "
+                "random numbers of others: draw with torch"
             )
         changed = [(owner, each) for owner, each in self._inside if each.is_changed()]
         kept += [f"'{each.place}' of {owner}" if each.place else owner for owner, each in changed]
         for place in kept:
-            raise Refused(
-                f"{place} is not the same after a forward pass, so that a record would be in the rows or gradients of "
-                "others, or pass by the layer: keep what a forward computes out of the model and of the losses"
+            raise UnsupportedModelError(
+                f"{place} changes in a forward pass, so a record could influence the rows or gradients of others, or "
+                "bypass the layer: do not store in the model or in the losses what a forward computes"
             )
 
     def put_back_attributes(self) -> list[str]:
@@ -373,7 +373,7 @@ class ModelSnapshot:
 
 
 @contextmanager
-def left_as_found(model: nn.Module, losses: Any = None) -> Iterator[None]:
+def restoring_state(model: nn.Module, losses: Any = None) -> Iterator[None]:
     """After it, the model is as it was, and so are its losses."""
     found = ModelSnapshot(model, losses)
     try:

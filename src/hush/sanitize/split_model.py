@@ -1,11 +1,10 @@
-"""Where a model is cut: what stands before its sanitisation layer, and what goes on from what the layer gives.
+"""Splits a model at its sanitisation layer into the part before it and the part after it.
 
-The cut is made by running the model on made-up inputs, so that the layer may stand at any place of any model. *Before*
-it is every parameter that its input depends on. *After* it is a function of the rows that it hands on, and of nothing
-else of the data, by construction: it is run on inputs of zeros. Made-up inputs show only what they happen to meet, so
-that the proofs take nothing from them: each record reaches the layer in a batch of its own (`hush.sanitize.privatised`,
-`hush.sanitize.split_model`). What is tried beforehand (`hush.sanitize.split_model`) says early what would not train as
-meant.
+The split is found by running the model on synthetic inputs, so the layer may be anywhere in any model. *Before* the
+layer is every parameter that its input depends on. *After* it is a function of the rows that the layer returns, and by
+construction of nothing else of the data: it is run on inputs of zeros. Synthetic inputs show only the paths they happen
+to take, so the proofs do not rely on them: each record reaches the layer in a batch of its own
+(`hush.sanitize.privatised`, `SplitLoss`). The checks here detect early what would not train as intended.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, trainable
 from hush.data_source import Source, to_each
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, UnsupportedModelError
 from hush.per_example.decompositions import replacing_forwards
 from hush.per_example.functional import recording
 from hush.per_example.gradients import per_example_gradients
@@ -31,30 +30,30 @@ from hush.per_example.model_rng import number_from
 from hush.per_example.result import GradientWarning
 from hush.randomness import seeded
 from hush.sanitize.layer import FrozenLayer, Sanitize, find_layer
-from hush.sanitize.side_effects import left_as_found, restoring
+from hush.sanitize.side_effects import restoring, restoring_state
 
-PROBES = 3  # made-up rows that a model is tried with
+PROBES = 3  # synthetic rows with which a model is tried
 
 
 @dataclass(frozen=True, eq=False)
 class SplitModel:
-    """A model, its one sanitisation layer, and what is known of both sides of it."""
+    """A model, its one sanitisation layer, and what is known about both sides of the layer."""
 
     model: nn.Module
     layer: Sanitize
     name: str
     like: Any  # content of no rows: shapes and types
-    shape: torch.Size  # of what one example is at the layer
+    shape: torch.Size  # of one example at the layer
     before: frozenset[str]  # the trained parameters that the layer's input depends on
-    after: tuple[nn.Module, ...] | None  # the modules behind the layer, where that is all there is
-    dtype: torch.dtype  # of what reaches the layer
+    after: tuple[nn.Module, ...] | None  # the modules after the layer, if they are a plain sequence
+    dtype: torch.dtype  # of the layer's input
 
     def run_head(self, rows: Tensor) -> Tensor:
-        """What the model gives where its layer hands on these rows. All else that it sees are inputs of zeros."""
+        """The model's output if its layer returns these rows; all other inputs are zeros."""
         rows = nn.functional.dropout(rows, self.layer.dropout, self.layer.training and self.layer.place == "after")
         if self.after is None:
             inputs = torch.zeros(len(rows), *first_of(self.like).shape[1:], dtype=first_of(self.like).dtype)
-            with handing_on(self.layer, rows):
+            with returning_rows(self.layer, rows):
                 return _call(self.model, inputs.to(rows.device))
         for module in self.after:
             rows = module(rows)
@@ -62,26 +61,25 @@ class SplitModel:
 
 
 class Head(nn.Module):
-    """The model behind its layer, as a module that losses can be given in place of the model."""
+    """The part of the model after its layer, as a module for the losses."""
 
     def __init__(self, cut: SplitModel) -> None:
         super().__init__()
         self.cut = cut
 
     def forward(self, rows: Tensor) -> Tensor:
-        """What the model makes of released rows."""
         return self.cut.run_head(rows)
 
 
 def first_of(content: Any) -> Tensor:
-    """The inputs among a content: its first tensor, beside which labels stand."""
+    """The inputs in a content: its first tensor; the labels follow."""
     if not isinstance(content, tuple | list) or not isinstance(content[0], Tensor) or len(content) < 2:
-        raise InvalidInputError("sanitising needs data that are pairs: a tensor of features first, then labels")
+        raise InvalidInputError("sanitising needs data in pairs: a tensor of features, then labels")
     return content[0]
 
 
 def hide_inputs(content: Any) -> Any:
-    """The content with zeros for its inputs: all that is left of it is public."""
+    """The content with its inputs replaced by zeros; the rest is public."""
     return with_inputs(content, torch.zeros_like(first_of(content)))
 
 
@@ -92,34 +90,33 @@ def with_inputs(content: Any, inputs: Tensor) -> Any:
 
 
 def check_pairs(content: Any, otherwise: str) -> None:
-    """Refuse what is not features and labels, and nothing else."""
+    """Raise unless the content is a pair of features and labels."""
     first_of(content)
     if len(content) != 2:
         raise InvalidInputError(
-            f"sanitising needs data that are pairs, and these have {len(content)} parts: {otherwise}; join the "
-            "features into one tensor"
+            f"sanitising needs data in pairs, got {len(content)} parts: {otherwise}; join the features into one tensor"
         )
 
 
 def find_cut(model: nn.Module, source: Source) -> SplitModel:
-    """The cut of a model at its sanitisation layer, tried on made-up inputs; what mixes examples is refused."""
+    """Split a model at its sanitisation layer, using synthetic inputs; raises if examples mix."""
     name, layer = find_layer(model)
     like = source.take(torch.empty(0, dtype=torch.int64))
     check_pairs(like, "all but the first would be taken for labels, which are not protected")
     for place, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise Refused(
-                f"layer '{place}' (BatchNorm) mixes the examples of a batch, so that a record would be in the released "
-                "activations of others too, which the noise on its own does not cover: convert it with "
+            raise UnsupportedModelError(
+                f"layer '{place}' (BatchNorm) mixes the examples of a batch, so a record would influence the released "
+                "activations of others, which its noise does not cover: convert it with "
                 "model = hush.to_group_norm(model)"
             )
     device = next(model.parameters()).device
     with seeded(0), evaluating(model), torch.enable_grad():
-        check_uses(layer, lambda: _call(model, first_of(make_up(like, device))), "model calls", name)
-        more = reach_layer(model, layer, first_of(make_up(like, device, 2 * PROBES)))
-        reached = reach_layer(model, layer, first_of(make_up(like, device)))
+        check_uses(layer, lambda: _call(model, first_of(make_synthetic(like, device))), "model calls", name)
+        more = forward_to_layer(model, layer, first_of(make_synthetic(like, device, 2 * PROBES)))
+        reached = forward_to_layer(model, layer, first_of(make_synthetic(like, device)))
         _check_shapes(reached.shape, more.shape, name)
-        layer(reached)  # which checks the width
+        layer(reached)  # checks the width
         params = trainable(model)
         needed = list(params.values()) if reached.requires_grad else []
         found = torch.autograd.grad(reached.sum(), needed, allow_unused=True) if needed else ()
@@ -127,8 +124,8 @@ def find_cut(model: nn.Module, source: Source) -> SplitModel:
     return SplitModel(model, layer, name, like, reached.shape[1:], before, _list_after(model, name), reached.dtype)
 
 
-def make_up(like: Any, device: torch.device, rows: int = PROBES) -> Any:
-    """Content of these shapes that shows nothing of the data: normal numbers, and 0 or 1 for integers."""
+def make_synthetic(like: Any, device: torch.device, rows: int = PROBES) -> Any:
+    """Synthetic content of these shapes, independent of the data: normal numbers, and 0 or 1 for integers."""
 
     def invent(t: Tensor) -> Tensor:
         shape = (rows, *t.shape[1:])
@@ -157,7 +154,7 @@ def check_uses(layer: Sanitize, run: Callable[[], Any], whose: str, name: str) -
     finally:
         handle.remove()
     if len(times) > 1:
-        raise Refused(
+        raise UnsupportedModelError(
             f"the {whose} the sanitisation layer at '{name}' {len(times)} times for one example, and each time would "
             "be a release of its own, of which one was counted: let every example pass it once (no views, no shared "
             "layer)"
@@ -170,7 +167,7 @@ class _Reached(BaseException):  # which no "except Exception" of a model takes f
         self.value = value
 
 
-def reach_layer(run: Callable[[Any], Any], layer: Sanitize, inputs: Any) -> Tensor:
+def forward_to_layer(run: Callable[[Any], Any], layer: Sanitize, inputs: Any) -> Tensor:
     """The layer's input where a model, or its losses, run on these inputs; what comes after is not computed."""
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -187,7 +184,7 @@ def reach_layer(run: Callable[[Any], Any], layer: Sanitize, inputs: Any) -> Tens
 
 
 @contextmanager
-def handing_on(layer: Sanitize, rows: Tensor) -> Iterator[None]:
+def returning_rows(layer: Sanitize, rows: Tensor) -> Iterator[None]:
     """Within it, the layer hands on these rows whatever it gets."""
     handle = layer.register_forward_hook(lambda module, given, out: rows)
     try:
@@ -232,26 +229,25 @@ def count_numbers(cut: SplitModel) -> int:
 
 # Losses cut in two at the layer, so that what is behind it sees rows and nothing else of a record.
 #
-# The losses run twice. First on the record itself, as far as the layer: what reaches it is clamped and gets its noise.
-# Then on inputs of zeros, with the layer handing on those rows: whatever passes by the layer (a mask of missing values,
-# a weight by age, a target made of the inputs) sees zeros. The gradient goes back through the rows.
+# The losses run twice. First on the record itself, up to the layer: its input is clamped and gets noise. Then on inputs
+# of zeros, with the layer returning those rows: anything that bypasses the layer (a mask of missing values, a weight by
+# age, a target computed from the inputs) sees zeros. The gradient flows back through the rows.
 #
-# The noise is made before either run, by place and of a stream of its own: a model that draws for some records and not
-# for others, or sets torch's generator, does not change it and cannot meet it again (a mask that was made of the same
-# numbers would show it).
+# The noise is drawn before either run, by place and from its own stream: a model that draws for some records only, or
+# seeds torch's generator, neither changes it nor can draw it again (a mask made of the same numbers would reveal it).
 #
-# In the first run the parameters behind the layer are constants. So their gradient is that of the second run alone, a
-# function of rows, labels and coins, whichever way a record takes through the model: the labels are copied before it,
-# and the draws of the second are counted from a fixed number, however many the first had. What the first run leaves in
-# the model or in the losses is taken away before the second, or refused (`hush.sanitize.side_effects`).
+# In the first run the parameters after the layer are constants. Their gradient is therefore that of the second run
+# alone, a function of rows, labels and coins, for any path of a record through the model: the labels are copied before
+# the first run, and the draws of the second are numbered from a fixed number, independent of the first. State that the
+# first run leaves in the model or in the losses is removed before the second, or raises (`hush.sanitize.side_effects`).
 
-HEAD = 1 << 20  # the number of the first draw behind the layer
+HEAD = 1 << 20  # the number of the first draw after the layer
 
 
 @dataclass(frozen=True)
 class SplitLoss:
-    """Losses whose examples, all of one public ``shape``, reach the head by the rows of ``layer`` alone, which are of
-    shape ``width``; ``behind`` it learn these parameters."""
+    """Losses whose examples, all of one public ``shape``, reach the head only through the rows of ``layer``, of shape
+    ``width``; ``behind`` are the parameters after the layer."""
 
     losses: Losses
     layer: FrozenLayer
@@ -260,16 +256,16 @@ class SplitLoss:
     width: torch.Size
 
     def check_shape(self, content: Any) -> None:
-        """Refuse a batch that was padded to its own longest record: that one would be in all rows, and its length
-        would pass by the layer."""
+        """Raise on a batch that was padded to its longest record: that record would influence all rows, and its length
+        would bypass the layer."""
         if first_of(content).shape[1:] != self.shape:
-            raise Refused(
-                "sanitize-hybrid needs records of one shape, and that of these data changes with the batch, so that a "
-                "record would be in the rows of others: pad every record to the same length"
+            raise UnsupportedModelError(
+                "sanitize-hybrid needs records of one shape, but the shape of these data changes with the batch, so a "
+                "record would influence the rows of others: pad every record to the same length"
             )
 
     def __call__(self, model: nn.Module, content: Any) -> Tensor:
-        """One loss per example; the content comes with the noise of each one's row."""
+        """One loss per example; the content includes the noise of each row."""
         own, noise = content
         hidden = to_each(torch.clone, hide_inputs(own))  # a copy, before the first run can write into the labels
         rows = self.layer.release(self._reach(model, own), noise)
@@ -278,24 +274,24 @@ class SplitLoss:
             return self.losses(model, hidden)
 
     def _reach(self, model: nn.Module, content: Any) -> Tensor:
-        """What reaches the layer; it depends on parameters before it, and as far as gradients go on no others."""
+        """The input of the layer; its gradient depends only on the parameters before the layer."""
         fixed = {id(p): p.detach() for name, p in model.named_parameters() if name in self.behind}
-        with left_as_found(model, self.losses), recording(model, fixed):
-            return reach_layer(partial(self.losses, model), self.layer.layer, content)
+        with restoring_state(model, self.losses), recording(model, fixed):
+            return forward_to_layer(partial(self.losses, model), self.layer.layer, content)
 
 
 def find_engine(cut: SplitModel, losses: SplitLoss) -> str:
-    """How each example is computed in a batch of its own: mapped by torch.func, or one after the other where that
-    cannot map the model. Made-up inputs decide, so no record does."""
+    """How each example is computed in its own batch: mapped by torch.func, or one by one if that fails. Synthetic
+    inputs decide, so no record does."""
     device = next(cut.model.parameters()).device
     try:
         with seeded(0), evaluating(cut.model, True), torch.enable_grad():
             noise = torch.randn(PROBES, *cut.shape, dtype=torch.float64, device=device)
-            per_example_gradients(cut.model, losses, (make_up(cut.like, device), noise), engine="functional")
-    except Exception as stop:  # whatever it is: if it is not the map, it comes again
+            per_example_gradients(cut.model, losses, (make_synthetic(cut.like, device), noise), engine="functional")
+    except Exception as stop:  # any error; one that is not caused by the mapping occurs again later
         why = type(stop).__name__
         warnings.warn(
-            f"one backward pass an example computes this model, which is slow: torch.func cannot map it ({why})",
+            f"torch.func cannot map this model ({why}): it is computed with one backward pass per example, slowly",
             GradientWarning,
             stacklevel=2,
         )
@@ -303,38 +299,38 @@ def find_engine(cut: SplitModel, losses: SplitLoss) -> str:
     return "functional"
 
 
-# What would not be trained as it was meant, found on made-up inputs before a run starts.
+# Checks on synthetic inputs before a run starts, for models that would not train as intended.
 #
-# Made-up inputs show only what they happen to meet, and no proof rests on what they show but one: that nothing which is
-# trained moves the rows of `sanitize-once` and `sanitize-frozen` (`check_frozen`), and there the rows are computed
-# before the first step and kept. That a record is alone, and that it reaches the head by its row, is so by construction
-# (`hush.sanitize.privatised`, `hush.sanitize.split_model`).
+# Synthetic inputs show only the paths they happen to take. Only one proof relies on them: that no trained parameter
+# changes the rows of `sanitize-once` and `sanitize-frozen` (`check_frozen`); there the rows are computed before the
+# first step and kept. That a record is processed alone, and reaches the head only through its row, holds by
+# construction (`hush.sanitize.privatised`, `SplitLoss`).
 
 
 def check_frozen(cut: SplitModel) -> None:
-    """Refuse a trained parameter before the layer: it would learn from the raw features. One that takes part without a
-    gradient counts too: rows would be made anew by another function, under the same noise."""
+    """Raise on a trained parameter before the layer: it would learn from the raw features. A parameter that has an
+    effect but no gradient counts too: rows would be recomputed by another function with the same noise."""
     found = cut.before or _find_movers(cut)
     if found:
         names = ", ".join(sorted(found)[:3])
-        raise Refused(
-            f"'{names}' is trained and stands before the sanitisation layer at '{cut.name}', so that it would take the "
-            "raw features past the noise: freeze all that is before the layer (requires_grad_(False)), or use method "
-            "sanitize-hybrid, which adds noise to its gradients too"
+        raise UnsupportedModelError(
+            f"'{names}' is trained and lies before the sanitisation layer at '{cut.name}', so it would learn from the "
+            "raw features without noise: freeze all parameters before the layer (requires_grad_(False)), or use method "
+            "sanitize-hybrid, which adds noise to their gradients too"
         )
 
 
-def check_alone(cut: SplitModel, *, training: bool) -> None:
-    """Refuse a front that is not made for single records: by itself each would give another row than in company."""
+def check_independent(cut: SplitModel, *, training: bool) -> None:
+    """Raise if a record's row differs between a batch of one and a larger batch."""
     device = next(cut.model.parameters()).device
     with seeded(0):
-        one, others = (first_of(make_up(cut.like, device)) for _ in range(2))
+        one, others = (first_of(make_synthetic(cut.like, device)) for _ in range(2))
         others[0] = one[0]
     if not _are_same(*(_reach(cut, inputs, {}, training)[0] for inputs in (one, others))):
-        raise Refused(
-            f"what reaches the sanitisation layer at '{cut.name}' for one example changes with the other examples of a "
-            "batch, so that a record would be in the rows of others too, which the noise on its own does not cover: "
-            "compute every example by itself (statistics of a batch are what mixes them most often)"
+        raise UnsupportedModelError(
+            f"the input of the sanitisation layer at '{cut.name}' for one example depends on the other examples of a "
+            "batch, so a record would influence the rows of others, which its noise does not cover: compute every "
+            "example independently (batch statistics are the most frequent cause)"
         )
     alone = _reach(cut, one[:1], {}, training)
     if alone.shape != (1, *cut.shape):
@@ -345,13 +341,13 @@ def check_alone(cut: SplitModel, *, training: bool) -> None:
         )
 
 
-def find_behind(cut: SplitModel, losses: Losses) -> frozenset[str]:
+def find_head_parameters(cut: SplitModel, losses: Losses) -> frozenset[str]:
     """The trained parameters that learn by the rows that the layer hands on, and by nothing before it."""
     params, device = trainable(cut.model), next(cut.model.parameters()).device
     with seeded(0), evaluating(cut.model), torch.enable_grad():
         rows = torch.randn(PROBES, *cut.shape, device=device, dtype=cut.dtype)
-        with handing_on(cut.layer, rows):
-            total = losses(cut.model, make_up(cut.like, device)).sum()
+        with returning_rows(cut.layer, rows):
+            total = losses(cut.model, make_synthetic(cut.like, device)).sum()
         found = torch.autograd.grad(total, list(params.values()), allow_unused=True) if total.requires_grad else ()
     seen = {name for name, grad in zip(params, found, strict=False) if grad is not None}
     return frozenset(seen - cut.before)
@@ -361,24 +357,24 @@ def check_used_once(cut: SplitModel, losses: Losses) -> None:
     """Refuse a loss that sends an example through the layer several times: each time is a release of its own."""
     device = next(cut.model.parameters()).device
     with seeded(0), evaluating(cut.model, True), torch.no_grad():
-        check_uses(cut.layer, lambda: losses(cut.model, make_up(cut.like, device)), "losses call", cut.name)
+        check_uses(cut.layer, lambda: losses(cut.model, make_synthetic(cut.like, device)), "losses call", cut.name)
 
 
-def check_forgetful(cut: SplitModel, losses: Losses) -> None:
+def check_stateless(cut: SplitModel, losses: Losses) -> None:
     """Refuse early what a record would be refused for: a model or losses that keep something before the layer."""
     device = next(cut.model.parameters()).device
-    with seeded(0), evaluating(cut.model, True), torch.no_grad(), left_as_found(cut.model, losses):
-        reach_layer(partial(losses, cut.model), cut.layer, make_up(cut.like, device))
+    with seeded(0), evaluating(cut.model, True), torch.no_grad(), restoring_state(cut.model, losses):
+        forward_to_layer(partial(losses, cut.model), cut.layer, make_synthetic(cut.like, device))
 
 
-def check_nothing_passes(cut: SplitModel, losses: Losses) -> None:
+def check_no_bypass(cut: SplitModel, losses: Losses) -> None:
     """Refuse a model or a loss that sees the inputs by another way than the layer: with the layer's rows held fixed,
     other inputs must not change a single loss, in training or in evaluation. In a run it would see zeros."""
     device = next(cut.model.parameters()).device
     with seeded(0):
-        content = make_up(cut.like, device)
+        content = make_synthetic(cut.like, device)
         rows = torch.randn(PROBES, *cut.shape, device=device, dtype=cut.dtype)
-        others = [make_up(cut.like, device)[0], *_list_unusual(content[0])]
+        others = [make_synthetic(cut.like, device)[0], *_list_unusual(content[0])]
     for training in (True, False):
 
         def compute(inputs: Tensor, training: bool = training) -> Tensor:
@@ -387,7 +383,7 @@ def check_nothing_passes(cut: SplitModel, losses: Losses) -> None:
                 seeded(0),
                 evaluating(cut.model, training),
                 torch.no_grad(),
-                handing_on(cut.layer, rows),
+                returning_rows(cut.layer, rows),
             ):
                 return losses(cut.model, with_inputs(content, inputs))
 
@@ -395,35 +391,35 @@ def check_nothing_passes(cut: SplitModel, losses: Losses) -> None:
         for place, inputs in enumerate(others):
             try:
                 found = compute(inputs)
-            except Exception:  # a model may say no to numbers of which nobody knows that they occur
+            except Exception:  # a model may reject values that may never occur
                 if not place:
                     raise
                 continue
             if not _are_same(usual, found):
-                raise Refused(
-                    f"the model or its loss sees the inputs by another way than the sanitisation layer at '{cut.name}' "
-                    "(a shortcut around it, a mask, or a loss that compares with the inputs), and what passes by the "
-                    "layer has no noise: put the layer where everything passes"
+                raise UnsupportedModelError(
+                    f"the model or its loss uses the inputs without passing the sanitisation layer at '{cut.name}' (a "
+                    "shortcut around it, a mask, or a loss that compares with the inputs), and what bypasses the layer "
+                    "has no noise: put the layer where everything passes through it"
                 )
 
 
 def _list_unusual(like: Tensor) -> list[Tensor]:
-    """Inputs that masks and thresholds look for: zeros, numbers far away on either side, and none at all."""
+    """Inputs that masks and thresholds test for: zeros, large positive and negative numbers, and NaN."""
     if not like.is_floating_point():
         return [torch.zeros_like(like)]
     return [torch.zeros_like(like), 1e4 * like, -1e4 * like, like.new_full(like.shape, torch.nan)]
 
 
 def _find_movers(cut: SplitModel) -> frozenset[str]:
-    """Trained parameters that change what reaches the layer although no gradient says so."""
+    """Trained parameters that change the layer's input without having a gradient there."""
     with seeded(0):
-        inputs = first_of(make_up(cut.like, next(cut.model.parameters()).device))
+        inputs = first_of(make_synthetic(cut.like, next(cut.model.parameters()).device))
         others = {name: (value, torch.randn_like(value)) for name, value in trainable(cut.model).items()}
     fixed = _reach(cut, inputs, {})
     if not _are_same(fixed, _reach(cut, inputs, {})):
-        raise Refused(
-            f"what reaches the sanitisation layer at '{cut.name}' is another every time, as with numbers from numpy or "
-            "from a generator of the model's own: draw with torch.rand, torch.randn or dropout, which come back"
+        raise UnsupportedModelError(
+            f"the input of the sanitisation layer at '{cut.name}' changes from call to call, as with numbers from "
+            "numpy or from a private generator: draw with torch.rand, torch.randn or dropout, which are reproducible"
         )
     return frozenset(
         name for name, (old, new) in others.items() if not _are_same(_reach(cut, inputs, {id(old): new}), fixed)
@@ -431,12 +427,12 @@ def _find_movers(cut: SplitModel) -> frozenset[str]:
 
 
 def _reach(cut: SplitModel, inputs: Tensor, others: Mapping[int, Tensor], training: bool = False) -> Tensor:
-    """What reaches the layer with other parameters in their places (by id), the same coins each time, and a model that
-    remembers no other try."""
+    """The layer's input with replaced parameters (by id), with the same random numbers each time and without state from
+    earlier calls."""
     with seeded(0), evaluating(cut.model, training), torch.no_grad(), recording(cut.model, others):
-        return reach_layer(cut.model, cut.layer, inputs)
+        return forward_to_layer(cut.model, cut.layer, inputs)
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    """The same bits; what is not a number is the same as another such."""
+    """Whether all bits are equal; NaN equals NaN."""
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())

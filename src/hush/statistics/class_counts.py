@@ -39,7 +39,7 @@ ABOVE = 2.0  # standard deviations of the noise
 def calibrate_class_counts(
     epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove"
 ) -> HistogramNoise:
-    """The noise with which the counts of so many classes are (ε, δ)-private."""
+    """The noise with which the counts of this number of classes are (ε, δ)-private."""
     return calibrate_histograms(epsilon, delta, columns=1, cells=classes, adjacency=adjacency)
 
 
@@ -49,7 +49,7 @@ def plan_class_weights(
     """The release before training of the classes' noisy ``counts``, and of the ``weights`` that follow from them. Rows
     are data as a plan takes them, the labels last.
 
-    ``population`` is the public number of units (rows, without ``units``, which says whose each row is)."""
+    ``population`` is the public number of units (rows, without ``units``, which gives the unit of every row)."""
 
     def release(secret: Secret) -> Values:
         weights = None if units is None else weigh_units(units)

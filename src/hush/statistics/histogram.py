@@ -1,4 +1,4 @@
-"""Histograms of several columns at once, with noise: how often each public cell of each column is met.
+"""Noisy histograms of several columns at once: how often the values of each column fall into each public cell.
 
 **Sensitivity.** A row adds to each of K columns one count in the cell that its value falls into, or nothing where the
 value is missing. Its vector v over all cells of all columns is zero or above, and has at most K entries of 1, so
@@ -41,7 +41,7 @@ from hush.accounting.events import DpEvent
 from hush.accounting.noise_tails import Tails, check_std, grid
 from hush.errors import InvalidInputError, Refused
 from hush.noise.base import add_noise
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 
 PER_COLUMN: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": 2.0}  # of Δ²
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
@@ -55,8 +55,8 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class HistogramNoise:
-    """How much noise the cells get: σ of the event of all rounds together, over so many columns; and the part of δ that
-    the event does not know, at any ε."""
+    """The noise of the cells: σ of the event of all rounds together, over this number of columns; and the part of δ
+    that the event does not include, at any ε."""
 
     sigma: float
     lost: float
@@ -83,8 +83,8 @@ class HistogramNoise:
 def calibrate_histograms(
     epsilon: float, delta: float, *, columns: int, cells: int, rounds: int = 1, adjacency: Adjacency = "add-remove"
 ) -> HistogramNoise:
-    """The smallest noise with which so many rounds of at most ``cells`` cells a column are (ε, δ)-private together;
-    nothing of it depends on rows."""
+    """The smallest noise with which this number of rounds of at most ``cells`` cells per column are (ε, δ)-private
+    together; it does not depend on rows."""
     positive_int(columns=columns, cells=cells, rounds=rounds)
     sigma, lost = calibrate_cells(epsilon, delta, cells=columns * cells, rounds=rounds, adjacency=adjacency)
     return HistogramNoise(sigma, lost, adjacency, columns)
@@ -93,8 +93,8 @@ def calibrate_histograms(
 def calibrate_cells(
     epsilon: float, delta: float, *, cells: int, rounds: int = 1, adjacency: Adjacency
 ) -> tuple[float, float]:
-    """The smallest σ of one Gaussian over so many cells for (ε, δ), and the part of δ that the end of its tails takes:
-    at any ε, so that it may be composed, and in each round as of one that takes all of it."""
+    """The smallest σ of one Gaussian over this number of cells for (ε, δ), and the part of δ that its truncated tails
+    take: at any ε, so that it may be composed, and in each round as if the round took all of it."""
     positive(epsilon=epsilon)
     probability(delta=delta)
     choice(ADJACENCIES, adjacency=adjacency)
@@ -115,7 +115,7 @@ def weigh_units(units: ArrayLike) -> Numbers:
 
 
 def count_cells(cells: Cells, size: int, weights: Numbers | None = None) -> Numbers:
-    """How often each of ``size`` cells is met, by weight; a cell of −1 is none."""
+    """The weight in each of ``size`` cells; a cell of −1 is ignored."""
     if weights is not None and len(weights) != len(cells):
         raise InvalidInputError("the units are not as many as the rows: say of each row whose it is, in their order")
     met = cells >= 0
@@ -132,5 +132,5 @@ def add_cell_noise(counts: Numbers, noise: HistogramNoise, secret: Secret, step:
     if len(counts) != noise.columns:
         raise InvalidInputError(f"the noise is for {noise.columns} columns, and {len(counts)} are counted")
     total, std = torch.tensor(counts, dtype=torch.float64), noise.std(share)
-    add_noise([total], [normal(secret, "histograms", step, total)], std, grid(std), 1.0)
+    add_noise([total], [normal(secret, streams.HISTOGRAMS, step, total)], std, grid(std), 1.0)
     return np.asarray(total.numpy())

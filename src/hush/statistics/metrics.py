@@ -1,8 +1,8 @@
 """Figures people trust, of predictions on rows that were not trained on; pure functions of arrays.
 
-Accuracy alone flatters: beside it stand what always saying the commonest class would give, balanced accuracy (the mean
-recall), AUC (of several classes: the mean over one against the rest), log-loss, recall per class and the confusion
-matrix; and a verdict in words. For numbers: MAE, RMSE, R². They are scikit-learn's where it has them.
+Accuracy alone can mislead. So it comes with the accuracy of always predicting the most common class, balanced accuracy
+(the mean recall), AUC (for several classes: the mean over one against the rest), log-loss, recall per class, the
+confusion matrix and a short verdict. For numbers: MAE, RMSE, R². They are scikit-learn's where it has them.
 
 All figures of classes follow from *counts* alone too (`from_counts`): a confusion matrix, and for each true class
 histograms of the scores. So noise on the counts is enough to release every figure privately. Sums over noisy cells are
@@ -30,7 +30,7 @@ BINS = 20  # of a score, all of one width
 
 @dataclass(frozen=True)
 class Figures:
-    """How well classes are told apart; None where a figure does not exist (a class without rows, a single class).
+    """Metrics of a classifier; None where a metric does not exist (a class without rows, a single class).
 
     ``confusion[i][j]`` counts rows of class i that were predicted as j.
     """

@@ -24,6 +24,7 @@ The number of rows is not released but as the sum of noisy cells.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from hush.accounting.guarantee import Guarantee
 from hush.accounting.noise_tails import check_std, grid
 from hush.errors import InvalidInputError
 from hush.noise.base import add_noise
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 from hush.statistics.histogram import calibrate_cells, weigh_units
 from hush.statistics.metrics import BINS, Counts, count_rows
 
@@ -94,13 +95,13 @@ def release_counts(
     units: ArrayLike | None = None,
     unit: str = "example",
 ) -> PrivateCounts:
-    """The counts of these rows with noise for (ε, δ), whose secret comes from the operating system and is thrown away.
+    """The counts of these rows with noise for (ε, δ), whose secret comes from the operating system and is discarded.
 
-    The columns of ``probabilities`` are the public classes. ``units`` says whose each row is, where one unit can have
-    several; ``unit`` is what one is called. `hush.statistics.metrics.from_counts` makes figures of the result.
+    The columns of ``probabilities`` are the public classes. ``units`` gives the unit of every row, if a unit can have
+    several rows; ``unit`` is the name of the unit. `hush.statistics.metrics.from_counts` computes metrics from them.
     """
     if units is None and unit != "example":
-        raise InvalidInputError(f"a guarantee per {unit} needs to know whose each row is: give units, one for each row")
+        raise InvalidInputError(f"a guarantee per {unit} needs the unit of every row: give units, one for each row")
     noise = calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
     spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
     guarantee = Guarantee(spent, delta, adjacency, unit, "proven", noise.event, "gdp", ASSUMPTIONS)
@@ -112,7 +113,7 @@ def release_counts(
 def calibrate_counts(
     epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove", bins: int = BINS
 ) -> CountNoise:
-    """The noise with which counts of so many classes are (ε, δ)-private; nothing of it depends on rows."""
+    """The noise with which counts of this number of classes are (ε, δ)-private; it does not depend on rows."""
     positive_int(classes=classes, bins=bins)
     scores = 1 if classes == 2 else classes
     cells = classes * classes + classes * scores * bins
@@ -127,11 +128,25 @@ def add_count_noise(
     *,
     bins: int = BINS,
     units: ArrayLike | None = None,
+    secret: Secret | None = None,
 ) -> Counts:
-    """The counts of these rows with noise from a secret that is thrown away: one release, to be made once."""
+    """The counts of these rows with noise: one release, to be made once.
+
+    Without ``secret`` the noise comes from one that is thrown away. With it, the noise is a function of the secret, the
+    counts and the noise's scale: the same counts get the same noise again, and other counts get independent noise."""
     weights = None if units is None else weigh_units(units)
     counts = count_rows(probabilities, labels, bins=bins, weights=weights)
-    return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), Secret.fresh())
+    own = Secret.fresh() if secret is None else secret.child(streams.private_metrics(_digest(secret, counts, noise)))
+    return _with_noise(counts, *noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1]), own)
+
+
+def _digest(secret: Secret, counts: Counts, noise: CountNoise) -> str:
+    """Of the exact counts and of how much noise they get, keyed with the secret."""
+    found = hashlib.blake2b(key=secret.derive(streams.METRICS_CONTENT, 0, size=32), digest_size=32)
+    found.update(f"{noise.sigma!r}\0{noise.adjacency}\0{counts.confusion.shape}\0{counts.histograms.shape}\0".encode())
+    for cells in (counts.confusion, counts.histograms):
+        found.update(np.ascontiguousarray(cells, dtype=np.float64).tobytes())
+    return found.hexdigest()
 
 
 def _count_classes(probabilities: ArrayLike) -> int:
@@ -155,11 +170,11 @@ def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, 
 def _with_noise(counts: Counts, matrix_std: float, bin_std: float, secret: Secret) -> Counts:
     """Counts plus noise on the grid; a secret is for one release and no more."""
     noisy = []
-    for stream, exact, std in (
+    for part, exact, std in (
         ("matrix", counts.confusion, matrix_std),
         ("histograms", counts.histograms, bin_std),
     ):
         total = torch.tensor(exact, dtype=torch.float64)
-        add_noise([total], [normal(secret, f"figures {stream}", 0, total)], std, grid(std), 1.0)
+        add_noise([total], [normal(secret, streams.private_metrics(part), 0, total)], std, grid(std), 1.0)
         noisy.append(total.numpy())
     return Counts(noisy[0], noisy[1], noisy=True)

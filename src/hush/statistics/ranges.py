@@ -44,7 +44,7 @@ OCTAVES = HIGHEST - LOWEST + 1
 COARSE, FINE = 2 * OCTAVES + 1, 32  # cells
 SHARES = (0.6, 0.4)  # of 1/σ² for the two rounds
 FALSE_ALARM = 0.01  # that a cell that is empty counts as the end of some column's span
-NEXT = 1.5  # standard deviations that a cell beside the span must have to belong to it
+NEXT = 1.5  # standard deviations that a cell next to the span must have to belong to it
 SURE = 2.5  # standard deviations of noise that a sum from an end of a span must have, or nothing is in it
 ALONE = 3.5  # standard deviations of noise that a few cells must have to stand out
 LENGTHS = (1, 2, 4)  # of such cells
@@ -57,7 +57,7 @@ WINDOW = 5  # cells, where none stands out
 def calibrate_ranges(
     epsilon: float, delta: float, *, columns: int, adjacency: Adjacency = "add-remove"
 ) -> HistogramNoise:
-    """The noise with which the ranges of so many columns are (ε, δ)-private."""
+    """The noise with which the ranges of this number of columns are (ε, δ)-private."""
     return calibrate_histograms(epsilon, delta, columns=columns, cells=COARSE, rounds=len(SHARES), adjacency=adjacency)
 
 
@@ -72,7 +72,7 @@ def plan_ranges(
     """The release before training of the ranges of these columns of ``rows``, as ``limits`` (columns, 2). Rows are a
     tensor, or data as a plan takes them, the features first.
 
-    ``population`` is the public number of units (rows, without ``units``, which says whose each row is)."""
+    ``population`` is the public number of units (rows, without ``units``, which gives the unit of every row)."""
     if not columns:
         raise InvalidInputError("there is no numeric column without a range: leave --private-ranges out")
 
@@ -172,10 +172,10 @@ def find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
 
 
 def trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, float]) -> tuple[float, float]:
-    """The span without the cells at either end that hold at most the share ``TAIL`` together, as far as can be told.
+    """The span without the cells at either end that together hold at most the share ``TAIL``, as far as noise permits.
 
-    Where the noise lets shares below q not be told from none, the range is widened by 2q of what it covers on that
-    side: cells that are not empty were trimmed."""
+    If the noise hides shares below q, the range is widened by 2q of what it covers on that side: cells that are not
+    empty were trimmed."""
     skipped, share = _skip(noisy, std, population)
     skipped_above, share_above = _skip(noisy[::-1], std, population)
     if skipped + skipped_above >= len(noisy):
@@ -189,11 +189,11 @@ def trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, fl
 
 
 def _skip(noisy: Numbers, std: float, population: int) -> tuple[int, float]:
-    """How many cells from the start hold at most the tail, as far as noise lets it be told; and the share of the units
-    that it takes to be told, beyond the tail's.
+    """How many cells from the start hold at most the tail, as far as noise permits; and the smallest share of the units
+    that is detectable, beyond the tail's.
 
-    They end where the sum of all cells from the start is more than the tail and than noise makes; or where that of a
-    few neighbours is, among which none counts for more than would stand out alone."""
+    They end where the sum of all cells from the start exceeds both the tail and the noise, or where the sum of a few
+    neighbours does, none of which exceeds the noise alone."""
     noise = SURE * std * np.sqrt(np.arange(1, len(noisy) + 1))
     found = [_find_above(np.cumsum(noisy), np.maximum(TAIL * population, noise))]
     alone = max(TAIL * population, ALONE * std)

@@ -1,6 +1,6 @@
 """A problem's releases before training (`hush.data_release`): the ranges of its columns and the weights of its classes.
 
-    problem = from_files("my.csv", target="y", private_ranges=True).awaiting_weights()
+    problem = from_files("my.csv", target="y", public=("classes",), private_ranges=True).awaiting_weights()
     setting = {"examples": problem.examples, "counted": True, "batch_size": 64, "epochs": 20, "epsilon": 3}
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
     plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
@@ -26,10 +26,14 @@ from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError, Refused
 from hush.plan import Plan
 from hush.run import Run
-from hush.statistics import class_counts, ranges
+from hush.statistics import class_counts, class_names, ranges
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
 OF_DELTA = 0.1  # at which the ε of a release is meant
+ALONE = 0.1  # of δ: the probability with which a label of a single unit may become a class
+
+
+KNOWN = "name them in a schema (classes = […]), or say that they are public (--public classes)"
 
 
 def plan_releases(
@@ -39,14 +43,20 @@ def plan_releases(
     *,
     range_share: float | None = None,
     weight_share: float | None = None,
+    class_share: float | None = None,
     units: ArrayLike | None = None,
 ) -> tuple[DataRelease, ...]:
-    """The releases before training under a plan, each of which alone costs its share of ``epsilon``; ``units`` says
-    whose each row is, where the plan's unit is not a row."""
-    check_shares(range_share, weight_share)
+    """The releases before training under a plan, each of which alone costs its share of ``epsilon``; ``units`` gives
+    the unit of every row, if the plan's unit is not a row."""
+    check_shares(range_share, weight_share, class_share)
+    if (class_share is None) != (task.pending_classes is None):
+        raise InvalidInputError(
+            f"the classes of '{task.name}' are released with noise exactly where they are not known: give class_share "
+            "for a problem with private_classes=True, and for no other"
+        )
     if not plan.private:
         raise Refused(
-            f"method '{plan.method}' adds no noise, so releases with noise before it would protect nobody: use "
+            f"method '{plan.method}' adds no noise, so noisy releases before it would give no protection: use "
             "dp-sgd or another private method"
         )
     if (units is None) != (plan.unit == "example"):
@@ -61,6 +71,13 @@ def plan_releases(
         places = [] if task.schema is None else pending_columns(task.schema)
         noise = ranges.calibrate_ranges(range_share * epsilon, delta, columns=max(1, len(places)), adjacency=near)
         parts.append(ranges.plan_ranges(task.train, places, noise, **shared))
+    if task.pending_classes is not None and class_share is not None:
+        if weight_share is not None:
+            raise InvalidInputError(f"class weights need the classes of '{task.name}': {KNOWN}")
+        named = class_names.calibrate_class_names(
+            class_share * epsilon, delta, alone=ALONE * plan.delta, adjacency=near
+        )
+        parts.append(class_names.plan_class_names(task.train, task.pending_classes.labels, named, **shared))
     if weight_share is not None:
         if task.classes is None:
             raise InvalidInputError(f"class weights need classes, and '{task.name}' has none")
@@ -84,6 +101,11 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
     """The problem with what was released, which is also put into the run's model, and into the weights that its
     losses read; and the same as public plain data."""
     told: dict[str, dict[str, Any]] = {}
+    if (found := values.get(class_names.KEY)) is not None:
+        counts = class_names.unpack_classes(found)
+        task = task.settle_classes(tuple(counts))
+        told["private_classes"] = counts
+        run.prepare(lambda model: None)  # its losses are others now
     if (found := values.get(ranges.KEY)) is not None and task.schema is not None:
         limits = [(float(low), float(high)) for low, high in found["limits"].tolist()]
         names = [task.schema.features[place].name for place in pending_columns(task.schema)]

@@ -47,21 +47,21 @@ def load_rows(place: Path, schema: Schema, watch: ReadProgress) -> Rows:
     name = digest_table(parts, facts)
 
     def encode() -> Iterator[Encoded]:
-        """The rows, if they are those that have the name: whatever is kept under it is believed for good."""
+        """The rows, if they match the name: everything stored under a name is trusted permanently."""
         yield from encode_table(place, schema, watch.count)
         if digest_table(find_parts(place), facts) != name:
-            raise InvalidInputError(f"'{place}' changed while it was read: start again when nobody writes to it")
+            raise InvalidInputError(f"'{place}' changed while it was read: try again when no process writes to it")
 
     return pick_all(map_rows(name, encode))
 
 
-def cached_profile(place: Path, begin: Begin, facts: Any, count: Count) -> dict[str, ColumnProfile]:
+def cached_profile(place: Path, begin: Begin, facts: Any, count: Count, unit: str = "") -> dict[str, ColumnProfile]:
     """What every column of a table shows (`hush.tabular.profiling.profile_columns`); a long table that was looked at
     before with the same ``facts``, all that ``begin`` depends on as plain data, is not looked at again."""
     kept = _find_kept(place, facts)
     seen = None if kept is None else _recall(kept, begin)
     if seen is None:
-        seen = profile_columns(place, begin, count)
+        seen = profile_columns(place, begin, count, unit)
         if kept is not None and kept == _find_kept(place, facts):  # the table is still the one that has this name
             _keep(kept, seen)
     return seen

@@ -3,15 +3,15 @@
 The smallest and largest value of a column, its mean, or the list of its categories are statistics of private rows;
 scaling by them and releasing the model would release them unaccounted. So a column is encoded by public facts only:
 
-- a number with a public range [low, high]: clamped to it and mapped to [−1, 1]; and, with ``waves``, the functions of
-  the next line of the clamped number besides;
+- a number with a public range [low, high]: clamped to it and mapped to [−1, 1]; and, with ``waves``, also the functions
+  of the next line, applied to the clamped number;
 - a number without one: asinh(x)/4, tanh(x), and sin(k u), cos(k u) for u = asinh(10 x) and k = 1, 2, 4: waves on a
   logarithmic scale, of which some resolve the column whatever its unit is;
 - a category with a public list of values: one slot each, and one for anything else;
 - a category without one: hashed (BLAKE2b) into a fixed number of slots;
 - a flag: −1 for no and 1 for yes;
-- a date: its year, mapped to [−1, 1] from a public range of years, and waves of the year, the week and, where it has a
-  time, the day; without a range of years 1900 … 2100 and tanh((year − 2000)/25) besides;
+- a date: its year, mapped to [−1, 1] from a public range of years, and waves of the year, the week and, if it has a
+  time, the day; without a range the years are 1900 … 2100, and tanh((year − 2000)/25) is added;
 - a number or category that may be ``missing``, every flag and every date: one input more, 1 where there is no value.
   The others are then those of ``fill`` or of the range's middle, and 0 for a flag.
 
@@ -178,7 +178,7 @@ class Column:
         return day if day is None or self.time else float(math.floor(day))
 
     def encoding(self) -> str:
-        """How it is encoded, in words."""
+        """A description of the encoding."""
         if not self.used:
             return UNUSED[self.kind]
         shown = self._describe_values()

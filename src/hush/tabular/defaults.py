@@ -1,4 +1,4 @@
-"""What `hush train --data my.csv` trains with where nobody says otherwise: the one place for a table's defaults.
+"""Default settings of `hush train --data my.csv`: the one place for a table's defaults.
 
 Everything follows from public numbers: N, the examples to train on (units where rows have one), and the ε asked for.
 Nothing is looked up in the rows. The numbers are for classification with DP-SGD and a model that comes with hush; a
@@ -40,7 +40,7 @@ class TableDefaults:
 
 
 def choose_model(examples: int) -> str:
-    """The model for so many examples."""
+    """The default model for this number of examples."""
     return LOGISTIC if examples < FEW else HIDDEN
 
 

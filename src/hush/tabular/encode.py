@@ -1,6 +1,6 @@
-"""Tables of one's own as numbers: what a cell is, and rows encoded by a schema, a piece of them in memory at a time.
+"""Encodes the rows of a table as numbers by a schema, one chunk of rows in memory at a time.
 
-A first pass finds what each column is, a second turns rows into numbers. Errors quote no cell: they name a column and
+A first pass infers the type of each column, a second encodes the rows. Errors quote no cell: they name a column and
 the number of a row.
 """
 
@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,8 +41,6 @@ from hush._internal.storage import (
 from hush.errors import InvalidInputError
 from hush.tabular.columns import GAP, LARGEST, Column
 from hush.tabular.reader import (
-    FEW,
-    LONGEST_NUMBER,
     POINT,
     WITH_COMMA,
     Cells,
@@ -52,9 +50,8 @@ from hush.tabular.reader import (
     count_rows,
     find_dates,
     is_missing,
-    is_written_plainly,
-    parse_number,
     pieces_by_part,
+    read_number,
 )
 from hush.tabular.schema import Schema
 
@@ -66,7 +63,7 @@ from hush.tabular.schema import Schema
 # on the disk: whatever was interrupted is never trusted. One that was not used for a week is removed by the next long
 # table.
 
-ENCODING_VERSION = 1
+ENCODING_VERSION = 2
 """Raise it when a column's profile or the encoding of a row changes: tables stored by another version are not used."""
 FOLDER = "tables"
 FILES = ("rows.npy", "labels.npy")
@@ -197,7 +194,7 @@ def _load(folder: Path) -> tuple[Tensor, Tensor] | None:
 
 
 def _write(target: Path, pieces: Iterator[Encoded]) -> None:
-    """All pieces into a folder beside the target, which then gets its name, unless another process was quicker."""
+    """Write all chunks into a temporary folder and rename it to the target, unless another process was faster."""
     with _begin_beside(target) as beside:
         _write_files(beside, pieces)
         sync_directory(beside)
@@ -290,45 +287,27 @@ class NpyAppender:
 
 def numbers(cells: Cells) -> np.ndarray[Any, np.dtype[np.float64]] | None:
     """The cells as numbers, missing ones as NaN; None if some cell is neither a number nor missing."""
-    if isinstance(cells, np.ndarray):
-        return cells
-    if isinstance(cells, TextColumn):
-        return _long_numbers(cells)
-    if max(map(len, cells), default=0) > LONGEST_NUMBER:  # numpy gives every cell the room of the longest
-        return None
-    found = _convert(cells)
-    if found is None:
-        found = _convert(["nan" if is_missing(cell) else cell for cell in cells])
-    return found if found is not None and all(map(is_written_plainly, cells)) else None
-
-
-def _convert(cells: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """What numpy makes of the cells, which reads them as Python does."""
-    try:
-        return np.array(cells, dtype=np.str_).astype(np.float64)
-    except ValueError:
-        return None
+    found = read_numbers(cells)
+    if not isinstance(cells, TextColumn):
+        return found
+    empty = np.flatnonzero(np.isnan(found))
+    return found if all(map(is_missing, cells.pick(empty).different)) else None
 
 
 def read_numbers(cells: Cells, decimal: str = POINT) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The cells as numbers, written with this decimal sign; NaN where there is none."""
-    found = numbers(cells) if decimal == POINT or isinstance(cells, np.ndarray) else None
-    if found is not None:
-        return found
+    """The cells as numbers, written with this decimal sign; NaN where there is none. Each is read by itself."""
+    if not isinstance(cells, TextColumn):
+        return cells
+    found, others = cells.plain if decimal == POINT else cells.read_commas(WITH_COMMA)
+    values = found.copy()
 
-    def parse(words: Iterable[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def parse(words: TextColumn) -> np.ndarray[Any, np.dtype[np.float64]]:
         """One by one, in this column's own spelling."""
-        parsed = (parse_number(str(word), decimal) for word in words)
-        return np.array([np.nan if value is None else value for value in parsed], dtype=np.float64)
+        return np.array([read_number(word, decimal) for word in words], dtype=np.float64)
 
-    def parse_long(words: TextColumn) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The same, plain ones together."""
-        found, others = words.plain if decimal == POINT else words.read_commas(WITH_COMMA)
-        values = found.copy()
-        values[others] = parse(words.pick(others))
-        return values
-
-    return cells.map(parse_long) if isinstance(cells, TextColumn) else parse(cells)
+    if len(others):
+        values[others] = cells.pick(others).map(parse)
+    return values
 
 
 def texts(cells: Cells) -> list[str]:
@@ -336,24 +315,6 @@ def texts(cells: Cells) -> list[str]:
     if isinstance(cells, np.ndarray):
         return [str(int(v)) if float(v).is_integer() else ("" if np.isnan(v) else repr(float(v))) for v in cells]
     return [cell.strip() for cell in cells]
-
-
-def _long_numbers(cells: TextColumn) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """The same of a column of a long file: what Arrow takes for no number is looked at as in a short one, once for
-    every different word. A word among the first cells says what all together would."""
-    if len(cells) > FEW and _long_numbers(cells.take_first(FEW)) is None:
-        return None
-    found = cells.cast()
-    if found is not None:
-        return found
-    words = cells.different
-    plain, places = words.plain
-    others = numbers(list(words.pick(places)))
-    if others is None:
-        return None
-    values = plain.copy()
-    values[places] = others
-    return cells.map(lambda _: values)
 
 
 def map_texts(cells: Cells, function: Callable[[str], float]) -> np.ndarray[Any, Any]:
@@ -369,7 +330,7 @@ def list_different(cells: Cells) -> Collection[str]:
 
 
 def count_texts(cells: Cells) -> Counter[str]:
-    """How often each text stands among the cells."""
+    """The number of cells with each text."""
     if not isinstance(cells, TextColumn):
         return Counter(texts(cells))
     total: Counter[str] = Counter()
@@ -393,7 +354,7 @@ def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> 
 
 
 def encode_table(place: Path, schema: Schema, count: Count = lambda rows: None) -> Iterator[Encoded]:
-    """The same, piece by piece; ``count`` is told how many rows each has. Errors name the file and its row."""
+    """The same in chunks; ``count`` is called with the number of rows of each. Errors name the file and its row."""
     part, done, total = place, 0, 0
     classes = {name: at for at, name in enumerate(schema.classes)}
     for path, piece in pieces_by_part(place):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hush._internal.validate import choice
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 from hush.tabular.cache import cached_profile
 from hush.tabular.columns import Column, Range
 from hush.tabular.encode import holds_text, no_column, no_number
@@ -70,7 +70,7 @@ class Inspection:
         ]
 
     def list_repeating(self) -> list[str]:
-        """The ids that stand in several rows, in a sentence each."""
+        """The ids that occur in several rows, in a sentence each."""
         return [REPEATS.format(name=found.column.name) for found in self.findings if found.repeats]
 
 
@@ -83,7 +83,7 @@ def inspect_table(
     unit: str = "",
     count: Count = lambda rows: None,
 ) -> Inspection:
-    """Look at a whole table. ``given`` is the schema that somebody wrote, ``unit`` the column of who a row is about."""
+    """Inspect a whole table. ``given`` is the schema that the user wrote, ``unit`` the column of the privacy unit."""
     named = {name: choose_waves(column, given) for name, column in public_columns(given.get("columns", {})).items()}
     classes = frozenset(map(str, given.get("classes", ())))
     listed = "categories" in public
@@ -94,17 +94,38 @@ def inspect_table(
             name, listed or name == target, named.get(name), classes if name == target else frozenset()
         )
 
-    facts = {"target": target, "listed": listed, "classes": sorted(classes), "given": list(map(asdict, named.values()))}
-    seen = cached_profile(path, begin, facts, count)
+    facts: dict[str, Any] = {"target": target, "listed": listed, "classes": sorted(classes), "unit": unit}
+    facts["given"] = [asdict(column) for column in named.values()]
+    seen = cached_profile(path, begin, facts, count, unit)
     wanted = dict.fromkeys(filter(None, (target, unit, *named)))
     problems = [str(no_column(name, seen, path)) for name in wanted if name not in seen]
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())
     problems += [found.problem for found in findings if found.problem and found.column.name != target]
+    problems += _check_header(path, seen, named, target)
     if unit and unit == target:
         problems.insert(0, f"column '{unit}' of '{path}' is to be predicted, and cannot be both that and the unit")
     if unit in seen and seen[unit].missing:
         problems.append(f"column '{unit}' of '{path}' has rows without a value, and every row must belong to a unit")
     return Inspection(path, findings, seen, tuple(problems))
+
+
+def _check_header(
+    path: Path, seen: Mapping[str, ColumnProfile], named: Collection[str], target: str | None
+) -> list[str]:
+    """A file without a header: its first row, which is private, would be published as the names of the columns.
+
+    Names that count the columns (0, 1, 2, … or 1, 2, 3, …) and names that a schema lists are no cells."""
+    numbered = [int(name) for name in seen if name.isdecimal() and name.isascii() and len(name) < 6]
+    counted = numbered[:1] in ([0], [1]) and numbered == list(range(numbered[0], numbered[0] + len(numbered)))
+    for place, (name, evidence) in enumerate(seen.items(), start=1):
+        is_class = name == target and name in evidence.values
+        is_name = name in named or (counted and name.isdecimal())
+        if is_class or (not is_name and evidence.holds(name)):
+            return [
+                f"the name of column {place} of '{path}' is one of the values in that column, so the first row looks "
+                "like data: add a row with the names of the columns, or list the names in a schema"
+            ]
+    return []
 
 
 def _find(
@@ -151,11 +172,11 @@ def _count_stray(seen: ColumnProfile, column: Column) -> int:
 
 # What the columns of a table are, found from the file, and what that takes to be public.
 #
-# Only kinds of columns, how their cells are written and the set of classes are inferred by default. Ranges and
-# categories come from a schema that a person writes, or from the rows themselves if that person says that they are
-# public.
+# Only kinds of columns and how their cells are written are inferred by default. Ranges, categories and classes come
+# from a schema that a person writes, or from the rows themselves if that person says that they are public; ranges and
+# classes may also be released with noise before training.
 
-FACTS = ("ranges", "categories")
+FACTS = ("ranges", "categories", "classes")
 MOST_WHOLE = 20  # different whole numbers: a target with more of them looks like a number and not like classes
 NUMBERS = "predict numbers with --task regression (task='regression'), or put them into classes first"
 NAMED = "predict it with --task regression (task='regression'), or name its classes in a schema (classes = […])"
@@ -168,6 +189,7 @@ class Inferred:
     inspection: Inspection
     schema: Schema | None
     problems: tuple[str, ...]
+    labels: tuple[str, ...] = ()  # of the rows, private, where the classes are to be released with noise
 
     def require(self) -> Schema:
         """The schema, or the first problem and how many more there are."""
@@ -175,9 +197,9 @@ class Inferred:
             return self.schema
         first, *more = self.problems
         if not more:
-            raise InvalidInputError(first)
+            raise DataError(first)
         others = f"{len(more)} more problem{'s' * (len(more) > 1)}"
-        raise InvalidInputError(f"{first}; {others}: `hush data inspect {self.inspection.path}` lists all")
+        raise DataError(f"{first}; {others}: `hush data inspect {self.inspection.path}` lists all")
 
 
 def infer_schema(
@@ -190,10 +212,10 @@ def infer_schema(
     unit: str = "",
     count: Count = lambda rows: None,
 ) -> Schema:
-    """The schema of a .csv or .parquet file. ``given`` holds what a person wrote down; ``public`` names the facts that
-    may be read off the rows because they are public anyway: "ranges", "categories". In a ``regression`` the target is a
-    number with a public range. ``unit`` is the column of who a row is about, which is no input. ``count``
-    is told how many rows were looked at."""
+    """The schema of a .csv or .parquet file. ``given`` holds what the user wrote; ``public`` names the facts that may
+    be read off the rows because they are public: "ranges", "categories", "classes". In a ``regression`` the target is a
+    number with a public range. ``unit`` is the column of the privacy unit, which is not an input. ``count`` is called
+    with the number of rows that were read."""
     return infer(path, target, given, public, regression=regression, unit=unit, count=count).require()
 
 
@@ -206,8 +228,10 @@ def infer(
     regression: bool = False,
     unit: str = "",
     count: Count = lambda rows: None,
+    private_classes: bool = False,
 ) -> Inferred:
-    """The same, with what it was found from and with all problems at once."""
+    """The same, with what it was found from and with all problems at once. With ``private_classes``, classes that are
+    neither given nor public are left open, and the labels of the rows are given apart from the schema."""
     for fact in public:
         choice(FACTS, public_fact=fact)
     target = target or given.get("target")
@@ -232,8 +256,10 @@ def infer(
         return Inferred(found, None, (str(error), *found.problems))
     if found.problems:
         return Inferred(found, None, found.problems)
-    assumed = _assumed(given, given.get("columns", {}), columns, public, limits)
-    return Inferred(found, Schema(columns, target, classes, assumed, limits), ())
+    pending = private_classes and not regression and "classes" not in given and "classes" not in public
+    assumed = _assumed(given, given.get("columns", {}), columns, public, limits, pending)
+    schema = Schema(columns, target, () if pending else classes, assumed, limits)
+    return Inferred(found, schema, (), tuple(sorted(classes)) if pending else ())
 
 
 def find_target_range(given: Mapping[str, Any], own: Column, what: str) -> Range:
@@ -317,29 +343,32 @@ def _assumed(
     found: Collection[Column],
     public: Collection[str],
     limits: Range | None = None,
+    pending: bool = False,
 ) -> tuple[str, ...]:
-    """What the guarantee takes to be public, in words."""
+    """A description of what the guarantee takes to be public."""
     read_off = {*given.get("read_off", ()), *public}
     guessed = [column for column in found if column.name not in columns or "kinds" in read_off]
     said = ["the number of rows and the order in which they are split are public"]
     if limits is not None:
         said.append(say_target_range(limits))
-    else:
+    elif not pending:
         said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
     if guessed:
         said.append("the names and kinds of the columns are public (kinds were read off the rows)")
     if any(column.is_written_specially() for column in guessed):
         said.append("how dates and numbers are written in the columns is public (it was read off the rows)")
-    if (columns or "range" in given) and not {*FACTS} & {*given.get("read_off", ())}:
+    if (columns or "range" in given) and not {*FACTS[:2]} & {*given.get("read_off", ())}:
         said.append("the ranges and categories of the given schema are public and were not computed from the rows")
-    said += [f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS if fact in read_off]
+    said += [
+        f"the {fact} of the columns, read off the rows, are public anyway" for fact in FACTS[:2] if fact in read_off
+    ]
     return tuple(said)
 
 
 # A schema as a .toml file for a person to edit, written from what a table looks like.
 #
 # It holds kinds and formats, which were read off private rows, and says so at its top. Classes, categories and ranges
-# are values: they are in it only where somebody said that they are public.
+# are values: they are in it only if the user declared them public.
 
 HEADER = """\
 # Written by `hush data inspect`, which looked at private rows: what `read_off` lists was read off them, and a guarantee
@@ -361,7 +390,7 @@ def write_toml(
     target_range: Collection[float] = (),
     public: Collection[str] = (),
 ) -> str:
-    """The text of the schema. Columns with a problem are commented out, for somebody to decide about them."""
+    """The text of the schema. Columns with a problem are commented out, for the user to decide about them."""
     read_off = f"read_off = {spell(['kinds', *public])}"
     lines = [HEADER, read_off, "# target = …" if target is None else f"target = {spell(target)}"]
     if target_range:

@@ -16,9 +16,18 @@ from torch import Tensor, nn
 
 from hush._internal.imports import call_with, find_version, import_factory
 from hush._internal.validate import choice
+from hush.accounting.guarantee import HELD, say_own_data
 from hush.datasets.images import DEFAULT_LABELS, has_array, list_folders, read_arrays, read_images
 from hush.datasets.models import Encoder, build_shipped, shipped
-from hush.datasets.problem import LOSSES, Notes, Problem, make_classification, make_regression
+from hush.datasets.problem import (
+    LOSSES,
+    Notes,
+    PendingClasses,
+    PendingLosses,
+    Problem,
+    make_classification,
+    make_regression,
+)
 from hush.datasets.splits import (
     Arrays,
     Identities,
@@ -30,8 +39,8 @@ from hush.datasets.splits import (
     hold_out,
     hold_out_units,
 )
-from hush.errors import InvalidInputError, nearest
-from hush.randomness import seeded
+from hush.errors import DataError, InvalidInputError, nearest
+from hush.randomness import seeded, streams
 from hush.release.description import Architecture, Inputs
 from hush.tabular.cache import load_rows
 from hush.tabular.columns import Column
@@ -52,19 +61,17 @@ from hush.tabular.unit_ids import check_apart, read_owner_array, read_owners
 
 ROW = "example"  # what the unit of privacy is called where it is a row
 TASKS = ("classification", "regression")
+MOST_RELEASED = 32  # outputs of a model whose classes are released before training
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 MLP = (128, 64)  # the hidden layers of mlp where their widths are not in its name
 EARLIER = "mlp or cnn"  # what a run had that was begun when every table got the same mlp
 TEST = 0.2
 COUNT = "the number of rows and the order in which they are split are public"
-COUNT_UNITS = (
-    "the number of units ({unit}) is public, and whom a model is tested on is decided by each one's identity alone"
-)
+COUNT_UNITS = "the number of units ({unit}) is public, and each one's identity alone decides whether it is held out"
 FROM_ONE = (
     "no row has label 0: are the labels counted from 1? The model has a class 0 in any case: subtract 1 from the "
     "labels, or name the classes in a schema"
 )
-HELD = "rows held out for testing are not covered: figures measured on them are exact, and say something about them"
 
 
 def from_files(
@@ -81,7 +88,9 @@ def from_files(
     target_range: tuple[float, float] | None = None,
     loss: str | None = None,
     private_ranges: bool = False,
+    private_classes: bool = False,
     unit: str | None = None,
+    unit_normalise: bool = False,
     tell: Tell = keep_silent,
 ) -> Problem:
     """A problem from a file or folder; a table may be in several files, as a folder or a pattern of names.
@@ -89,13 +98,16 @@ def from_files(
     ``target``: the column (or array) of labels. ``model``: mlp, or mlp-64-32 with hidden layers of these widths,
     logistic, lenet, cnn or ``package.module:factory``, called with those of (shape, features, classes) that it takes;
     by default cnn for images, for a table's classes as :mod:`hush.tabular.defaults` says, else mlp. ``schema``:
-    the public facts, as a dict or a .toml or .json file. ``public``: "ranges" and "categories" where reading them off
-    the rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the same kind.
-    ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or in the
-    schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
-    column (or array) that says whose each row is, where all rows of one are one example; it is no feature, and nobody
-    is trained and tested on. ``tell`` is told how far the reading of a long table is. ``private_ranges``: numeric
-    columns without a range await one that is released with noise before training (`hush.statistics.releases`)."""
+    the public facts, as a dict or a .toml or .json file. ``public``: "ranges", "categories" and "classes" where reading
+    them off the rows is harmless. ``test``: a fraction of the rows, the same for every seed, or another file of the
+    same kind. ``task``: classification, or regression, whose target is a number with a public ``target_range`` (here or
+    in the schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
+    column (or array) that names the unit of each row, where all rows of one unit are one example; it is no feature, is
+    read as exact text, and no unit is both trained and tested on. ``unit_normalise`` makes ids one unit that differ in
+    Unicode form, case, spaces, invisible characters or a trailing ".0" alone; else they are refused. ``tell`` receives
+    the progress of reading a long table. ``private_ranges``: numeric columns without a range await one that is
+    released with noise before training (`hush.statistics.releases`). ``private_classes``: so do the classes of a table,
+    where they are neither in the schema nor public; without it they have to be one or the other."""
     place, given = Path(path), read_schema(schema)
     if unit == ROW:
         raise InvalidInputError(
@@ -104,15 +116,35 @@ def from_files(
     _check_task(task, target_range, loss)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
-    read = _read(place, target, given, public, task == "regression", tell, unit)
+    if unit_normalise and unit is None:
+        raise InvalidInputError("--unit-normalise is about the ids of the column that --unit names: give both")
+    read = _read(place, target, given, public, task == "regression", tell, unit, unit_normalise, private_classes)
     if private_ranges:
         read = _await_ranges(read, place)
     split = _split(read, test, target, given, tell)
     examples, tested = count_examples(split.train), count_examples(split.test)
+    if read.schema is not None and not read.schema.features:
+        raise DataError(
+            f"'{place.name}' has no usable column except the target '{read.schema.target}': see what is left out with "
+            "`hush data inspect`, or describe the columns in a --schema"
+        )
     model = model or _choose_model(read, examples if split.owners is None else split.owners.count)
-    architecture = _choose_architecture(model, find_shape(split.train), read.schema, len(read.classes) or 1)
-    network = _choose_factory(architecture, read.schema)
+    shape = find_shape(split.train)
+
+    def build(classes: int, schema: Schema | None) -> tuple[Architecture, Callable[[], nn.Module]]:
+        found = _choose_architecture(model, shape, schema, classes)
+        return found, _choose_factory(found, schema)
+
+    architecture, network = build(MOST_RELEASED if read.labels else len(read.classes) or 1, read.schema)
+    if read.labels and architecture.source != "shipped":
+        raise InvalidInputError(
+            f"the outputs of '{model}' cannot be matched with classes that are released before training: name the "
+            "classes in a schema (classes = […]), or say that they are public (--public classes)"
+        )
     base = _make_problem(read, split, network, seed, validation, loss or "squared")
+    if read.labels:
+        pending = PendingClasses.of(read.labels, MOST_RELEASED, build)
+        base = replace(base, pending_classes=pending, losses=PendingLosses(pending.slots, pending.used))
     whose = "" if split.owners is None else f", of {split.owners.count} units ('{unit}')"
     summary = f"{place.name}: {examples} rows to train on{whose}, {tested} to test on"
     described = replace(base, schema=read.schema, architecture=architecture, inputs=read.inputs, notes=read.notes)
@@ -141,18 +173,26 @@ class _Own:
     target: str | None = None  # the column or array of the labels
     target_range: tuple[float, float] | None = None
     unit: str | None = None
+    unit_normalise: bool = False
     whose: Identities | None = None  # of the rows, where they have a unit
     test_whose: Identities | None = None
     notes: Notes | None = None
+    labels: tuple[str, ...] = ()  # of a table whose classes are released before training, private
 
 
 def _make_problem(
     read: _Own, split: Split, network: Callable[[], nn.Module], seed: int, validation: float, loss: str
 ) -> Problem:
     said = [COUNT_UNITS.format(unit=read.unit) if text == COUNT and read.unit else text for text in read.assumptions]
-    shared: dict[str, Any] = {"seed": seed, "validation": validation, "assumptions": (*said, HELD)}
+    shared: dict[str, Any] = {
+        "seed": seed,
+        "validation": validation,
+        "assumptions": (*said, say_own_data(read.unit or ROW), HELD),
+    }
     if read.target_range is not None:
         return make_regression(split, network, limits=read.target_range, losses=LOSSES[loss], **shared)
+    if read.labels:
+        return make_classification(split, network, classes=MOST_RELEASED, **shared)
     return make_classification(split, network, classes=len(read.classes), class_names=read.classes, **shared)
 
 
@@ -164,16 +204,18 @@ def _read(
     regression: bool = False,
     tell: Tell = keep_silent,
     unit: str | None = None,
+    unit_normalise: bool = False,
+    private_classes: bool = False,
 ) -> _Own:
     if not place.exists() and not is_pattern(place):
         raise InvalidInputError(f"there is no file or folder '{place}'")
     table = holds_table(place)
-    if public and not table:
+    if (unread := [fact for fact in public if fact != "classes"]) and not table:
         raise InvalidInputError(
-            f"only a table's {' and '.join(public)} are read off its rows, and '{place}' is no table"
+            f"only a table's {' and '.join(unread)} are read off its rows, and '{place}' is no table"
         )
     if table:
-        return _read_table(place, target, given, public, regression, tell, unit)
+        return _read_table(place, target, given, public, regression, tell, unit, unit_normalise, private_classes)
     if place.is_dir():
         list_folders(place)
         if regression:
@@ -186,7 +228,7 @@ def _read(
             )
         return _read_folder(place, given)
     if place.suffix == ".npz":
-        return _read_npz(place, target, given, regression, unit)
+        return _read_npz(place, target, given, regression, unit, unit_normalise)
     raise InvalidInputError(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
@@ -204,6 +246,8 @@ def _read_table(
     regression: bool,
     tell: Tell,
     unit: str | None,
+    unit_normalise: bool,
+    private_classes: bool,
 ) -> _Own:
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
     watch = ReadProgress(place.name, estimate_rows(find_parts(place)), tell)
@@ -212,15 +256,23 @@ def _read_table(
         raise InvalidInputError(
             f"column '{unit}' of '{place}' is to be predicted, and cannot be both that and the unit"
         )
-    inferred = infer(place, target, given, public, regression=regression, unit=unit or "", count=watch.count)
+    how: dict[str, Any] = {"regression": regression, "unit": unit or "", "count": watch.count}
+    inferred = infer(place, target, given, public, **how, private_classes=private_classes)
     schema, looked = inferred.require(), inferred.inspection
-    whose = None if unit is None else read_owners(place, unit)
+    if not (regression or private_classes or "classes" in given or "classes" in public):
+        raise DataError(
+            f"the classes in column '{schema.target}' of '{place}' are values of private rows: name them in the schema "
+            "(classes = […]), say that they are public (public=('classes',)), or release them with noise "
+            "(private_classes=True)"
+        )
+    whose = None if unit is None else read_owners(place, unit, normalise=unit_normalise)
     schema = schema if unit is None else _leave_out(schema, unit)
-    rows = load_rows(place, schema, watch)
+    rows = load_rows(place, replace(schema, classes=inferred.labels or schema.classes), watch)
     watch.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
     own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
-    return replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
+    own = replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
+    return replace(own, unit_normalise=unit_normalise, labels=inferred.labels)
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
@@ -246,7 +298,12 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
 
 
 def _read_npz(
-    path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None = None
+    path: Path,
+    target: str | None,
+    given: Mapping[str, Any],
+    regression: bool,
+    unit: str | None = None,
+    unit_normalise: bool = False,
 ) -> _Own:
     if unit is not None and unit in (target or "y", f"{target or 'y'}_train"):
         raise InvalidInputError(
@@ -255,10 +312,12 @@ def _read_npz(
     own = _read_npz_rows(path, target, given, regression, unit)
     if unit is None:
         return own
-    whose = read_owner_array(path, unit, count_examples(own.rows))
+    how: dict[str, Any] = {"normalise": unit_normalise}
+    own = replace(own, unit=unit, unit_normalise=unit_normalise)
+    own = replace(own, whose=read_owner_array(path, unit, count_examples(own.rows), **how))
     if own.test is None:
-        return replace(own, unit=unit, whose=whose)
-    return replace(own, unit=unit, whose=whose, test_whose=read_owner_array(path, unit, len(own.test[0]), test=True))
+        return own
+    return replace(own, test_whose=read_owner_array(path, unit, len(own.test[0]), test=True, **how))
 
 
 def _read_npz_rows(
@@ -319,11 +378,20 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
             raise InvalidInputError(f"there is no file or folder '{test}'")
         if read.schema is not None and holds_table(Path(test)):
             watch = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), tell)
-            whose = None if read.unit is None else read_owners(Path(test), read.unit)
-            return _with_owners(Split(read.rows, load_rows(Path(test), read.schema, watch)), read, whose)
+            how, schema = read.unit_normalise, replace(read.schema, classes=read.labels or read.schema.classes)
+            whose = None if read.unit is None else read_owners(Path(test), read.unit, normalise=how)
+            return _with_owners(Split(read.rows, load_rows(Path(test), schema, watch)), read, whose)
         same = read.target is not None and read.target != DEFAULT_LABELS and has_array(Path(test), read.target)
         named = read.target if same else target
-        other = _read(Path(test), named, given, (), read.target_range is not None, unit=read.unit)
+        other = _read(
+            Path(test),
+            named,
+            given,
+            (),
+            read.target_range is not None,
+            unit=read.unit,
+            unit_normalise=read.unit_normalise,
+        )
         if other.test is not None:
             raise InvalidInputError(f"'{test}' has a training and a test part of its own: give a file with one part")
         known = (
@@ -338,15 +406,15 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
     if not 0 < test < 1 or int(test * examples) < 1:
         raise InvalidInputError(f"a test fraction of {test} of {examples} rows leaves no test rows or no training rows")
     if read.unit is None or read.whose is None:
-        return Split(*hold_out(read.rows, test, seed=0, stream="test"))
-    (rest, whose), (held, tested) = hold_out_units(read.rows, read.whose, test, seed=0, stream="test")
+        return Split(*hold_out(read.rows, test, seed=0, stream=streams.TEST))
+    (rest, whose), (held, tested) = hold_out_units(read.rows, read.whose, test, seed=0, stream=streams.TEST)
     if not len(whose) or not len(tested):
         raise InvalidInputError(f"too few units ('{read.unit}') to hold some of them out for testing: give --test-data")
     return Split(rest, held, owners=Owners(read.unit, whose, tested))
 
 
 def _with_owners(split: Split, read: _Own, tested: Identities | None) -> Split:
-    """The split with whose its rows are, after checking that nobody is on both sides."""
+    """The split with the unit of every row, after checking that no unit is on both sides."""
     if read.unit is None or read.whose is None or tested is None:
         return split
     check_apart(read.whose, tested, read.unit)

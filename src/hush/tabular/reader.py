@@ -1,15 +1,13 @@
-"""The rows of a table's files, some thousands at a time: .csv and .parquet of any length, one file or several.
+"""Reads the rows of a table in chunks of some thousands: .csv and .parquet of any length, one file or several.
 
-Errors go to terminals, logs and public records, so they quote no cell. They name a column and the number of a row: that
-tells whoever has the file where to look, and whoever has not nothing of what is there. A first line without names is a
+Errors go to terminals, logs and public records, so they quote no cell. They name a column and the number of a row: a
+reader who has the file can find the cell, and one who has not learns nothing about it. A first line without names is a
 row like any other, and is not quoted either.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gc
 import glob
 import gzip
 import math
@@ -17,27 +15,30 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hush._internal.storage import explain
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 
-# Rows of long files as pyarrow streams them: text stays in Arrow's buffers, and only what is asked for becomes Python.
+# Rows of files as pyarrow streams them: text stays in Arrow's buffers, and only what is asked for becomes Python.
 #
-# A column of a batch is numbers (a float64 array) or `Words`. Two properties make long tables cheap. A cell that is a
-# plain decimal is read by Arrow, which rounds correctly as Python does, so both give the same bits; and a function of a
-# cell alone is computed once for every *different* cell of the batch. What Arrow does not take for a number is left to
-# the caller's own parser, so kinds of columns are decided in one place for short and long files alike.
+# A column of a batch is numbers (a float64 array, where the file has types) or a `TextColumn`. Each cell is parsed by
+# itself: what it means never depends on another cell. A plain decimal is read by Arrow, which rounds correctly as
+# Python does, so both give the same bits; every other cell is parsed once for every *different* cell of the batch.
 
 BLOCK = 1 << 22  # bytes of a text file that are parsed at a time
 PLAIN = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -45,7 +46,7 @@ WITH_COMMA = r"^-?[0-9]{1,15}(,[0-9]{1,15})?$"
 ONLY_COMMA = r"^-?[0-9]{1,15},([0-9]{1,2}|[0-9]{4,15})$"  # which can be no sign of thousands
 FEW = 32  # cells that are looked at before all others
 FEW_WORDS = 8192  # that are Python's own at a time
-NEEDS_ARROW = "reading .parquet needs pyarrow: pip install 'hush-dp[files]'"
+PADDING = "\x00 \t\r\n\f\v"  # trimmed from cells of files that hold NUL bytes
 
 
 class TextColumn(Sequence[str]):
@@ -53,6 +54,16 @@ class TextColumn(Sequence[str]):
 
     def __init__(self, column: Any) -> None:
         self._column = column
+
+    @classmethod
+    def of(cls, words: Iterable[str]) -> TextColumn:
+        """Words that are in memory; a lone surrogate, which is no text, becomes a replacement character."""
+        listed = list(words)
+        try:
+            return cls(pa.array(listed, pa.string()))
+        except UnicodeEncodeError:
+            whole = [word.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for word in listed]
+            return cls(pa.array(whole, pa.string()))
 
     def __len__(self) -> int:
         return len(self._column)
@@ -77,9 +88,7 @@ class TextColumn(Sequence[str]):
 
     def pick(self, places: NDArray[np.int64]) -> TextColumn:
         """The cells at these places."""
-        import pyarrow as pa
-
-        return TextColumn(self._column.take(pa.array(places)))
+        return TextColumn(self._column.take(pa.array(places, pa.int64())))
 
     @cached_property
     def _coded(self) -> tuple[TextColumn, NDArray[np.int64]]:
@@ -92,7 +101,7 @@ class TextColumn(Sequence[str]):
         return self._coded[0]
 
     def count_different(self) -> NDArray[np.int64]:
-        """How often each of the different words stands in the column."""
+        """The number of occurrences of each word in the column."""
         words, places = self._coded
         return np.bincount(places, minlength=len(words))
 
@@ -110,38 +119,40 @@ class TextColumn(Sequence[str]):
         words, places = self._coded
         return np.asarray(function(words))[places]
 
-    def cast(self) -> NDArray[np.float64] | None:
-        """The cells as numbers, NaN for those that are empty, if Arrow takes all others for numbers."""
-        import pyarrow as pa
-
-        try:
-            return _as_doubles(self._column.cast(pa.float64()))
-        except pa.ArrowInvalid:
-            return None
-
     @cached_property
     def plain(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(the cells that are plain decimals as numbers, NaN elsewhere; the places of all other cells)."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+        """(the cells that are plain finite decimals as numbers, NaN elsewhere; the places of all other cells).
 
-        filled = self._column.fill_null("")
-        for choose in (_choose_all, _choose_filled, _choose_plain):  # each is dearer than the one before
-            plain = choose(filled, pc)
-            chosen, values = np.flatnonzero(plain), np.full(len(self), np.nan)
-            try:
-                values[chosen] = _as_doubles(filled.take(pa.array(chosen)).cast(pa.float64()))
-            except pa.ArrowInvalid:
-                continue
-            return values, np.flatnonzero(~plain)
-        return np.full(len(self), np.nan), np.arange(len(self))
+        Whether a cell is one is decided by the cell alone. Arrow reads all cells at once where it can; it takes no
+        finite number for another one than `parse_number` does, and what it reads as infinite or as no number, and
+        cells that are too long, are left to that function."""
+        try:
+            values = _as_doubles(self._column.cast(pa.float64()))
+            short = self.lengths <= LONGEST_NUMBER
+        except pa.ArrowInvalid:
+            words, places = self._coded
+            fits = pc.match_substring_regex(words._column, PLAIN).to_numpy(zero_copy_only=False)
+            chosen, found = np.flatnonzero(fits), np.full(len(words), np.nan)
+            found[chosen] = _as_doubles(words._column.take(pa.array(chosen)).cast(pa.float64()))
+            values, short = found[places], (words.lengths <= LONGEST_NUMBER)[places]
+        plain = np.isfinite(values) & short
+        values[~plain] = np.nan
+        return values, np.flatnonzero(~plain)
+
+    def match(self, pattern: str) -> NDArray[np.bool_]:
+        """Which cells hold a pattern."""
+        found = pc.match_substring_regex(self._column.fill_null(""), pattern)
+        return found.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many bytes each cell has."""
+        found = pc.binary_length(self._column.fill_null("")).to_numpy(zero_copy_only=False)
+        return np.asarray(found, dtype=np.int64)
 
     def read_commas(self, pattern: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """(the cells of a pattern, which must be digits around a decimal comma, as numbers, NaN elsewhere; the places
         of all other cells)."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         filled = self._column.fill_null("")
         fits = pc.match_substring_regex(filled, pattern).to_numpy(zero_copy_only=False)
         chosen, values = np.flatnonzero(fits), np.full(len(self), np.nan)
@@ -150,7 +161,7 @@ class TextColumn(Sequence[str]):
         return values, np.flatnonzero(~fits)
 
     def list_bytes(self, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """(the places of the cells that are so many bytes long; the bytes (n, width) of these)."""
+        """(The indices of the cells of this length in bytes; their bytes, of shape (n, width))."""
         filled = self._column.fill_null("")
         _, ends, text = filled.buffers()
         ends = np.frombuffer(ends, np.int32)[filled.offset : filled.offset + len(self) + 1]
@@ -179,8 +190,6 @@ class WordCounts:
 
     def drain(self) -> Iterator[tuple[str, int]]:
         """Every word that was counted and how often it came; then all is forgotten."""
-        import pyarrow as pa
-
         if not self._words:
             return
         words, places = TextColumn(pa.concat_arrays(self._words))._coded
@@ -196,64 +205,13 @@ def _as_doubles(found: Any) -> NDArray[np.float64]:
     return np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _choose_all(cells: Any, pc: Any) -> NDArray[np.bool_]:
-    return np.ones(len(cells), np.bool_)
-
-
-def _choose_filled(cells: Any, pc: Any) -> NDArray[np.bool_]:
-    return pc.not_equal(cells, "").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _choose_plain(cells: Any, pc: Any) -> NDArray[np.bool_]:
-    return pc.match_substring_regex(cells, PLAIN).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def has_arrow() -> bool:
-    """Whether pyarrow is installed."""
-    try:
-        import pyarrow.csv  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def stream_text(
-    path: Path, names: Sequence[str], delimiter: str, *, block: int | None = None
-) -> Iterator[list[TextColumn]]:
-    """The columns of some rows at a time, all as text, of a file with one line of names; a `pyarrow.ArrowInvalid` says
-    that a row has another width or that the file is no text."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    packed = "gzip" if path.suffix == ".gz" else None
-    with (
-        pa.input_stream(path, compression=packed) as stream,
-        csv.open_csv(
-            stream,
-            read_options=csv.ReadOptions(column_names=list(names), skip_rows=1, block_size=block or BLOCK),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
-                column_types={name: pa.string() for name in names}, strings_can_be_null=True, null_values=[""]
-            ),
-        ) as reader,
-    ):
-        for batch in reader:
-            yield [TextColumn(batch.column(place)) for place in range(len(names))]
-
-
-def stream_parquet(path: Path, rows: int) -> Iterator[Any]:
-    """Record batches of at most so many rows."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=rows)
-
-
-def read_parquet_schema(path: Path) -> Any:
-    """The names and types of a file's columns."""
-    import pyarrow.parquet as pq
-
-    return pq.read_schema(path)
+def _trim_padding(column: Any) -> Any:
+    """Text without NUL bytes and white space at the ends of a cell, where a column has NUL bytes: tables of fixed width
+    are padded with them."""
+    text = column.buffers()[2]
+    if text is None or not (np.frombuffer(text, np.uint8) == 0).any():
+        return column
+    return pc.utf8_trim(column, PADDING)
 
 
 # One table in several files: which they are, that they agree in their columns, and about how long they are together.
@@ -363,10 +321,8 @@ def _estimate(part: Path) -> int:
 
 def _count_parquet(part: Path) -> int:
     try:
-        import pyarrow.parquet as pq
-
         return int(pq.read_metadata(part).num_rows)
-    except (ImportError, OSError, ValueError):  # reading the file says in a sentence what is wrong
+    except (OSError, ValueError):  # reading the file says in a sentence what is wrong
         return 0
 
 
@@ -379,36 +335,72 @@ def _has_folders(folder: Path) -> bool:
     return any(path.is_dir() for path in _list_folder(folder))
 
 
-Cells = Sequence[str] | np.ndarray[Any, np.dtype[np.float64]]
-Piece = dict[str, Cells]
+Cells = TextColumn | np.ndarray[Any, np.dtype[np.float64]]
+Piece = Mapping[str, Cells]
 """Some rows, by column: text, or numbers where the file has types of its own."""
 Count = Callable[[int], None]
 
 ROWS = 20_000
 MOST_COLUMNS = 10_000
-LONG = 1 << 24  # bytes of a text file from which on pyarrow reads it, where it is installed
 _DELIMITERS = ",;\t|"
 
 
-def pieces(place: Path, count: Count = lambda rows: None) -> Iterator[Piece]:
-    """The rows of a table, some thousands at a time: of a .csv or .parquet file, or of all files of a folder or pattern
-    in the order of their names. ``count`` is told the number of rows of each piece when they are done with."""
-    for _, piece in pieces_by_part(place):
+class ArrowPiece(Mapping[str, Cells]):
+    """Some rows as Arrow has them; a column becomes cells when it is asked for, and only then can its type be refused.
+    The column ``exact`` is read as exact text, whatever its type."""
+
+    def __init__(self, batch: Any, path: Path, exact: str = "") -> None:
+        self._batch, self._path, self._exact = batch, path, exact
+        self._read: dict[str, Cells] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int(self._batch.num_rows)
+
+    def __getitem__(self, name: str) -> Cells:
+        if name not in self._read:
+            if name not in self:
+                raise KeyError(name)
+            column = self._batch.column(self._batch.schema.names.index(name))
+            with _arrow_errors(self._path):
+                self._read[name] = (
+                    TextColumn(spell_exactly(column, name, self._path))
+                    if name == self._exact
+                    else _read_column(name, column, self._path)
+                )
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch.schema.names)
+
+    def __len__(self) -> int:
+        return len(self._batch.schema.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._batch.schema.names
+
+
+def pieces(place: Path, count: Count = lambda rows: None, *, exact: str = "") -> Iterator[Piece]:
+    """The rows of a table in chunks of some thousands: of a .csv or .parquet file, or of all files of a folder or
+    pattern in the order of their names. ``count`` is called with the number of rows of each chunk after it is used; the
+    column ``exact`` is read as exact text."""
+    for _, piece in pieces_by_part(place, exact=exact):
         yield piece
         count(count_rows(piece))
 
 
-def pieces_by_part(place: Path) -> Iterator[tuple[Path, Piece]]:
+def pieces_by_part(place: Path, *, exact: str = "") -> Iterator[tuple[Path, Piece]]:
     """The same, each with the file it is from; parts that differ in their columns are refused before any is read."""
     parts = find_parts(place)
     check_agreement(parts, read_names)
     for part in parts:
-        for piece in _parquet(part) if part.suffix == ".parquet" else _text(part):
+        for piece in _read_parquet(part, exact) if part.suffix == ".parquet" else _read_csv(part, exact):
             yield part, piece
 
 
 def read_names(path: Path) -> Names:
-    """The columns of one file, and what a typed one holds in each: numbers, text or dates and the like."""
+    """The columns of one file, and the type of each typed column: numbers, text, dates or others."""
     if path.suffix == ".parquet":
         return _read_parquet_names(path)
     with _opened(path) as file:
@@ -417,30 +409,57 @@ def read_names(path: Path) -> Names:
 
 def count_rows(piece: Piece) -> int:
     """How many rows a piece has."""
-    return len(next(iter(piece.values())))
+    return piece.rows if isinstance(piece, ArrowPiece) else len(next(iter(piece.values())))
 
 
-def _text(path: Path) -> Iterator[Piece]:
-    """A file of text: a short one by Python's csv, a long one by pyarrow. Where pyarrow stops, at a row of another
-    width or one that is longer than its room, Python goes on from the same row: it reads on or says what is wrong."""
-    done = 0
-    if _is_long(path):
-        import pyarrow as pa
-
-        with contextlib.suppress(pa.ArrowInvalid), _opened(path) as file:
-            names, delimiter = _read_header(file, path)
-            for columns in stream_text(path, names, delimiter):
-                yield dict(zip(names, columns, strict=True))
-                done += len(columns[0])
+def _read_csv(path: Path, exact: str = "") -> Iterator[Piece]:
+    """A file of text with one line of names: every column as text, a block at a time."""
+    with _opened(path) as file:
+        names, delimiter = _read_header(file, path)
+        if not file.readline():
             return
-    yield from _csv(path, done)
+    packed = "gzip" if path.suffix == PACKED else None
+    wrong: list[Any] = []
 
+    def note(row: Any) -> str:
+        wrong.append(row)
+        return "error"
 
-def _is_long(path: Path) -> bool:
     try:
-        return path.stat().st_size >= LONG and has_arrow()
-    except OSError:
-        return False
+        with (
+            pa.input_stream(path, compression=packed) as stream,
+            pa_csv.open_csv(
+                stream,
+                read_options=pa_csv.ReadOptions(
+                    column_names=names, skip_rows=1, block_size=BLOCK, use_threads=False
+                ),  # with threads Arrow does not number the rows
+                parse_options=pa_csv.ParseOptions(
+                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
+                ),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types={name: pa.string() for name in names}, strings_can_be_null=True, null_values=[""]
+                ),
+            ) as reader,
+        ):
+            for batch in reader:
+                if batch.num_rows:
+                    yield ArrowPiece(batch, path, exact)
+    except pa.ArrowInvalid as error:
+        raise _explain_csv(path, wrong, str(error)) from error
+    except OSError as error:
+        packing = f"'{path}' is not a whole .gz file" if packed else f"'{path}' cannot be read: {explain(error)}"
+        raise DataError(packing) from error
+
+
+def _explain_csv(path: Path, wrong: Sequence[Any], said: str) -> DataError:
+    """What is wrong with a file that Arrow does not read; its own words may quote a cell."""
+    if wrong:
+        row = wrong[-1]
+        found = f"has {row.actual_columns} cells where the header has {row.expected_columns}"
+        return DataError(f"row {row.number - 1} of '{path}' {found}")
+    if "UTF8" in said:
+        return DataError(f"'{path}' is not a text table in UTF-8")
+    return DataError(f"'{path}' is not a text table: a row is longer than {BLOCK >> 20} MB, or a quote is not closed")
 
 
 @contextmanager
@@ -463,45 +482,10 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _read_header(file: IO[str], path: Path) -> tuple[list[str], str]:
-    """The names in the first line, and what stands between them."""
+    """The names in the first line, and the separator between them."""
     first = file.readline()
     delimiter = max(_DELIMITERS, key=first.count)
     return _header(next(csv.reader([first], delimiter=delimiter), []), path), delimiter
-
-
-def _csv(path: Path, skipped: int = 0) -> Iterator[Piece]:
-    """All rows but the first ``skipped``."""
-    with _opened(path) as file:
-        names, delimiter = _read_header(file, path)
-        reader, done = csv.reader(file, delimiter=delimiter), 0
-        while rows := _next(reader):
-            done += len(rows)
-            rows = _same_width(rows, len(names), done - len(rows), path)
-            rows, skipped = rows[skipped:], max(0, skipped - len(rows))
-            if rows:
-                yield dict(zip(names, zip(*rows, strict=True), strict=True))
-
-
-def _next(reader: Iterator[list[str]]) -> list[list[str]]:
-    """The next rows. Python's cycle collector would look at every new row again and again, for four times the price
-    of reading it, and rows of text hold no cycles: it is switched off while they are read."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        return list(islice(reader, ROWS))
-    finally:
-        if running:
-            gc.enable()
-
-
-def _same_width(rows: list[list[str]], width: int, done: int, path: Path) -> list[list[str]]:
-    """The rows that are not blank, after checking that each has as many cells as the header."""
-    if set(map(len, rows)) == {width}:
-        return rows
-    for number, row in enumerate(rows, start=done + 1):
-        if len(row) not in (0, width):
-            raise InvalidInputError(f"row {number} of '{path}' has {len(row)} cells where the header has {width}")
-    return [row for row in rows if row]
 
 
 def _header(names: list[str], path: Path) -> list[str]:
@@ -526,57 +510,129 @@ def _check_count(columns: int, path: Path) -> None:
         )
 
 
-def _parquet(path: Path) -> Iterator[Piece]:
-    with _arrow_errors(path) as pa:
-        for batch in stream_parquet(path, ROWS):
-            _check_count(len(batch.schema.names), path)
-            yield {name: _arrow(name, batch.column(name), pa, path) for name in batch.schema.names}
+def _read_parquet(path: Path, exact: str = "") -> Iterator[Piece]:
+    with _arrow_errors(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS):
+            _check_typed_names(batch.schema.names, path)
+            yield ArrowPiece(batch, path, exact)
+
+
+def _check_typed_names(names: list[str], path: Path) -> None:
+    _check_count(len(names), path)
+    if len(set(names)) < len(names):
+        raise DataError(f"several columns of '{path}' have the same name: give every column its own")
 
 
 def _read_parquet_names(path: Path) -> Names:
-    with _arrow_errors(path) as pa:
-        columns = read_parquet_schema(path)
-        _check_count(len(columns.names), path)
-        return {field.name: _name_type(field.type, pa) for field in columns}
+    with _arrow_errors(path):
+        columns = pq.read_schema(path)
+        _check_typed_names(columns.names, path)
+        return {field.name: _name_type(field.type) for field in columns}
 
 
-def _name_type(kind: Any, pa: Any) -> str | None:
+def _name_type(kind: Any) -> str | None:
     """What a typed column holds, where parts of a table must agree; None where it holds nothing."""
     if pa.types.is_null(kind):
         return None
-    if _is_number(kind, pa):
+    if _is_number(kind):
         return "numbers"
     return "dates" if pa.types.is_temporal(kind) else "truth values" if pa.types.is_boolean(kind) else "text"
 
 
 @contextmanager
-def _arrow_errors(path: Path) -> Iterator[Any]:
+def _arrow_errors(path: Path) -> Iterator[None]:
     try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise InvalidInputError(NEEDS_ARROW) from error
-    try:
-        yield pa
+        yield
     except pa.ArrowException as error:
-        raise InvalidInputError(f"'{path}' is not a whole parquet file of numbers and text") from error
+        raise DataError(f"'{path}' is not a whole parquet file of numbers and text") from error
     except OSError as error:
-        raise InvalidInputError(f"'{path}' cannot be read: {explain(error)}") from error
+        raise DataError(f"'{path}' cannot be read: {explain(error)}") from error
 
 
-def _is_number(kind: Any, pa: Any) -> bool:
+def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _arrow(name: str, column: Any, pa: Any, path: Path) -> Cells:
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _read_column(name: str, column: Any, path: Path) -> Cells:
+    """A column's cells: numbers as float64, each rounded by itself, and all else as text."""
     kind = column.type
-    if _is_number(kind, pa):
-        values: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if pa.types.is_dictionary(kind):
+        return _read_column(name, column.dictionary_decode(), path)
+    if _is_number(kind):
+        values: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64(), safe=False).to_numpy(
+            zero_copy_only=False
+        )
         return values
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        raise InvalidInputError(f"column '{name}' of '{path}' has the type {kind}, where numbers or text were expected")
-    if pa.types.is_string(kind):
-        return TextColumn(column)
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    if pa.types.is_nested(kind) or _is_bytes(kind):
+        raise DataError(f"column '{name}' of '{path}' has the type {kind}, where numbers or text were expected")
+    if _is_text(kind):
+        return TextColumn(_trim_padding(column.cast(pa.string())))
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python's own have microseconds
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    return TextColumn.of("" if value is None else str(value) for value in column.to_pylist())
+
+
+MOST_EXACT = {2: 2**11, 4: 2**24, 8: 2**53}  # by size in bytes: all integers up to this are exact
+
+
+def spell_exactly(column: Any, name: str, path: Path | str) -> Any:
+    """A column as text that differs whenever the values differ, for any Arrow type; missing values are null.
+
+    Whole numbers are digits, decimals have all their digits, bytes are hexadecimal and timestamps have every digit of
+    their unit. Types without such a text are rejected, and so are floating-point numbers too large to represent every
+    whole number: the program that wrote them may have merged ids."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return spell_exactly(column.dictionary_decode(), name, path)
+    if _is_text(kind):
+        return column.cast(pa.string())
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.string())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+        if pa.types.is_duration(kind):
+            column = column.cast(pa.int64())
+        return column.cast(pa.string())
+    coded = column.dictionary_encode()
+    words = [_spell_value(value, name, path, kind) for value in coded.dictionary.to_pylist()]
+    return pa.array(words, pa.string()).take(coded.indices)
+
+
+def _spell_value(value: Any, name: str, path: Path | str, kind: Any) -> str | None:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, float):
+        return spell_float(value, kind.bit_width // 8, f"column '{name}' of '{path}'")
+    if value is None:
+        return None
+    raise DataError(f"column '{name}' of '{path}' has the type {kind}, which cannot name the unit of a row")
+
+
+def spell_float(value: float, size: int, what: str) -> str | None:
+    """A floating-point number of this size in bytes as the exact text of an id: a whole one without a fraction, None
+    if it is not finite. An error if the type cannot represent all whole numbers of this size."""
+    if not math.isfinite(value):
+        return None
+    if abs(value) >= MOST_EXACT[size]:
+        raise DataError(
+            f"{what} names the unit of each row and holds floating-point numbers beyond {MOST_EXACT[size]}, where "
+            "different ids become one number: write the ids as whole numbers or text"
+        )
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 # Numbers as people write them: 1234.5, 1,234.5, 1'234.5, 1 234.5, or with a decimal comma 1234,5 and 1.234,5.
@@ -605,6 +661,18 @@ def is_written_plainly(text: str) -> bool:
     """Whether a cell has none of the signs that Python alone takes for parts of a number: underscores between digits,
     and the digits of other scripts. A cell with one of them is no number."""
     return "_" not in text and text.strip().isascii()
+
+
+def read_number(text: str, decimal: str = POINT) -> float:
+    """The number that a cell holds, an infinite or too large one included; NaN where it holds none."""
+    value = parse_number(text, decimal)
+    if value is not None:
+        return value
+    try:
+        found = float(text) if decimal == POINT and is_written_plainly(text) else math.nan
+    except ValueError:
+        return math.nan
+    return found if math.isinf(found) else math.nan
 
 
 @lru_cache(maxsize=65536)
@@ -654,11 +722,6 @@ def parse_flag(text: str, values: tuple[str, ...] = ()) -> float | None:
     if values:
         return float(values.index(text.strip())) if text.strip() in values else None
     return _MEANING.get(text.strip().lower())
-
-
-def list_pairs(text: str) -> frozenset[int]:
-    """The places of those of ``PAIRS`` that have this word."""
-    return frozenset(place for place, pair in enumerate(PAIRS) if text.strip().lower() in pair)
 
 
 # Dates as people write them, as days since 1 January 1970, a part of a day for the time.
@@ -718,7 +781,7 @@ def has_time(text: str) -> bool:
 
 
 def is_written_with_slashes(text: str) -> bool:
-    """Whether this is a date of the form 3/4/2020, of which nobody can say whether the day or the month comes first."""
+    """Whether this is a date of the form 3/4/2020, in which the order of day and month is ambiguous."""
     return any(
         _PATTERNS[form].fullmatch(text.strip()) for form in (DAY_FIRST, MONTH_FIRST) if len(text) <= LONGEST_DATE
     )
@@ -789,7 +852,7 @@ def _fit(written: Bytes, pattern: str) -> NDArray[np.bool_]:
 
 
 def _join(digits: Bytes, pattern: str, part: str) -> Whole:
-    """The number that stands at a part of the pattern; 0 where the pattern does not have it."""
+    """The number at a part of the pattern; 0 if the pattern does not have the part."""
     total = np.zeros(len(digits), np.int64)
     start = pattern.find(part)
     for place in range(start, start + len(part) if start >= 0 else start):
@@ -818,7 +881,7 @@ def keep_silent(text: str) -> None:
 
 
 class ReadProgress:
-    """Counts rows as they are read, in one pass or several, and tells of it where that takes long."""
+    """Counts rows as they are read, in one pass or several, and reports progress if that takes long."""
 
     def __init__(self, name: str, expected: int, tell: Tell, now: Callable[[], float] = time.monotonic) -> None:
         self._name, self._expected, self._tell, self._now = name, expected, tell, now
@@ -831,7 +894,7 @@ class ReadProgress:
         self._doing, self._rows = doing, 0
 
     def count(self, rows: int) -> None:
-        """So many rows more were read."""
+        """Count this number of rows as read."""
         self._rows += rows
         if self._now() >= self._due:
             self._due = self._now() + PAUSE

@@ -18,7 +18,7 @@ MOST_CLASSES = 1000
 MOST_LINES = 200  # of columns, shown to people
 FACTS_OF_COLUMNS = ("kind", "low", "high", "values", "buckets", "fill", "missing", "decimal", "format", "time", "waves")
 ENTRIES = ("target", "classes", "range", "target_range", "columns", "read_off")
-READ_OFF = ("kinds", "ranges", "categories")  # what a schema may say was read off private rows
+READ_OFF = ("kinds", "ranges", "categories", "classes")  # what a schema may say was read off private rows
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Schema:
 
     def _describe_target(self) -> str:
         if self.target_range is None:
-            return f"{len(self.classes)} classes"
+            return (
+                f"{len(self.classes)} classes" if self.classes else "classes to be released with noise before training"
+            )
         return "a number from {:g} to {:g}; those to train on are cut to that".format(*self.target_range)
 
     def to_json(self) -> dict[str, Any]:
@@ -62,8 +64,8 @@ class Schema:
 
 
 def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
-    """The columns written down in a schema: {name: {kind, low, high, values, buckets, fill, missing, decimal, format,
-    time, waves}}, exactly as they stand there."""
+    """The columns written in a schema: {name: {kind, low, high, values, buckets, fill, missing, decimal, format,
+    time, waves}}, unchanged."""
     columns = {}
     for name, facts in given.items():
         if not isinstance(facts, Mapping):
@@ -81,7 +83,7 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def choose_waves(column: Column, given: Mapping[str, Any]) -> Column:
-    """A number with a range gets the inputs of one without besides, unless the schema says ``waves = false`` for it:
+    """A number with a range also gets the inputs of one without, unless the schema says ``waves = false`` for it:
     they depend on no row, and a range must not make a model worse."""
     facts = given.get("columns", {}).get(column.name, {})
     if column.kind != "number" or column.low is None:

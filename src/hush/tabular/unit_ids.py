@@ -1,94 +1,163 @@
-"""Whose each row of a file is: the column or array that names the unit of privacy.
+"""The unit of privacy of each row: the column or array that names it, read as exact text.
 
-A name becomes a number of 64 bits, by BLAKE2b. Should two names have the same number, their rows are one unit: it is
-protected as a whole, and so is each of them. So spellings that may mean one unit are one name: a whole number is the
-same with and without ".0", as tables have it whose ids were once read as fractions, in whatever type it is kept.
+A guarantee per unit holds for a person only if all of the person's rows have one id, and no other person's rows have
+it. If the rows of two persons are one unit, removing one of the two still changes the unit's gradient, from one clipped
+vector to another: the sum moves by up to twice the bound that is charged. So ids are never merged by accident:
+
+- A column is read as exact text, whatever its type (`hush.tabular.reader.spell_exactly`); a cast that could lose digits
+  is refused.
+- An id is hashed by BLAKE2b to 128 bits. What is computed with are 64 of them; two ids that share these and differ in
+  the others are refused.
+- Ids that differ only in their Unicode form, case, surrounding spaces, invisible characters or a trailing ".0" may name
+  one person or two (`hush.privacy_unit.NORMALISATIONS`). They are refused with the kind of difference,
+  unless ``normalise`` says that they name one: then they are one unit on purpose.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hush.datasets.images import read_array
 from hush.datasets.splits import Identities
-from hush.errors import InvalidInputError
-from hush.tabular.encode import map_texts, no_column, texts
-from hush.tabular.reader import Cells, TextColumn, count_rows, is_missing, pieces_by_part
+from hush.errors import DataError, InvalidInputError
+from hush.privacy_unit import NORMALISATIONS, drop_fraction, normalise_id, strip_id
+from hush.tabular.encode import map_texts, no_column
+from hush.tabular.reader import TextColumn, count_rows, is_missing, pieces_by_part, spell_float
 
-_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
+_DESCRIBED = np.dtype([("exact", "S16"), ("normal", "S16"), ("number", np.int64), ("changed", np.uint8)])
 
 
 def identify(text: str) -> int:
-    """The number of a name."""
-    found = _WHOLE.fullmatch(text)
-    name = text if found is None else found[1]
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, person=b"hush unit").digest()
-    return int.from_bytes(digest, "little", signed=True)
+    """The number of an id: 64 bits of its hash. Spaces around it and a trailing ".0" do not count; ids that differ in
+    nothing else are refused before (`UnitIds`)."""
+    return int.from_bytes(_digest(drop_fraction(strip_id(text)))[:8], "little", signed=True)
 
 
-def read_owners(place: Path, unit: str) -> Identities:
-    """Whose each row of a table is; a row that does not say so is refused."""
+def _digest(text: str) -> bytes:
+    """128 bits: two hashes of 64, of which the first is the number that is computed with."""
+    name = text.encode("utf-8", "surrogatepass")
+    parts = (hashlib.blake2b(name, digest_size=8, person=person).digest() for person in (b"hush unit", b"hush unit 2"))
+    return b"".join(parts)
+
+
+class UnitIds:
+    """The different ids of a column, a piece at a time: hashes of each as it is written and normalised, and which
+    normalisations changed it."""
+
+    def __init__(self, what: str, *, normalise: bool = False) -> None:
+        self._what, self._normalise = what, normalise
+        self._seen: list[NDArray[Any]] = []
+
+    def number(self, words: Iterable[str]) -> Identities:
+        """The number of each of some different ids."""
+        names = (normalise_id(word) if self._normalise else word for word in words)
+        self._seen.append(np.array([_describe(name) for name in names], _DESCRIBED))
+        return np.asarray(self._seen[-1]["number"])
+
+    def check(self) -> None:
+        """Refuse ids that are one after normalisation, and ids that share the number that is computed with."""
+        seen = np.concatenate([*self._seen, np.empty(0, _DESCRIBED)])
+        seen = seen[np.unique(seen["exact"], return_index=True)[1]]
+        _, group, sizes = np.unique(seen["normal"], return_inverse=True, return_counts=True)
+        any_changed, all_changed = np.zeros(len(sizes), np.uint8), np.full(len(sizes), 255, np.uint8)
+        np.bitwise_or.at(any_changed, group, seen["changed"])
+        np.bitwise_and.at(all_changed, group, seen["changed"])
+        merged = sizes > 1
+        if merged.any():
+            differ = np.where(any_changed != all_changed, any_changed & ~all_changed, any_changed)
+            bits = int(np.bitwise_or.reduce(differ[merged]))
+            kinds = [kind for place, (kind, _) in enumerate(NORMALISATIONS) if bits >> place & 1]
+            raise DataError(
+                f"{self._what} has ids that differ only in {' and '.join(kinds)}, and they may name one unit or "
+                "several: write every id in one way, or merge such ids with --unit-normalise (unit_normalise=True)"
+            )
+        if len(np.unique(seen["number"])) < len(seen):
+            raise DataError(
+                f"{self._what} has two different ids with the same 64-bit hash, and their rows would be one unit: "
+                "rename one of the ids"
+            )
+
+
+def _describe(text: str) -> tuple[bytes, bytes, int, int]:
+    exact, changed, number = _digest(text), 0, identify(text)
+    for place, (_, change) in enumerate(NORMALISATIONS):
+        after = change(text)
+        changed |= (after != text) << place
+        text = after
+    return exact, _digest(text) if changed else exact, number, changed
+
+
+def read_owners(place: Path, unit: str, *, normalise: bool = False) -> Identities:
+    """The unit of each row of a table as a number; a row without an id is refused."""
     found: list[Identities] = []
     part, done = place, 0
-    for path, piece in pieces_by_part(place):
+    known = UnitIds(f"column '{unit}' of '{place}'", normalise=normalise)
+    for path, piece in pieces_by_part(place, exact=unit):
         part, done = path, done if path == part else 0
         if unit not in piece:
             raise no_column(unit, piece, path)
-        missing = map_texts(piece[unit], is_missing).astype(bool)
+        cells = piece[unit]
+        assert isinstance(cells, TextColumn)
+        missing = map_texts(cells, is_missing).astype(bool)
         if missing.any():
             row = done + int(np.argmax(missing)) + 1
-            raise InvalidInputError(
-                f"column '{unit}' of '{path}' says whose the rows are and is empty in row {row}: fill it in, or leave "
-                "out such rows"
+            raise DataError(
+                f"column '{unit}' of '{path}' names the unit of each row and is empty in row {row}: fill it in, or "
+                "leave out such rows"
             )
-        found.append(_identify_cells(piece[unit]))
+        found.append(cells.map(known.number))
         done += count_rows(piece)
+    known.check()
     return np.concatenate([*found, np.empty(0, np.int64)])
 
 
-def _identify_cells(cells: Cells) -> Identities:
-    if isinstance(cells, TextColumn):
-        return map_texts(cells, identify).astype(np.int64)
-    known = {text: identify(text) for text in set(texts(cells))}
-    return np.array([known[text] for text in texts(cells)], np.int64)
-
-
-def read_owner_array(path: Path, unit: str, rows: int, *, test: bool = False) -> Identities:
-    """Whose each row of an .npz of arrays is; of its test part, by the array of the same name that ends in _test."""
+def read_owner_array(path: Path, unit: str, rows: int, *, test: bool = False, normalise: bool = False) -> Identities:
+    """The unit of each row of an .npz of arrays; of its test part, by the array of the same name that ends in _test."""
     name = f"{unit.removesuffix('_train')}_test" if test else unit
     values = read_array(path, name)
-    if values.ndim != 1 or len(values) != rows or values.dtype.kind not in "iubUSf":
+    named = values.dtype.kind in "iubUSf" and values.dtype.type is not np.longdouble  # which would be rounded
+    if values.ndim != 1 or len(values) != rows or not named:
         raise InvalidInputError(
             f"the array '{name}' of '{path}' must name the unit of each row: one number or text for each"
         )
+    what = f"the array '{name}' of '{path}'"
     different, where = np.unique(values, return_inverse=True)
-    names = _write_names(different)
+    names = _write_names(different, what)
     if any(map(is_missing, names)):
         row = int(np.flatnonzero([is_missing(names[place]) for place in where.reshape(-1)])[0]) + 1
-        raise InvalidInputError(f"the array '{name}' of '{path}' says whose the rows are and names nobody in row {row}")
-    numbered = np.array([identify(text) for text in names], np.int64)
+        raise DataError(f"{what} names the unit of each row and has none in row {row}")
+    known = UnitIds(what, normalise=normalise)
+    numbered = known.number(names)
+    known.check()
     return np.asarray(numbered[where.reshape(-1)])
 
 
-def _write_names(values: NDArray[np.generic]) -> list[str]:
-    """The names as a table would write them, whatever type they are kept in; numbers that are not finite are none."""
+def _write_names(values: NDArray[np.generic], what: str) -> list[str]:
+    """The ids as exact text, whatever type they have; numbers that are not finite are none."""
     if values.dtype.kind == "f":
-        return ["" if not np.isfinite(value) else repr(value) for value in values.astype(np.float64).tolist()]
-    texts_of = (
-        value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values.tolist()
-    )
-    return [text.strip() for text in texts_of]
+        size = min(values.dtype.itemsize, 8)
+        return [spell_float(value, size, what) or "" for value in values.astype(np.float64).tolist()]
+    return [_spell_bytes(value) if isinstance(value, bytes) else str(value) for value in values.tolist()]
+
+
+def _spell_bytes(value: bytes) -> str:
+    """Bytes that are text as that text, all others in hexadecimal digits."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"0x{value.hex()}"
 
 
 def check_apart(train: Identities, test: Identities, unit: str) -> None:
     """Refuse parts that share a unit."""
     if np.intersect1d(train, test).size:
-        raise InvalidInputError(
+        raise DataError(
             f"some of the units ('{unit}') are in the data to train on and in the data to test on: leave them out of "
             "one of the two"
         )

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from hush._internal.validate import non_negative, positive, positive_int, probability
-from hush.errors import Refused
+from hush.errors import NotProvenError
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def kairouz_oh_viswanath(epsilon: float, delta: float, times: int) -> EpsilonDel
     positive_int(times=times)
     each = EpsilonDelta(epsilon / (2 * math.sqrt(times * math.log(math.e + epsilon / delta))), delta / (2 * times))
     if optimal_delta(each.epsilon, each.delta, times, epsilon) > delta:
-        raise Refused(
+        raise NotProvenError(
             f"this split of ε = {epsilon:g} at δ = {delta:g} over {times} releases does not hold: use an accountant"
         )
     return each

@@ -30,7 +30,7 @@ from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from hush.accounting.guarantee import Guarantee
 from hush.accounting.noise_tails import Tails, check_std, grid
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 
 __all__ = [
     "LossDistribution",
@@ -53,7 +53,7 @@ def classic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> flo
     """Δ√(2 ln(1.25/δ))/ε (Dwork and Roth 2014, theorem A.1); refused from ε = 1 on, where its proof ends."""
     _check(epsilon, delta, sensitivity)
     if epsilon >= 1:
-        raise Refused(
+        raise NotProvenError(
             f"the classic calibration is proven for epsilon below 1 only, got {epsilon:g}: use the analytic one"
         )
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
@@ -120,12 +120,13 @@ def private_mean(
     Numbers are clipped to [lower, bound] (lower is −bound unless given), vectors (rows) to norm ``bound``; what is not
     finite counts as zero. With n values, replacing one moves the mean by (bound − lower)/n (vectors: 2·bound/n) and
     zeroing one by max(|lower|, |bound|)/n. Under add-remove the number of values is itself private, so the sum is
-    divided by a public ``divisor`` that must be given. ``rng`` must be unpredictable to whoever sees the result.
+    divided by a public ``divisor`` that must be given. ``rng`` must be unpredictable to anyone who sees the result.
 
     Every clipped value is rounded towards zero to a whole number of a public unit, 2⁻³⁶ of the bound or less, so the
     sum is a sum of integers: exact, in any order, and it moves by no more than the clipped value does. The noise is
     rounded to the same unit, which makes sum plus noise the Gaussian release rounded, and the result is rounded once
-    more to the grid of `hush.accounting.noise_tails`, as its last bits would else show the resolution of the draw.
+    more to the grid of `hush.accounting.noise_tails`, because its last bits would otherwise show the resolution of the
+    draw.
     """
     positive(bound=bound)
     _check(epsilon, delta, 1.0)
@@ -157,7 +158,9 @@ def _noisy_sum(rows: NDArray[np.float64], moved: float, std: float, rng: np.rand
     spacing = grid(std)
     unit = min(2.0 ** (math.frexp(moved)[1] - UNIT_BITS), spacing)
     if moved / unit > 2.0**50:
-        raise Refused(f"noise of {std:g} is too little beside values of up to {moved:g} for exact sums: lower epsilon")
+        raise NotProvenError(
+            f"noise of {std:g} is too small relative to values of up to {moved:g} for exact sums: lower epsilon"
+        )
     whole_rows = np.trunc(rows / unit).astype(np.int64)  # a power of two: the division is exact
     cut = int(2**61 * unit / moved)
     pieces = [whole_rows[start : start + cut].sum(axis=0) for start in range(0, len(rows), cut)]
@@ -244,7 +247,7 @@ def _public_count(found: int, adjacency: Adjacency, divisor: int | None) -> int:
             raise InvalidInputError(f"divisor must be a whole number of at least 1, got {divisor!r}")
         return divisor
     if adjacency == "add-remove":
-        raise Refused(
+        raise NotProvenError(
             "under add-remove the number of values is private too: give a public divisor, or use replace adjacency"
         )
     if found == 0:

@@ -1,7 +1,7 @@
-"""The model's own randomness (dropout, a VAE's draws, views of an image), by the place of each example.
+"""The model's own randomness (dropout, a VAE's samples, views of an image), by the place of each example.
 
-A number is a pure function of (secret, step, number of the draw, place, coordinate), so that one example more changes
-nobody else's. README.md beside this file says what that proves and what it assumes.
+A number is a pure function of (secret, step, number of the draw, place, coordinate), so one more example changes no
+other example's numbers. README.md in this folder says what this proves and what it assumes.
 """
 
 from hush.per_example.model_rng.context import (

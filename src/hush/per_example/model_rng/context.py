@@ -1,4 +1,4 @@
-"""The draws of the piece that is being computed: their places, and the contexts that give them to a model."""
+"""The draws of the chunk being computed: their places, and the contexts that provide them to a model."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from torch.utils import _pytree as pytree
 from hush.errors import Refused
 from hush.per_example.model_rng.dispatch import Functions, Operations
 from hush.per_example.model_rng.numbers import ONE, Numbers, Places, draw_rows
-from hush.randomness import Counter, Secret
+from hush.randomness import Counter, Secret, streams
 
 # Which draws of a model belong to single examples, and which to all of them.
 #
-# A shape does not say it: at a batch of 64 a table of 64 numbers that all examples share looks like one number for
-# each. So before a model is used, its draws are watched on two and on three copies of its first example. A dimension
-# that grew from 2 to 3 holds the examples; a draw that did not grow is shared; one that grew otherwise (two rows an
-# example, say) has no place for an example unless each is computed alone. The decision does not depend on the size of
-# any batch.
+# The shape alone does not decide it: with a batch of 64, a shared table of 64 numbers looks like one number per
+# example. So before a model is used, its draws are observed on two and on three copies of its first example. A
+# dimension that grew from 2 to 3 holds the examples; a draw that did not grow is shared; one that grew otherwise (two
+# rows per example, say) has no place for an example unless each is computed alone. The decision does not depend on
+# the size of any batch.
 
 SIZES = (2, 3)
 Shape = tuple[int, ...]
 
 
 class NotPerExample(Exception):
-    """A draw whose numbers cannot be told apart by example unless each example is computed alone."""
+    """A draw whose numbers cannot be assigned to examples unless each example is computed alone."""
 
 
 @dataclass(frozen=True)
 class BatchShared:
-    """A draw that all examples share: it had this shape at both sizes."""
+    """A draw that all examples share: its shape was the same at both sizes."""
 
     shape: Shape
 
 
 @dataclass(frozen=True)
 class PerExample:
-    """A draw with the examples in one of its dimensions."""
+    """A draw with the examples in one dimension."""
 
     dim: int = 0
 
@@ -63,32 +63,32 @@ DrawLog = list[tuple[int, Shape]]
 
 @dataclass(frozen=True)
 class DrawLayouts:
-    """The kinds of a model's draws, by their number."""
+    """The layouts of a model's draws, by draw number."""
 
     by_number: dict[int, Kind] = field(default_factory=dict)
 
     @staticmethod
     def of(two: DrawLog, three: DrawLog, *, rows: int = 1) -> DrawLayouts:
-        """From the draws on two and on three copies of one example, of so many rows each."""
+        """Decide from the draws on two and on three copies of one example, of ``rows`` rows each."""
         if [number for number, _ in two] != [number for number, _ in three]:
             raise Refused(
-                "the number of random draws in a forward depends on the size of the batch, so one example more would "
-                "move the others' draws: draw tensors that have the examples in one dimension"
+                "the number of random draws in a forward depends on the batch size, so one more example would shift "
+                "the draws of the others: draw tensors that have the examples in one dimension"
             )
         found: dict[int, Kind] = {}
         for (number, a), (_, b) in zip(two, three, strict=True):
             kind = _decide_kind(a, b, rows)
             if found.setdefault(number, kind) != kind:
-                raise Refused("the model sets torch's generator and draws different shapes from it: remove that")
+                raise Refused("the model seeds torch's generator and draws different shapes from it: do not seed it")
         return DrawLayouts(found)
 
     @cached_property
     def is_simple(self) -> bool:
-        """Every draw has the examples first or is one number for all: then the order of draws does not matter."""
+        """Whether every draw has the examples first or is one shared number: then the order of draws is irrelevant."""
         return all(kind in (PerExample(0), BatchShared(())) for kind in self.by_number.values())
 
     def find(self, number: int, shape: Shape, n: int) -> Kind:
-        """The kind of a draw of this shape where n rows are computed together; refuses what was not seen."""
+        """The layout of a draw of this shape when n rows are computed together; raises if it was not observed."""
         if shape == () and not isinstance(self.by_number.get(number), Irregular):
             return BatchShared(())
         kind = PerExample(0) if self.is_simple else self.by_number.get(number)
@@ -97,14 +97,14 @@ class DrawLayouts:
             fits = kind.dim < len(shape) and shape[kind.dim] == n
         if kind is None or not fits:
             raise Refused(
-                f"random draw {number} of a forward has another shape than when the model was first tried: draw "
-                "tensors with the examples in their first dimension, or single numbers (shape ()), in every forward"
+                f"random draw {number} of a forward has a different shape than in the first trial: in every forward, "
+                "draw tensors with the examples in their first dimension, or single numbers (shape ())"
             )
         return kind
 
 
 def guess_kind(shape: Shape, n: int) -> Kind:
-    """For ordinary training, where nothing is proven: the examples are first wherever the size says so."""
+    """For ordinary training, where nothing is proven: the examples are first if the size matches."""
     return PerExample(0) if shape and shape[0] == n else BatchShared(shape)
 
 
@@ -122,18 +122,18 @@ def _decide_kind(two: Shape, three: Shape, rows: int) -> Kind:
 
 @dataclass(frozen=True)
 class RngScope:
-    """The draws of one piece of one step; ``kinds`` is None until the model was tried. Where an example is several
-    ``rows``, each of them has numbers of its own among those of the example's place."""
+    """The draws of one chunk of one step; ``kinds`` is None until the model was tried. If an example has several
+    ``rows``, each has its own numbers among those of the example's place."""
 
     secret: Secret
     step: int
     places: Places
     counter: Counter
     kinds: DrawLayouts | None = None
-    seen: DrawLog | None = field(default=None, repr=False)  # where the draws are written down, while a model is tried
-    proven: bool = True  # by shape alone where nothing is proven
+    seen: DrawLog | None = field(default=None, repr=False)  # records the draws while a model is tried
+    proven: bool = True  # False: decide by shape, in ordinary training
     again: bool = False  # the backward pass is under computing_again()
-    rows: int = 1  # of an example, side by side in the batch
+    rows: int = 1  # rows per example, consecutive in the batch
 
     def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
         """The numbers of the next draw."""
@@ -145,9 +145,10 @@ class RngScope:
         self._mind_checkpoints()
         kind = self._decide_kind(number, logical, n)
         if isinstance(kind, Irregular) and (single or (not mapped and len(self.places) > 1)):
-            raise NotPerExample("a random draw has no dimension that holds the examples alone")
-        places, stream = (ONE, "shared") if isinstance(kind, BatchShared) else (self.places, "place")
-        key = self.secret.derive(f"model/{stream}/{number}", self.step, size=32)
+            raise NotPerExample("a random draw has no dimension that holds only the examples")
+        shared = isinstance(kind, BatchShared)
+        places = ONE if shared else self.places
+        key = self.secret.derive(streams.model_draw(shared, number), self.step, size=32)
         total = int(np.prod(logical if isinstance(kind, BatchShared) else shape, dtype=np.int64))
         return Numbers(
             total // max(1, len(places)),
@@ -157,15 +158,15 @@ class RngScope:
         )
 
     def shares(self, shape: Sequence[int]) -> bool:
-        """Whether the next draw is one that all examples share."""
+        """Whether the next draw is shared by all examples."""
         return isinstance(self._decide_kind(self.counter.number, tuple(shape), self.rows), BatchShared)
 
     def check(self) -> None:
-        """Refuse where something was drawn from torch's own generators."""
+        """Raise if something was drawn from torch's own generators."""
         self.counter.check()
 
     def _mind_checkpoints(self) -> None:
-        """Inside activation checkpointing the backward pass draws again: an error unless that is expected."""
+        """Activation checkpointing draws again in the backward pass: raise unless that is expected."""
         if not saved_tensors_are_hooked():
             return
         if not self.again:
@@ -180,13 +181,13 @@ class RngScope:
 
 
 def _arrange(numbers: Tensor, kind: Kind, shape: tuple[int, ...], mapped: bool, rows: int, single: bool) -> Tensor:
-    """Rows of numbers in the shape that was asked for; ``single`` where it is the rows of examples that are mapped."""
+    """Rows of numbers in the requested shape; ``single`` if the rows of examples are mapped."""
     if isinstance(kind, BatchShared):
         return numbers.reshape(shape[1:]).expand(shape) if mapped else numbers.reshape(shape)
     if (mapped and not single) or not isinstance(kind, PerExample) or kind.dim == 0:
         return numbers.reshape(shape)
     logical = shape[1:] if mapped else shape
-    own = numbers.reshape(-1, *logical[: kind.dim], rows, *logical[kind.dim + 1 :])  # as one example alone has them
+    own = numbers.reshape(-1, *logical[: kind.dim], rows, *logical[kind.dim + 1 :])  # the layout of a single example
     return own.movedim(kind.dim + 1, 1).reshape(shape) if single else own.movedim(0, kind.dim).reshape(shape)
 
 
@@ -204,11 +205,11 @@ def _setting_current(draws: RngScope) -> Iterator[None]:
 
 @contextmanager
 def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.device, rows: int = 1) -> Iterator[None]:
-    """Give the model the random numbers of this step; example r of the piece has those of place ``places[r]``, where it
-    is several ``rows`` a share of them for each.
+    """Provide the random numbers of this step to the model; example r of the chunk uses those of place ``places[r]``,
+    split over its ``rows`` if it has several.
 
-    They are the same for every gradient engine, for both points of a two-point query, however the batch is cut, and
-    after a resume. torch's own generators come back as they were; a model that drew from them is refused.
+    They are the same for every gradient engine, for both points of a two-point query, for every division of the batch,
+    and after a resume. torch's own generators are restored; a model that drew from them raises an error.
     """
     with Counter.counting(device) as counter:
         with _setting_current(RngScope(secret, step, Places.of(places), counter, rows=rows)):
@@ -217,21 +218,21 @@ def model_randomness(secret: Secret, step: int, places: Tensor, device: torch.de
 
 
 def is_by_place() -> bool:
-    """Whether draws follow the examples: inside ``model_randomness``."""
+    """Whether draws belong to places: inside ``model_randomness``."""
     return _CURRENT.get() is not None
 
 
 def drawing(*, proven: bool = True, again: bool = False) -> AbstractContextManager[Any]:
-    """Around a forward: torch's random numbers come from the piece's draws.
+    """Around a forward: torch's random numbers come from the chunk's draws.
 
-    ``proven=False`` for ordinary training; ``again`` where the backward pass is under ``computing_again``. Outside of
-    ``model_randomness`` torch's own generator works as it always does."""
+    ``proven=False`` is for ordinary training; ``again`` if the backward pass is under ``computing_again``. Outside
+    ``model_randomness`` torch's own generator is used as usual."""
     draws = _CURRENT.get()
     return nullcontext() if draws is None else Functions(replace(draws, proven=proven, again=again))
 
 
 def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
-    """Around a backward pass: where activation checkpointing computes parts of the forward again, it draws the same."""
+    """Around a backward pass: recomputation by activation checkpointing draws the same numbers again."""
     draws = _CURRENT.get()
     if draws is None or not draws.counter.again:
         return nullcontext()
@@ -239,10 +240,11 @@ def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
 
 
 def draw_noise(stream: str, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Standard normal numbers of this shape for each example of the piece, in double precision, by its place and of a
-    stream of their own: no draw of the model's has them, however it numbers its draws."""
+    """Standard normal numbers of this shape for each example of the chunk, in double precision, by place.
+
+    They come from a separate stream, so they never coincide with a draw of the model."""
     draws = _CURRENT.get()
-    assert draws is not None, "noise belongs to the places of a piece: model_randomness()"
+    assert draws is not None, "noise needs the places of a chunk: model_randomness()"
     key, places = draws.secret.derive(stream, draws.step, size=32), draws.places
     width = int(np.prod(shape, dtype=np.int64))
     numbers = Numbers(
@@ -255,14 +257,14 @@ def draw_noise(stream: str, shape: Sequence[int], device: torch.device) -> Tenso
 
 
 def number_from(number: int) -> None:
-    """Count the draws that follow from this number on: how many there were before decides nothing about them."""
+    """Number the following draws from here, independently of how many came before."""
     draws = _CURRENT.get()
     if draws is not None:
-        draws.counter.stand_at(number)
+        draws.counter.set_number(number)
 
 
 def saved_tensors_are_hooked() -> bool:
-    """Whether what autograd saves is handed to other code, as activation checkpointing does."""
+    """Whether tensors saved by autograd pass through hooks, as in activation checkpointing."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
             return False
@@ -272,7 +274,7 @@ def saved_tensors_are_hooked() -> bool:
 
 @contextmanager
 def drawing_only(rows: Tensor) -> Iterator[None]:
-    """Compute some of the rows of the piece, each with its own numbers."""
+    """Compute some rows of the chunk, each with its own numbers."""
     draws = _CURRENT.get()
     if draws is None:
         yield
@@ -293,13 +295,13 @@ _TRIED: weakref.WeakKeyDictionary[nn.Module, _Trial] = weakref.WeakKeyDictionary
 
 @contextmanager
 def probe_rng(model: nn.Module, losses: Any, forward: Callable[[Any], Any], content: Any, n: int) -> Iterator[None]:
-    """Know which draws of ``forward(content)`` belong to single examples, from two small forwards, once a model."""
+    """Find out which draws of ``forward(content)`` belong to single examples, by two small forwards per model."""
     draws = _CURRENT.get()
     if draws is None:
         yield
         return
     if len(draws.places) != n:
-        raise RuntimeError("the piece has another number of places than of examples")
+        raise RuntimeError("the chunk has a different number of places than of examples")
     known = _TRIED.get(model)
     if known is None or known.losses() != losses or known.training != model.training:
         known = _Trial(_refer_weakly(losses), model.training, _try_model(draws, forward, content))
@@ -314,7 +316,7 @@ def _try_model(draws: RngScope, forward: Callable[[Any], Any], content: Any) -> 
         first = torch.zeros(size, dtype=torch.int64)
         few = pytree.tree_map(lambda t, first=first: t[first.to(t.device)] if isinstance(t, Tensor) else t, content)
         found.append([])
-        rewind = draws.counter.remembered()
+        rewind = draws.counter.bookmark()
         trial = replace(draws, places=Places(np.arange(size)), seen=found[-1])
         others = _read_other_generators()
         with torch.no_grad(), _setting_current(trial), drawing(again=True):
@@ -322,8 +324,8 @@ def _try_model(draws: RngScope, forward: Callable[[Any], Any], content: Any) -> 
         rewind()
         if _read_other_generators() != others:
             raise Refused(
-                "the model, its losses or an augmentation draws from Python's random or from numpy, which neither "
-                "follows the examples nor comes back after a resume: draw with torch"
+                "the model, its losses or an augmentation draws from Python's random or from numpy, which is not "
+                "assigned to examples and not restored by a resume: draw with torch"
             )
         if not found[0]:
             return DrawLayouts()
@@ -337,7 +339,7 @@ def _read_other_generators() -> tuple[Any, ...]:
 
 
 def _refer_weakly(value: Any) -> Callable[[], Any]:
-    """A reference that does not keep a loss (and all that it closes over) alive, where there is one."""
+    """A weak reference if possible, so that a loss (and its closure) is not kept alive."""
     try:
         return weakref.WeakMethod(value) if isinstance(value, type(_refer_weakly.__get__(0))) else weakref.ref(value)
     except TypeError:

@@ -1,8 +1,8 @@
-"""How torch's random operations are found while a model runs.
+"""Interception of torch's random operations while a model runs.
 
-A function mode sees every call of torch from Python, which costs about a microsecond each, and knows the few that draw
-random numbers. Those alone run under a dispatch mode, which sees the operation itself: below autograd and below
-torch.func, where the examples of a map are a dimension of one tensor, in front of all others.
+A function mode sees every call of torch from Python, at about a microsecond per call, and knows the few that draw
+random numbers. Only these run under a dispatch mode, which sees the operation itself: below autograd and below
+torch.func, where the mapped examples are the first dimension of one tensor.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hush.per_example.model_rng.ops import FILLS, OPERATIONS, dropout, is_refuse
 
 
 class Drawer(Protocol):
-    """What gives the numbers."""
+    """Provides the random numbers."""
 
     def start(self, shape: Sequence[int], device: torch.device, mapped: bool) -> Numbers:
-        """Start a draw; ``mapped`` where the first dimension is torch.func's map over the examples."""
+        """Start a draw; ``mapped`` if the first dimension is torch.func's map over the examples."""
         ...
 
     def shares(self, shape: Sequence[int]) -> bool:
-        """Whether the next draw, of this shape for one example, is one that all examples share."""
+        """Whether the next draw, of this shape for one example, is shared by all examples."""
         ...
 
     def check(self) -> None:
-        """Refuse where something was drawn from torch's own generators."""
+        """Raise if something was drawn from torch's own generators."""
         ...
 
 
@@ -63,10 +63,10 @@ RANDOM = frozenset(
 
 
 OUTSIDE: dict[Any, Callable[..., Tensor]] = {
-    torch.randperm: randperm,  # torch.func would call it once for every example
-    torch.rand: rand,  # and makes these a number for each, even where all share one
+    torch.randperm: randperm,  # torch.func would call it once per example
+    torch.rand: rand,  # torch.func draws these per example, even if all examples share one draw
     torch.randn: randn,
-    **{getattr(Tensor, f"{name}_"): fill for name, fill in FILLS.items()},  # and does not fill what is not mapped
+    **{getattr(Tensor, f"{name}_"): fill for name, fill in FILLS.items()},  # torch.func cannot fill unmapped tensors
 }
 
 
@@ -97,7 +97,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Functions(TorchFunctionMode):
-    """Finds the calls that draw random numbers."""
+    """Intercepts the calls that draw random numbers."""
 
     def __init__(self, drawer: Drawer) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Functions(TorchFunctionMode):
 
     @cached_property
     def operations(self) -> Operations:
-        """Made where something is drawn."""
+        """The dispatch mode, created at the first draw."""
         return Operations(self.drawer)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,8 +119,8 @@ class Functions(TorchFunctionMode):
         maps = _count_maps()
         if maps > 1:
             raise Refused(
-                "the model draws random numbers inside a torch.func.vmap of its own, where no number belongs to one "
-                "example: draw them before the map"
+                "the model draws random numbers inside its own torch.func.vmap, where they cannot be assigned to "
+                "examples: draw them before the map"
             )
         self.operations.mapped = maps == 1
         options = dict(kwargs or {})
@@ -136,7 +136,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **options)
 
     def _is_outside(self, func: Any, args: Any, options: dict[str, Any]) -> bool:
-        """Under torch.func: what is shared by all examples, and no part of the map."""
+        """Under torch.func: whether the draw is shared by all examples and not part of the map."""
         if func is torch.randperm:
             return True
         if options.keys() - {"dtype", "device", "generator"} or not args:
@@ -155,14 +155,14 @@ def _read_size(args: Any) -> tuple[int, ...]:
 def _check_options(func: Any, options: dict[str, Any]) -> None:
     if options.pop("generator", None) is not None:
         raise Refused(
-            f"the model draws from a generator of its own ('{func.__name__}' with generator=…), which does not follow "
-            "the examples: leave generator away, and the numbers come from the run's secret"
+            f"the model draws from its own generator ('{func.__name__}' with generator=…), whose numbers do not belong "
+            "to examples: leave generator out, and the numbers come from the run's secret"
         )
     if options.pop("out", None) is not None:
         raise Refused(f"the model calls '{func.__name__}' with out=…: use its result instead")
 
 
 def _count_maps() -> int:
-    """How many of torch.func's maps are under way."""
+    """The number of active torch.func maps."""
     stack = torch._C._functorch.get_interpreter_stack()
     return sum(each.key() == torch._C._functorch.TransformType.Vmap for each in stack or ())

@@ -1,13 +1,13 @@
 """Random numbers by place: uniform integers, and the distributions that are made from them.
 
 Row r of a table of integers holds the AES-256 counter-mode bytes of place ``places[r]``. A place owns the blocks
-place·B … place·B + B − 1 of the stream of one key, B being the blocks that one row needs. So a row is a pure function
-of (key, place, width), neighbouring places lie side by side and are written in one go, and which other places are asked
-for changes nothing.
+place·B … place·B + B − 1 of the stream of one key, where B is the number of blocks per row. So a row is a pure function
+of (key, place, width), neighbouring places are contiguous and written together, and the result does not depend on which
+other places are requested.
 
-Every number takes the same count of bits, whatever the parameters of its distribution are. A probability is compared
-with 32 uniform bits (24 or 53 where it is a tensor), so a mask has the probability p rounded to 2⁻³². That changes the
-model by as little and the guarantee not at all: any mask that is a function of the place is as good as any other there.
+Every number uses the same count of bits, whatever the parameters of its distribution. A probability is compared with
+32 uniform bits (24 or 53 if it is a tensor), so a mask has the probability p rounded to 2⁻³². This changes the model by
+as little, and does not affect the guarantee, which holds for any mask that is a function of the place.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor
 from hush.errors import Refused
 from hush.randomness.cipher import BLOCK_BYTES, Keystream, encrypt_counters
 
-LONG = 4096  # blocks of a row, from which on the cipher is started anew for each
+LONG = 4096  # rows with at least this many blocks are encrypted one by one
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The places of the rows of a batch: distinct numbers that are not negative."""
+    """The places of the rows of a batch: distinct integers, not negative."""
 
     numbers: NDArray[np.int64]
 
     @staticmethod
     def of(places: Tensor) -> Places:
-        """From a vector of integers."""
+        """Build from a vector of integers."""
         numbers = places.detach().cpu().numpy().astype(np.int64, copy=False)
         assert numbers.ndim == 1, "one place for each row"
         assert not len(numbers) or numbers.min() >= 0, "a place is not negative"
@@ -51,7 +51,7 @@ class Places:
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether each row's place follows the one before."""
+        """Whether places are consecutive."""
         return bool((np.diff(self.numbers) == 1).all())
 
 
@@ -65,7 +65,7 @@ def draw_rows(key: bytes, places: Places, width: int, dtype: torch.dtype) -> Ten
     if not places.in_order and blocks < LONG:
         starts = places.numbers.astype(np.uint64) * np.uint64(blocks)
         return torch.from_numpy(encrypt_counters(key, starts, blocks).view(kind))[:, :width]
-    out = np.empty((len(places), columns), kind)  # numpy's: under torch.func a new tensor has no memory of its own
+    out = np.empty((len(places), columns), kind)  # numpy, because a new tensor under torch.func has no memory
     first = [(out, int(places.numbers[0]))]
     for rows, place in first if places.in_order else zip(out, places.numbers.tolist(), strict=True):
         Keystream(key, place * blocks).fill(rows.reshape(-1).view(np.uint8))
@@ -73,7 +73,7 @@ def draw_rows(key: bytes, places: Places, width: int, dtype: torch.dtype) -> Ten
 
 
 ONE = Places(np.zeros(1, np.int64))
-"""The one place of a draw that all examples share."""
+"""The place of a draw that all examples share."""
 
 
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -100,24 +100,24 @@ class Numbers:
 
     def _count_digits(self, dtype: torch.dtype) -> int:
         if dtype not in _DIGITS:
-            raise Refused(f"random numbers of type {str(dtype).removeprefix('torch.')} have no place: draw real ones")
+            raise Refused(f"the model draws {str(dtype).removeprefix('torch.')} random numbers: draw real ones instead")
         return _DIGITS[dtype]
 
     def draw_uniform(self, dtype: torch.dtype) -> Tensor:
-        """k/2^d on [0, 1), with d the digits of the type."""
+        """k/2^d on [0, 1), where d is the number of binary digits of the type."""
         digits = self._count_digits(dtype)
         wide = torch.int64 if dtype == torch.float64 else torch.int32
         return self.draw_integers(wide).bitwise_and((1 << digits) - 1).to(dtype).mul_(2.0**-digits)
 
     def draw_open_uniform(self, dtype: torch.dtype) -> Tensor:
-        """(2k + 1)/2^d, strictly between 0 and 1: for what has a logarithm taken of it."""
+        """(2k + 1)/2^d, strictly between 0 and 1, so that its logarithm is finite."""
         digits = self._count_digits(dtype)
         wide = torch.int64 if dtype == torch.float64 else torch.int32
         odd = self.draw_integers(wide).bitwise_and((1 << digits) - 1).bitwise_or(1)
         return odd.to(dtype).mul_(2.0**-digits)
 
     def draw_normal(self, dtype: torch.dtype) -> Tensor:
-        """Standard normal by Box and Muller's transform, the pairs of a row from its own integers (hush.randomness)."""
+        """Standard normal by the Box-Muller transform, with the pairs of a row from its own integers."""
         self._count_digits(dtype)
         precise = torch.float64 if dtype == torch.float64 else torch.float32
         wide, bits = (torch.int64, 63) if precise == torch.float64 else (torch.int32, 31)
@@ -148,5 +148,5 @@ class Numbers:
 
 
 def find_full_range(dtype: torch.dtype) -> int:
-    """Below which integer ``random_`` without bounds draws: what the type holds exactly."""
+    """The exclusive upper bound of ``random_`` without arguments: what the type holds exactly."""
     return 1 << (_DIGITS[dtype] if dtype in _DIGITS else min(62, _INTEGERS[dtype]))

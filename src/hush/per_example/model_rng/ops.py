@@ -1,4 +1,4 @@
-"""torch's random operations, written with numbers by place; what cannot be, by name and with the remedy.
+"""torch's random operations, implemented with numbers by place; others raise an error with the remedy.
 
 Each function takes the operation's own arguments after ``numbers(shape, device)``, which starts one draw.
 """
@@ -63,13 +63,13 @@ def cauchy_(start: Start, x: Tensor, median: float = 0.0, sigma: float = 1.0) ->
 
 
 def geometric_(start: Start, x: Tensor, p: float) -> Tensor:
-    """⌈ln u/ln(1 − p)⌉: the trials up to the first success."""
+    """⌈ln u/ln(1 − p)⌉: the number of trials up to the first success."""
     dtype = x.dtype if x.is_floating_point() else torch.float64
     return x.copy_(_start_for(start, x).draw_open_uniform(dtype).log_().div_(math.log1p(-p)).ceil_().clamp_(min=1))
 
 
 def random_(start: Start, x: Tensor, *bounds: int | None) -> Tensor:
-    """Whole numbers: random_(), random_(high) or random_(low, high)."""
+    """Integers: random_(), random_(high) or random_(low, high)."""
     low = bounds[0] if len(bounds) == 2 else 0
     high = bounds[-1] if bounds else None
     return x.copy_(
@@ -104,7 +104,7 @@ def randn_like(start: Start, x: Tensor, *, dtype: Any = None, device: Any = None
 
 
 def randint(start: Start, *bounds_and_size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    """Whole numbers: randint(high, size) or randint(low, high, size)."""
+    """Integers: randint(high, size) or randint(low, high, size)."""
     *bounds, size = bounds_and_size
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
     return start(tuple(size), torch.device(device or torch.get_default_device())).draw_range(
@@ -113,12 +113,12 @@ def randint(start: Start, *bounds_and_size: Any, dtype: Any = None, device: Any 
 
 
 def randint_like(start: Start, x: Tensor, *bounds: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    """Whole numbers in the shape of x."""
+    """Integers in the shape of x."""
     return randint(start, *map(int, bounds), x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
 def normal_with_moments(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
-    """mean + std·z, either of them a tensor."""
+    """mean + std·z, where either may be a tensor."""
     if size is not None:
         return randn(start, size, **options).mul_(std).add_(mean)
     shape = np.broadcast_shapes(*(tuple(torch.as_tensor(v).shape) for v in (mean, std)))
@@ -128,7 +128,7 @@ def normal_with_moments(start: Start, mean: Any, std: Any = 1.0, size: Any = Non
 
 
 def dropout(start: Start, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """torch's own steps with fewer calls of Python, since this is by far the most frequent draw."""
+    """torch's own steps with fewer Python calls, because this is by far the most frequent draw."""
     if not 0 < p < 1 or not training or not input.is_floating_point():
         return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
     mask = bernoulli_(start, torch.empty_like(input, requires_grad=False), 1 - p).div_(1 - p)
@@ -136,7 +136,7 @@ def dropout(start: Start, input: Tensor, p: float = 0.5, training: bool = True, 
 
 
 def native_dropout(start: Start, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    """Dropout and its mask in one."""
+    """Dropout and its mask."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = bernoulli_(start, torch.empty_like(x), 1 - p)
@@ -146,7 +146,7 @@ def native_dropout(start: Start, x: Tensor, p: float, train: bool | None = True)
 def rrelu_with_noise_(
     start: Start, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
 ) -> Tensor:
-    """A random slope for what is negative; a slope is drawn for every number, used or not."""
+    """A random slope for negative values; a slope is drawn for every value, used or not."""
     if not training:
         return x.copy_(torch.nn.functional.leaky_relu(x, (lower + upper) / 2))
     slope = uniform_(start, torch.empty_like(x), lower, upper)
@@ -155,12 +155,12 @@ def rrelu_with_noise_(
 
 
 def rrelu_with_noise(start: Start, x: Tensor, *rest: Any) -> Tensor:
-    """The same into a new tensor."""
+    """The same, into a new tensor."""
     return rrelu_with_noise_(start, x.clone(), *rest)
 
 
 def randperm(start: Start, n: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    """The order of n integers of 64 bits."""
+    """The argsort of n 64-bit integers."""
     order = (
         start((n,), torch.device(device or torch.get_default_device())).draw_integers(torch.int64).argsort(stable=True)
     )
@@ -216,18 +216,18 @@ FUSED = (
 
 
 def make_refusal(name: str) -> Refused:
-    """Why a random operation cannot be used in private training."""
+    """The error for a random operation that cannot be used in private training."""
     return Refused(f"the model uses the random operation '{name}', which {_REFUSED.get(name, FUSED)}")
 
 
 def is_refused(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation draws random numbers in a way that has no entry above."""
+    """Whether an operation draws random numbers and is not supported above."""
     if func.overloadpacket.__name__ in _REFUSED:
         return True
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [a.name for a in func._schema.arguments]
-    if "dropout_p" in names:  # attention in one kernel: random only with dropout
+    if "dropout_p" in names:  # fused attention is random only with dropout
         given = dict(zip(names, args, strict=False)) | kwargs
         return bool(given.get("dropout_p", 0.0))
     return True

@@ -1,5 +1,5 @@
-"""The data-protection officer's page: what a privacy card means, for somebody who knows no mathematics.
+"""The privacy statement for a data-protection officer: what a privacy card means, without mathematics.
 
-Everything is said from the card's JSON and three more facts (dataset, date, digests of the released files), so the page
-can be made again wherever a card is. No torch in here.
+The page is a function of the card's JSON and three more facts (dataset, date, digests of the released files), so it
+can be rendered again from any card. This package does not import torch.
 """

@@ -1,4 +1,4 @@
-"""The trade-off curve as a small picture: what an attacker may do, beside what guessing does. One SVG, no network."""
+"""The trade-off curve as a small SVG: the limit on an attacker, and random guessing for comparison."""
 
 from __future__ import annotations
 

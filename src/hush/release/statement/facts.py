@@ -64,7 +64,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
+class StatementFigure:
     """The trade-off curve, drawn where a page can hold a picture."""
 
     kind: ClassVar[str] = "picture"
@@ -79,12 +79,12 @@ class Signature:
     fields: tuple[str, ...]
 
 
-Block: TypeAlias = Paragraph | Box | Points | Table | Picture | Signature
+Block: TypeAlias = Paragraph | Box | Points | Table | StatementFigure | Signature
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it."""
+class StatementSection:
+    """A heading and the blocks under it."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -96,7 +96,7 @@ class Statement:
 
     title: str
     facts: tuple[tuple[str, str], ...]
-    sections: tuple[Section, ...]
+    sections: tuple[StatementSection, ...]
 
 
 # What the page says in the same words wherever it says it: by what two neighbouring datasets differ in, by the part of
@@ -125,9 +125,9 @@ OTHERS = {
 }
 CASES = {
     "add-remove": "whether one given {unit} is in the training data or not. Anything else about it (say, a "
-    "diagnosis) that the files could tell only because it is in the data is limited by the last two lines of section 3",
+    "diagnosis) that the files show only because it is in the data is limited by the last two lines of section 3",
     "zero-out": "whether one given {unit} was used or counted for nothing. Anything else about it (say, a "
-    "diagnosis) that the files could tell only because it was used is limited by the last two lines of section 3",
+    "diagnosis) that the files show only because it was used is limited by the last two lines of section 3",
     "replace": "which of two possible values one given {unit} has, in all or in one entry such as a diagnosis",
     "features": "which of two possible sets of features (all that the model looks at) one given {unit} has, in all or "
     "in one entry such as an age. Not its label, which the model is to predict, and not whether it is in the data",
@@ -165,8 +165,8 @@ CAPTION = "(on the HTML page) shows all tests: none lies below the solid line; t
 WARNINGS = {
     "claimed": (
         "Warning: not a guarantee",
-        "A publication claims a limit on what this model can reveal, and no proof of that claim is known. It must not "
-        "be relied on: treat the released files as if they could reveal any {unit} of the training data.",
+        "A limit on what this model can reveal is claimed, and it is not proven. It must not be relied on: treat the "
+        "released files as if they could reveal any {unit} of the training data.",
     ),
     "refuted": (
         "Warning: the claim is refuted",
@@ -295,18 +295,18 @@ SPACE = "\u00a0"
 LONG = 40.0  # ε from which on its factor is told by its length
 
 
-def summary(read: Read) -> Section:
+def summary(read: Read) -> StatementSection:
     """The answer in a box."""
     warnings = _find_weakness(read)
-    return Section("In short", (_box(read, weak=bool(warnings)), *warnings))
+    return StatementSection("In short", (_box(read, weak=bool(warnings)), *warnings))
 
 
-def tell_who(read: Read) -> Section:
+def tell_who(read: Read) -> StatementSection:
     """Who is protected, against whom and against what."""
     title, unit = "Who is protected, and against what?", read.unit
     if not read.proven:
-        text = f"Nobody is protected in a way that could be relied on. What is at stake is every {unit} of the "
-        return Section(title, (Paragraph(f"{text}training data. {_unit_in_words(read)}"),))
+        text = f"There is no protection that can be relied on. At risk is every {unit} of the "
+        return StatementSection(title, (Paragraph(f"{text}training data. {_unit_in_words(read)}"),))
     whose = f"{WHOSE[read.protects]}every {unit}"
     items = (
         f"{whose[0].upper()}{whose[1:]} that was used for training, each alike. {_unit_in_words(read)}",
@@ -314,24 +314,24 @@ def tell_who(read: Read) -> Section:
         f"information, even if they know every other {unit} and how the training was done.",
         f"Finding out {CASES[read.asked].format(unit=unit)}.",
     )
-    return Section(title, (Points(items, names=("Who.", "Against whom.", "Against what.")),))
+    return StatementSection(title, (Points(items, names=("Who.", "Against whom.", "Against what.")),))
 
 
-def tell_odds(read: Read) -> Section:
+def tell_odds(read: Read) -> StatementSection:
     """The best odds of any attacker, as sentences, table and picture; then ε and δ."""
     title = f"How sure is it? What it means for one {read.unit}"
     if read.curve is None:
-        return Section(title, (Paragraph(NO_LIMIT), _letters(read)))
+        return StatementSection(title, (Paragraph(NO_LIMIT), _letters(read)))
     words = odds_of(read)
     blocks = (
-        Picture(read.curve),
+        StatementFigure(read.curve),
         _tell_attempts(read, read.curve, words),
         Table(words.columns, words.rows, "figures"),
         Paragraph(_tell_row(read, words.rows[1])),
         Paragraph(_origin(read)),
         _letters(read),
     )
-    return Section(title, blocks)
+    return StatementSection(title, blocks)
 
 
 def odds_of(read: Read) -> Words:
@@ -342,7 +342,7 @@ def odds_of(read: Read) -> Words:
 
 
 def one_in(delta: float) -> str:
-    """A small probability as "1 in so many", never smaller than it is."""
+    """A small probability as "1 in n", never smaller than it is."""
     if delta == 0:
         return "0"
     return f"1 in {_grouped(int(1 / Decimal(repr(delta))))}"
@@ -366,8 +366,8 @@ def _box(read: Read, *, weak: bool) -> Box:
 
 
 def _find_weakness(read: Read) -> tuple[Box, ...]:
-    """What makes a proven limit worth little: it is for a half of the data, or wide, or δ leaves room for somebody to
-    be published outright."""
+    """What makes a proven limit worth little: it covers only features or labels, it is wide, or δ would permit
+    publishing a record unchanged."""
     found = [Box("warning", *HALF[read.protects])] if read.proven and read.protects != "example" else []
     even = None if read.curve is None else best_odds(read.curve, 0.5)
     if even is not None and (even.right >= WIDE_RIGHT or even.belief >= WIDE_BELIEF):
@@ -414,7 +414,7 @@ def _tell_attempts(read: Read, curve: Curve, words: Words) -> Points:
     found = {
         "In one sentence.": f"To a person who {who} one may say: “{said}”",
         "The worst case.": _tell_worst(read, curve),
-        "Tests.": f"A test is any way to tell from the files; {ALARM[read.asked]}. {words.sentences[-1]}",
+        "Tests.": f"A test is any way to decide from the files; {ALARM[read.asked]}. {words.sentences[-1]}",
         "The picture": CAPTION,
     }
     return Points(tuple(found.values()), names=tuple(found))
@@ -443,7 +443,7 @@ def _percent_up(share: float) -> Decimal:
 def _tell_row(read: Read, row: tuple[str, ...]) -> str:
     before, without, right, accusing, after = row
     return (
-        f"The second row in words: somebody who thinks it {before} likely that {QUESTION[read.asked]} is right "
+        f"The second row means: a person who thinks it {before} likely that {QUESTION[read.asked]} is right "
         f"{without} times in 100 without the files, by always saying no, and at most {right} times with them. If they "
         f"accuse only 1 in 100 of {OTHERS[read.asked]}, at most {accusing} in 100 of their accusations are right. "
         f"Afterwards they think it at most {after} likely, but for at most 1 case in 100."
@@ -521,21 +521,25 @@ RELEASED = {  # by the kind of query: what is released in place of changes to th
 }
 
 
-def tell_method(read: Read) -> Section:
-    """The mechanism in words, then the numbers."""
+def tell_method(read: Read) -> StatementSection:
+    """A description of the mechanism, then the numbers."""
     words = Paragraph(" ".join((*_steps(read), *_influence(read), *_noise(read), *_beside(read))))
     lead = Paragraph("For an expert, the same as numbers; the complete plan is in privacy.json:")
-    return Section("How was it done?", (words, lead, Table(("what", "value"), _numbers(read))))
+    return StatementSection("How was it done?", (words, lead, Table(("what", "value"), _numbers(read))))
 
 
-def tell_claims(read: Read) -> tuple[Section, ...]:
+def _name_status(claim: guarantee.Guarantee) -> str:
+    return claim.describe_status() if claim.status == "proven" else STATUS[claim.status]
+
+
+def tell_claims(read: Read) -> tuple[StatementSection, ...]:
     """Every ε that is said about the method, where there are several or none that holds."""
     if read.proven and len(read.claims) < 2:
         return ()
-    rows = tuple((_epsilon(claim.epsilon), STATUS[claim.status], claim.reason or "–") for claim in read.claims)
+    rows = tuple((_epsilon(claim.epsilon), _name_status(claim), claim.reason or "–") for claim in read.claims)
     text = "Only a value that is proven limits what an attacker can find out. The others are listed to be complete."
     blocks: tuple[Block, ...] = (Paragraph(text), Table(("ε", "status", "reason"), rows, "figures"))
-    return (Section("What is said about this method", blocks),)
+    return (StatementSection("What is said about this method", blocks),)
 
 
 def _epsilon(value: float) -> str:
@@ -558,7 +562,7 @@ def _draw(sampler: Mapping[str, Any], unit: str) -> str:
         case "FixedSize":
             return f"a random selection of {sampler['batch_size']} {unit}s was drawn"
         case "Shuffled":
-            return f"{sampler['batch_size']} {unit}s were taken, in an order that was shuffled anew for every pass"
+            return f"{sampler['batch_size']} {unit}s were taken, in an order that was reshuffled for every pass"
         case "Partitioned":
             return f"{sampler['batch_size']} {unit}s were taken, in the same order in every pass"
         case "Cyclic":
@@ -578,7 +582,7 @@ def _influence(read: Read) -> tuple[str, ...]:
         return RELEASED[kind]
     rows = "" if not read.whole_unit else ", averaged over its rows"
     if rows and read.rows_per_unit is not None:
-        rows += f" (over {read.rows_per_unit} of them, chosen anew each time, where it has more)"
+        rows += f" (over {read.rows_per_unit} of them, chosen again each time, where it has more)"
     limited = (
         f"For each of them it was computed how it would change the model{rows}, and that change was cut down to a "
     )
@@ -645,33 +649,56 @@ def _numbers(read: Read) -> tuple[tuple[str, str], ...]:
 # Where the statement ends: what is not covered, and what it rests on.
 
 EXPLAINED = {
-    guarantee.ROUNDING: (
-        "Computers round numbers, and how they round can depend on how many examples are computed together. The effect "
-        "is tiny, but it is not proven that it reveals nothing. Nobody can confirm this: accept it, or ask for "
-        "rigorous arithmetic, which avoids it"
+    guarantee.INDEPENDENT_ROWS: (
+        "Computers round numbers. The training always computed the same number of rows, and before it began the "
+        "program checked on made-up inputs that what is computed for one row is the same whatever the other rows "
+        "hold"
+    ),
+    "the model and its loss treat every example separately": (
+        "The network was written for this training. It must compute every record separately from the others; the "
+        "program compared some records with the same records computed alone"
+    ),
+    "the model and its loss keep nothing of one example for another": (
+        "The network was written for this training. It must not remember one record while it computes the next; the "
+        "program cannot check this"
     ),
     guarantee.SECRET_SEED: (
-        "The random numbers follow from a number that a person chose. Whoever learns it can take the noise away"
+        "The random numbers follow from a number that a person chose. Anyone who learns it can remove the noise"
     ),
     guarantee.SECRET_GIVEN: (
-        "The random numbers follow from a key that was handed to the program. Whoever has it, or sees another training "
-        "with it, can take the noise away"
+        "The random numbers follow from a key that was given to the program. Anyone who has it, or sees another "
+        "training with it, can remove the noise"
     ),
     guarantee.FIXED: "It was settled beforehand how long to train, and not by watching how well the model did",
     guarantee.BLINDLY: (
         "The training was interrupted and parts of it were run again, for reasons that have nothing to do with the data"
     ),
     guarantee.HOOKED: (
-        "The model came with code of its own that sees the data while it is trained. Whoever wrote it has to confirm "
+        "The model came with code of its own that sees the data while it is trained. Its author has to confirm "
         "that it keeps nothing"
     ),
     **{
         guarantee.KEPT.format(kind, "").partition("(")[0]: (
             "A part of the procedure was written for this training. What it does to a single person's share was "
-            "declared by whoever wrote it, and is not checked here"
+            "declared by its author, and is not checked here"
         )
         for kind in ("sampler", "query", "noise")
     },
+    **dict.fromkeys(
+        (guarantee.COLLATED, guarantee.TAKEN),
+        "The program that puts single records together was written for this training. If it let one record change "
+        "another, more could be found out than this page says",
+    ),
+    guarantee.DRAWN: (
+        "The records were changed at random while they were read. Those random numbers must not reveal who else was "
+        "read at the same time"
+    ),
+    **dict.fromkeys(
+        (text.partition("{")[0] for text in map(guarantee.say_own_data, ("example", "{}"))),
+        "If what is known of one person were also part of another person's record (say, the value of the day before), "
+        "that person would count more often than is allowed for here",
+    ),
+    guarantee.SHAPE: "How long or how large a record is, is the same for all and was settled beforehand",
     guarantee.TRAINED: (
         "The model had been trained before. If that was on the same people's data, it has to be counted too, and this "
         "statement alone says too little"
@@ -691,17 +718,17 @@ NOT_PROTECTED: dict[str, dict[str, str]] = {
 }
 
 
-def tell_not_covered(read: Read) -> Section:
+def tell_not_covered(read: Read) -> StatementSection:
     """What no figure on the page covers."""
     if not read.proven:
-        return Section("What is not covered?", (Paragraph("Nothing is covered: see section 1."),))
+        return StatementSection("What is not covered?", (Paragraph("Nothing is covered: see section 1."),))
     unit = read.unit
     found = {
         **NOT_PROTECTED[read.protects],
         "Test rows.": "Rows that were held back to test the model are not covered. Figures measured on them (an "
         "accuracy, say) can reveal something of them unless privacy.json says that they have noise: pass none on.",
         "The folder “private”.": "It holds the figures of the training and, until they are deleted, the secret random "
-        "numbers. Nothing protects against somebody who has it: it must not be handed over.",
+        "numbers. Nothing protects against a person who has it: it must not be handed over.",
         "Other uses of the same data.": f"{_tell_runs(read)}",
         "Choices made beforehand.": "Cleaning the data, choosing columns or trying several settings on the same data "
         "are uses of the data, too. They are covered only where they were counted like a training.",
@@ -713,24 +740,24 @@ def tell_not_covered(read: Read) -> Section:
         "The law, and the original data.": "Whether the released files count as anonymous, and whether the model is "
         "lawful, fair or accurate, is not answered here; nor who may see the original data, and when they are deleted.",
     }
-    return Section("What is not covered?", (Points(tuple(found.values()), names=tuple(found)),))
+    return StatementSection("What is not covered?", (Points(tuple(found.values()), names=tuple(found)),))
 
 
-def tell_assumptions(read: Read) -> Section:
+def tell_assumptions(read: Read) -> StatementSection:
     """Every assumption once."""
     title = "On which conditions does it rest?"
     own = tuple(_explain(text) for text in dict.fromkeys(read.guarantee.assumptions))
     if not read.proven:
         text = "On none: nothing is promised." if not own else "The claim was made on these conditions:"
         blocks: tuple[Block, ...] = (Paragraph(text), *((Points(own, "numbered"),) if own else ()))
-        return Section(title, blocks)
+        return StatementSection(title, blocks)
     always = (
-        "nobody can predict the random numbers of the training, which a program computes from a secret; and the secret "
+        "no one can predict the random numbers of the training, which a program computes from a secret; and the secret "
         "(in the folder “private”, until it is deleted) reaches only those who may see the training data anyway",
         "the program works as it is described, and was not altered (its version is in section 6)",
     )
     lead = "The statement holds only if every one of these is true. Ask those who trained the model to confirm them:"
-    return Section(title, (Paragraph(lead), Points((*own, *always), "numbered")))
+    return StatementSection(title, (Paragraph(lead), Points((*own, *always), "numbered")))
 
 
 def _explain(text: str) -> str:
@@ -797,35 +824,35 @@ def _name_unit(read: Read) -> str:
     return f"{WHOSE[read.protects]}{named}"
 
 
-def _tell_files(read: Read, digests: Mapping[str, str]) -> Section:
+def _tell_files(read: Read, digests: Mapping[str, str]) -> StatementSection:
     title = "Which files does it speak of?"
     if not digests:
-        return Section(title, (Paragraph("The released files were not named when this page was made."),))
-    covered = "It covers these, privacy.json and this page, whoever gets them, and no others. "
+        return StatementSection(title, (Paragraph("The released files were not named when this page was made."),))
+    covered = "It covers these, privacy.json and this page, no matter who gets them, and no others. "
     text = (
         "A digest is a fingerprint: it changes with the file. “hush verify” compares the files with privacy.json; "
         "compare that with this page by eye."
     )
     table = Table(("file", "digest"), tuple(digests.items()), "files")
-    return Section(title, (Paragraph(covered * read.proven + text), table))
+    return StatementSection(title, (Paragraph(covered * read.proven + text), table))
 
 
-def _ask_to_sign(read: Read) -> Section:
+def _ask_to_sign(read: Read) -> StatementSection:
     proven = (
         *MAY_BE_PUBLIC[read.protects],
         f"It is known whether one person can have more than one {read.unit}, and that is acceptable (section 2).",
         "The odds in section 3 are acceptable for these data.",
         "What section 4 does not cover is dealt with in another way.",
-        "Those who trained the model have confirmed section 5 in writing; what nobody can confirm there is accepted.",
+        "Those who trained the model have confirmed section 5 in writing; what no one can confirm there is accepted.",
         "They have confirmed that the data have no other uses, or all are counted and the total is acceptable.",
         "Only the files named above are handed over, nothing of the folder “private”; the digests agree.",
     )
     warned = (
         "I have read the warning in section 1.",
-        "Whoever receives the files may see the training data.",
+        "Those who receive the files may see the training data.",
         "The folder “private” is not handed over; the digests agree.",
     )
     fields: Block = Signature(("name and office", "place", "date", "signature"))
     text = "My signature confirms that I checked the ticked points or had them confirmed in writing, and nothing else."
     points = Points(proven if read.proven else warned, "boxes")
-    return Section("To check and to sign", (points, Paragraph(text), fields))
+    return StatementSection("To check and to sign", (points, Paragraph(text), fields))

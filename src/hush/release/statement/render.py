@@ -1,7 +1,7 @@
-"""The data-protection officer's page: what a privacy card means, for somebody who knows no mathematics.
+"""The privacy statement for a data-protection officer: what a privacy card means, without mathematics.
 
-Everything is said from the card's JSON and three more facts (dataset, date, digests of the released files), so the page
-can be made again wherever a card is. No torch in here.
+The page is a function of the card's JSON and three more facts (dataset, date, digests of the released files), so it
+can be rendered again from any card. This package does not import torch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hush.release.statement.facts import (
     Block,
     Box,
     Paragraph,
-    Picture,
     Points,
-    Section,
     Signature,
+    StatementFigure,
+    StatementSection,
     Table,
     make_statement,
 )
@@ -53,7 +53,7 @@ def _finalize(value: Any) -> Any:
 
 # The statement as Markdown: PRIVACY.md.
 
-OBEYED = re.compile(r"([\\`*_\[\]<>|~&#])")
+INTERPRETED = re.compile(r"([\\`*_\[\]<>|~&#])")
 MARKS = {"plain": "- ", "numbered": "1. ", "boxes": "- [ ] "}
 
 
@@ -68,12 +68,12 @@ def render_privacy_text(card: Mapping[str, Any], *, dataset: str, date: str, dig
 
 def escape_markdown(text: object) -> str:
     """Text that stays text: on one line, and no link, picture, tag, cell or heading begins in it."""
-    shown = OBEYED.sub(r"\\\1", " ".join(make_printable(text).split()))
+    shown = INTERPRETED.sub(r"\\\1", " ".join(make_printable(text).split()))
     shown = shown.replace("://", ":\\//").replace("www.", "www\\.")
     return re.sub(r"^([-+=]|\d+(?=[.)]\s))", r"\\\1" if shown[:1] in ("-", "+", "=") else r"\1\\", shown)
 
 
-def _section(number: int, section: Section) -> Iterator[str]:
+def _section(number: int, section: StatementSection) -> Iterator[str]:
     yield from ("", f"## {number}. {escape_markdown(section.title)}")
     for block in section.blocks:
         lines = list(_lines(block))
@@ -91,7 +91,7 @@ def _lines(block: Block) -> Iterator[str]:
             yield from _points(block)
         case Table(columns, rows):
             yield from _table(columns, rows)
-        case Picture():
+        case StatementFigure():
             return
         case Signature(fields):
             yield from _table(fields, (("<br>",) * len(fields),), escaped=True)
