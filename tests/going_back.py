@@ -14,7 +14,7 @@ from hush.ledger.run_account import charge
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS, BATCH = 40, 8, 10
 
@@ -55,7 +55,7 @@ def start(p: Plan, **how) -> Run:
 
 
 def go(run: Run, kept: Checkpoints, until: int = STEPS) -> Run:
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == until:
             break
     return run
@@ -98,7 +98,7 @@ def taken_back(p: Plan, directory: Path, step: int, **how) -> Run:
     aside.mkdir()
     if step == 0:
         _copy(kept, aside)
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == step:
             _copy(kept, aside)
     kept.close()

@@ -15,8 +15,8 @@ import torch
 
 from hush._internal.tensors import Named, State, Sums
 from hush.clipping import Channel, Claim, PlainSumProof, Query
-from hush.noise.base import Release
-from hush.optimizers import Rule
+from hush.noise.base import NoisyGradient
+from hush.optimizers import Optimizer
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.sampling import Participation
@@ -27,7 +27,7 @@ class RecordingQuery:
     """Any query, with the sums that go to the noise kept, and with an earlier run's releases to learn from."""
 
     query: Query
-    given: list[Release] | None = None
+    given: list[NoisyGradient] | None = None
     seen: list[Sums] = field(default_factory=list)
 
     def claims(
@@ -50,7 +50,7 @@ class RecordingQuery:
         self.seen.append(copy.deepcopy(channels))
         return channels, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return self.query.observe(release if self.given is None else self.given[release.step], update, public)
 
 
@@ -58,21 +58,29 @@ class RecordingQuery:
 class ReplayRule:
     """Any rule, with its releases kept, or replaced by those of an earlier run."""
 
-    rule: Rule
-    given: list[Release] | None = None
-    seen: list[Release] = field(default_factory=list)
+    rule: Optimizer
+    given: list[NoisyGradient] | None = None
+    seen: list[NoisyGradient] = field(default_factory=list)
 
     def init(self, params: Named) -> State:
         return self.rule.init(params)
 
-    def step(self, params: Named, release: Release, state: State) -> Named:
+    def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         used = release if self.given is None else self.given[release.step]
         self.seen.append(copy.deepcopy(used))
         return self.rule.step(params, used, state)
 
 
 def recorded(
-    plan: Plan, model, losses, data, *, secret: int = 1, given: list[Release] | None = None, same: str = "", **how: Any
+    plan: Plan,
+    model,
+    losses,
+    data,
+    *,
+    secret: int = 1,
+    given: list[NoisyGradient] | None = None,
+    same: str = "",
+    **how: Any,
 ):
     """Run a plan to its end; return the sums that met the noise, and the releases that the rule saw."""
     query, rule = RecordingQuery(plan.query, given), ReplayRule(plan.rule, given)

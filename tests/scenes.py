@@ -19,16 +19,16 @@ import hush
 from hush._internal.tensors import checksum
 from hush.checkpointing import Checkpoints, share_state
 from hush.cli.train import release_first
-from hush.distributed.group import Stopped, init_distributed
-from hush.errors import Refused
+from hush.distributed.group import init_distributed
+from hush.errors import BudgetExceededError, Refused, Stopped
 from hush.guarantees import Replay
 from hush.ledger.book import Ledger
-from hush.ledger.run_account import BudgetSpent, charge
+from hush.ledger.run_account import charge
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS = 36, 50
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
@@ -131,7 +131,7 @@ def refuse_other_pieces(rank: int, folder: Path) -> None:
         if rank == 0:
             change(run)
         before = checksum(run.model.parameters())
-        with pytest.raises(Refused, match="another step, secret or microbatch"):
+        with pytest.raises(Refused, match="step, secret or microbatch"):
             run.step(run.batch(run.next))
         assert checksum(run.model.parameters()) == before
 
@@ -153,18 +153,26 @@ def wait_for_the_ledger(rank: int, folder: Path) -> None:
     run = plan("dp-sgd").start(model(), losses, data(), ranks=init_distributed())
     if rank == 0:
         ledger = Ledger(folder / "ledger")
-        ledger.set_budget("rows", run.plan.guarantee(7).epsilon, 1e-5)
-        charge(run, ledger, "rows", new_dataset=True)
+        ledger.set_budget("rows", run.plan.guarantee().epsilon / 2, 1e-5)
+        with pytest.raises(BudgetExceededError):
+            charge(run, ledger, "rows")
+        ledger.set_budget("rows", 2 * run.plan.guarantee().epsilon, 1e-5)
+        charge(run, ledger, "rows")
+        ledger.set_budget("rows", run.plan.guarantee().epsilon / 2, 1e-5)  # lowered before the first step
     else:
-        with pytest.raises(Refused, match="process 0 enters"):
+        with pytest.raises(Refused, match="process 0"):
             charge(run, Ledger(folder / "other"), "rows")
-    for step in range(7):
-        run.step(run.batch(step))
     before = checksum(run.model.parameters())
-    with pytest.raises(Stopped if rank else BudgetSpent):
-        run.step(run.batch(7))
-    assert run.next == 7
+    with pytest.raises(Stopped if rank else BudgetExceededError):
+        run.step(run.batch(0))
+    assert run.next == 0
     assert before == checksum(run.model.parameters())
+    if rank == 0:
+        ledger.set_budget("rows", 2 * run.plan.guarantee().epsilon, 1e-5)
+    for step in range(3):
+        run.step(run.batch(step))
+    if rank == 0:
+        assert [spend.steps for spend in ledger.spends("rows").values()] == [run.plan.steps]
 
 
 def resume_with_other_processes(rank: int, folder: Path) -> None:
@@ -178,7 +186,7 @@ def resume_with_other_processes(rank: int, folder: Path) -> None:
         checkpoints.restore(run, saved)
     share_state(run)
     assert run.next == 4
-    for _ in train(run, checkpoints=checkpoints, every=100):
+    for _ in take_steps(run, checkpoints=checkpoints, every=100):
         pass
     again = [[a.start, a.taken] for a in run.history.attempts]
     (folder / f"{rank}.json").write_text(json.dumps({"again": again, "name": run.secret.name}))

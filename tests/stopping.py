@@ -11,7 +11,7 @@ from torch.nn import functional
 from hush.checkpointing import Checkpoints
 from hush.methods import catalogue, make_plan
 from hush.plan import Plan
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS = 40, 7
 METHODS = [name for name in catalogue() if not name.startswith("sanitize")]  # these need a layer: tests/sanitize
@@ -44,7 +44,7 @@ def start(p: Plan, *, secret: int | None = 3, **how):
 
 def straight(p: Plan, **how) -> dict[str, torch.Tensor]:
     run = start(p, **how)
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     return {n: v.clone() for n, v in run.model.state_dict().items()}
 
@@ -53,7 +53,7 @@ def stopped(p: Plan, directory: Path, after: int, **how) -> None:
     """A run that is stopped after some steps, with a checkpoint there."""
     run, kept = start(p, **how), Checkpoints(directory)
     kept.begin(run)
-    steps = train(run, checkpoints=kept, every=1)
+    steps = take_steps(run, checkpoints=kept, every=1)
     for _ in range(after):
         next(steps)
     assert run.next == after
@@ -65,7 +65,7 @@ def resumed(p: Plan, directory: Path, **how) -> dict[str, torch.Tensor]:
     saved = kept.newest().saved
     assert saved is not None
     kept.restore(run, saved)
-    for _ in train(run, checkpoints=kept, every=3):
+    for _ in take_steps(run, checkpoints=kept, every=3):
         pass
     kept.close()
     return run.model.state_dict()

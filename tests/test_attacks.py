@@ -11,9 +11,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hush import Refused, Secret, make_plan
+from hush.accounting.guarantee import SECRET_GIVEN
 from hush.clipping import Clipping
 from hush.per_example.gradients import per_example_gradients
 from replay import sensitivities
+
+pytestmark = pytest.mark.full_start_check
 
 X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
 
@@ -112,7 +115,7 @@ def test_a_step_that_broke_off_after_its_noise_is_not_taken_again():
     run = dataclasses.replace(plan_for(24), rule=Stopped()).start(nn.Linear(4, 3), cross_entropy, (X, Y))
     with pytest.raises(BreaksOff):
         run.step(run.batch(0))
-    with pytest.raises(Refused, match="broken off"):
+    with pytest.raises(Refused, match="step 0"):
         run.step(run.batch(0))
 
 
@@ -282,8 +285,9 @@ def test_a_forward_that_writes_into_its_weights_by_data_is_refused():
             return self.linear(x)
 
     run = plan_for(24).start(Outer(), cross_entropy, (X, Y), secret=1)
-    with pytest.raises(Refused, match=r"'linear\.weight' was changed"):
+    with pytest.raises(Refused):
         run.step(run.batch(0))
+    assert run.next == 0
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-adam", "dp-ftrl", "dp-disk"])
@@ -325,8 +329,8 @@ def test_a_run_without_steps_releases_what_it_was_started_with_or_nothing(tmp_pa
 def test_a_secret_that_was_handed_in_is_assumed_to_be_used_once():
     plan, secret = plan_for(24), Secret.fresh()
     told = plan.start(seeded_linear(), cross_entropy, (X, Y), secret=secret).guarantee
-    assert "the secret that was handed in" in str(told)
-    assert "the secret" not in str(plan.start(seeded_linear(), cross_entropy, (X, Y)).guarantee)
+    assert SECRET_GIVEN in told.conditions
+    assert SECRET_GIVEN not in plan.start(seeded_linear(), cross_entropy, (X, Y)).guarantee.conditions
 
 
 def test_the_plan_and_the_model_of_a_run_stay():

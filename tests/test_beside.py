@@ -15,7 +15,7 @@ from torch import nn
 from hush import make_plan
 from hush.accounting import events
 from hush.accounting.accountant import epsilon
-from hush.accounting.guarantee import ROUNDING
+from hush.accounting.guarantee import INDEPENDENT_ROWS
 from hush.data_release import ComposedRelease
 from hush.errors import InvalidInputError, Refused
 from hush.guarantees import Replay, ReplayHistory, account_attempts, claim_attempts, make_card
@@ -67,7 +67,7 @@ def test_calibration_sees_them(method: str) -> None:
 def test_nothing_left_for_training_is_one_sentence() -> None:
     with pytest.raises(Refused, match=r"nothing is left of ε = 0.5 for training: noisy figures alone cost ε = 0\.\d+"):
         make_plan("dp-sgd", **SETTING, epsilon=0.5, beside=(FIGURES,))
-    with pytest.raises(Refused, match="noisy figures lose all of δ"):
+    with pytest.raises(Refused, match="noisy figures use all of δ"):
         make_plan("dp-sgd", **SETTING, epsilon=5.0, beside=(replace(FIGURES, lost=1e-4),))
 
 
@@ -90,9 +90,8 @@ def test_steps_taken_again_are_composed_with_them_once() -> None:
 
 def test_the_sentence_and_the_card_name_them() -> None:
     both = plan(beside=(AGES, FIGURES), assumptions=("coins",))
-    said = both.guarantee().sentence()
-    assert "this covers the model and a noisy histogram of the ages and noisy figures together" in said
-    assert both.guarantee().assumptions == ("coins", ROUNDING, "bins")
+    assert "a noisy histogram of the ages and noisy figures" in both.guarantee().sentence()
+    assert both.guarantee().assumptions == ("coins", "bins", INDEPENDENT_ROWS)
     card = json.loads(json.dumps(make_card(both, steps_taken=50, figures={"private_metrics": {"rows": 3}})))
     assert card["private_metrics"] == {"rows": 3}
     assert [entry["name"] for entry in card["beside"]] == [AGES.name, FIGURES.name]
@@ -136,19 +135,19 @@ def test_the_page_runs(capsys) -> None:
     exec(page.split("```python\n")[-1].split("```")[0], {})
     said = capsys.readouterr().out
     assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example")
-    assert "this covers the model and a noisy histogram of the ages together" in said
+    assert "the model and a noisy histogram of the ages" in said
 
 
 def test_what_cannot_be_composed_is_refused() -> None:
     with pytest.raises(Refused, match="accounted under 'replace' adjacency and training under 'add-remove'"):
         plan(beside=(replace(FIGURES, adjacency="replace"),))
-    with pytest.raises(Refused, match="an event of its own, which cannot be composed with noisy figures"):
+    with pytest.raises(Refused, match="cannot be composed with noisy figures"):
         make_plan("dp-dice", **SETTING, noise_multiplier=2.0, beside=(FIGURES,))
-    with pytest.raises(Refused, match="adds no noise, so noisy figures beside it would protect nobody"):
+    with pytest.raises(Refused, match="adds no noise, so noisy figures"):
         replace(make_plan("sgd", **SETTING), beside=(FIGURES,))
-    with pytest.raises(InvalidInputError, match="must be one of dp-accounting's that can be written down"):
+    with pytest.raises(InvalidInputError, match="the event of 'mystery'"):
         ComposedRelease("mystery", object(), "add-remove")
-    with pytest.raises(InvalidInputError, match="needs a name"):
+    with pytest.raises(InvalidInputError, match="descriptive name"):
         ComposedRelease(" ", dp_event.GaussianDpEvent(1.0), "add-remove")
     with pytest.raises(InvalidInputError, match="must lie between 0 and 1"):
         replace(FIGURES, lost=1.0)

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from hush.checkpointing import Checkpoints
 from hush.optimizers import SGD, Adam, TorchOptim
-from hush.training import train
+from hush.training import take_steps
 from stopping import METHODS, STEPS, plan, resumed, same, start, stopped, straight
 
 
@@ -88,7 +88,7 @@ def test_twice_stopped_and_with_pieces(tmp_path) -> None:
     run, kept = start(p, secret=None), Checkpoints(tmp_path)
     kept.restore(run, kept.newest().saved)
     assert run.microbatch == 5  # the pieces decide the order of a sum and the dropout, so they are the run's own
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == 5:
             break
     kept.close()
@@ -103,7 +103,7 @@ def test_a_run_without_restored_state_is_another_one(tmp_path) -> None:
     saved = kept.newest().saved
     saved.state["rule"]["m"]["0.weight"].zero_()
     kept.restore(run, saved)
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     kept.close()
     assert not same(run.model.state_dict(), straight(p))

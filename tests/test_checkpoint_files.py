@@ -13,7 +13,7 @@ from safetensors import safe_open
 from hush.checkpointing import Checkpoints, Unreadable
 from hush.checkpointing.checkpoint import read_checkpoint, to_bytes
 from hush.errors import Refused
-from hush.training import train
+from hush.training import take_steps
 from stopping import STEPS, plan, resumed, same, start, stopped, straight
 
 
@@ -28,7 +28,7 @@ class TestFile:
         assert [p.name for p in kept.files()] == [f"checkpoint-000000000{n}.safetensors" for n in (4, 3)]
         state = read_checkpoint(kept.files()[0]).state
         kept.close()
-        assert set(state) >= {"step", "secret", "params", "rule", "public", "private", "noise"}
+        assert set(state) >= {"step", "params", "rule", "public", "private", "noise"}
         assert state["step"] == 4
 
     def test_any_safetensors_reader_opens_it(self, tmp_path):
@@ -90,7 +90,6 @@ class TestFile:
                 continue
             path.write_bytes(good)  # only a change that means nothing (JSON's own spaces) may pass
             assert torch.equal(state["params"]["0.weight"], read_checkpoint(path).state["params"]["0.weight"])
-            assert state["secret"] == read_checkpoint(path).state["secret"]
 
     @pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
     def test_the_one_before_is_used(self, how, tmp_path):
@@ -124,7 +123,7 @@ class TestLog:
         p = plan()
         run, kept = start(p), Checkpoints(tmp_path)
         kept.begin(run)
-        for _ in train(run, checkpoints=kept, every=3):
+        for _ in take_steps(run, checkpoints=kept, every=3):
             if run.next == 5:
                 break
         kept._flush_log()  # lines of steps 3 and 4 reached the disk, their checkpoint did not

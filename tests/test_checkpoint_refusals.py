@@ -14,7 +14,7 @@ from hush.checkpointing.checkpoint import read_checkpoint, tell_difference
 from hush.errors import HushError, InvalidInputError, Refused
 from hush.optimizers import SGD
 from hush.plan import Plan
-from hush.training import train
+from hush.training import take_steps
 from stopping import STEPS, N, data, losses, model, plan, resumed, same, start, stopped, straight
 
 
@@ -82,9 +82,7 @@ class TestRefusals:
     def test_another_model(self, tmp_path):
         stopped(plan(), tmp_path, 3)
         other = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 3))
-        self.refuse(
-            tmp_path, plan(), "the saved model is another one: it differs in 0.bias", InvalidInputError, model=other
-        )
+        self.refuse(tmp_path, plan(), "0.bias", InvalidInputError, model=other)
 
     def test_other_frozen_weights(self, tmp_path):
         def frozen(seed: int) -> nn.Module:
@@ -124,12 +122,12 @@ class TestRefusals:
         monkeypatch.setattr(SGD, "step", broken)
         run, kept = plan().start(model(), breaks, data(), secret=3), Checkpoints(tmp_path)
         kept.begin(run)
-        steps = train(run, checkpoints=kept, every=1)
+        steps = take_steps(run, checkpoints=kept, every=1)
         next(steps), next(steps)
         with pytest.raises(KeyboardInterrupt):
             next(steps)
         if where == "after the noise":
-            with pytest.raises(Refused, match="broken off in the middle"):
+            with pytest.raises(Refused, match="was interrupted"):
                 kept.save(run)
         else:
             kept.save(run)  # nothing has changed yet

@@ -59,15 +59,14 @@ def test_the_recipe_of_a_run_that_is_not_lost(here: Path) -> None:
     given = {"plan": plan, "model": _linear(), "losses": _losses, "data": (rows, torch.arange(24) % 2)}
     names = dict(given)
     exec(block, names)
-    names["kept"].close()
     assert names["run"].next == 4
     assert (here / "run" / "release").is_dir()
-    assert not list((here / "run" / "private").glob("checkpoint-*"))  # and the secret with them
+    private = here / "run" / "private"
+    assert not [*private.glob("checkpoint-*"), *private.glob("secret.jsonl")]
     charged = (here / "patients.jsonl").read_bytes()
     names = dict(given)
-    with pytest.raises(SystemExit, match="is there"):
+    with pytest.raises(hush.errors.ResumeError):
         exec(block, names)
-    names["kept"].close()
     assert "run" not in names
     assert (here / "patients.jsonl").read_bytes() == charged
 
@@ -153,12 +152,36 @@ def test_pytorch(here: Path, capsys) -> None:
 
 
 def test_readme(here: Path, capsys) -> None:
-    (snippet,) = blocks("../README.md", "python")
-    exec(snippet, {})
+    """Its Python is one script; what it writes is there."""
+    space: dict[str, Any] = {}
+    for block in blocks("../README.md", "python"):
+        exec(block, space)
     said = capsys.readouterr().out
-    assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example (one example's contribution becoming")
-    assert "assumes that (1) the number of examples is public and (2) rounding" in said
-    assert (here / "out" / "privacy.json").is_file()
+    assert said.startswith("(ε = 3, δ = 1e-5)-differentially private per example (zeroing one example's contribution)")
+    assert space["result"].guarantee.conditions[1] == "the number of examples is public"
+    assert space["run"].spent.epsilon == pytest.approx(space["run"].guarantee.epsilon)
+    assert hush.load("run/release", model=torch.nn.Linear(20, 2)).guarantee == space["run"].guarantee
+    assert hush.Ledger("spend.jsonl").datasets() == ["patients"]
+    assert [len(Path(name).read_text().splitlines()) for name in ("my.csv", "test.csv", "new.csv")] == [601, 301, 301]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of Opacus
+def test_the_figures_of_the_readmes_comparison() -> None:
+    accountants = pytest.importorskip("opacus.accountants")
+    utils = pytest.importorskip("opacus.accountants.utils")
+    text = (ROOT / "README.md").read_text()
+    own = hush.make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3)
+    theirs = {"target_epsilon": 3, "target_delta": 1e-5, "sample_rate": 256 / 60_000, "steps": own.steps}
+    prv, rdp = (
+        utils.get_noise_multiplier(**theirs, accountant=name, epsilon_tolerance=0.001) for name in ("prv", "rdp")
+    )
+    assert f"| {own.sigma:.4f} | {prv:.4f} (PRV), {rdp:.4f} (RDP) |" in text
+    setting = {"examples": 600, "batch_size": 60, "epochs": 1, "noise_multiplier": 1.0}
+    shuffled = hush.make_plan("dp-sgd", **setting, sampling="shuffled").guarantee().epsilon
+    peer = accountants.PRVAccountant()
+    peer.history = [(1.0, 0.1, 10)]
+    assert f"| {shuffled:.2f} | {peer.get_epsilon(1e-5):.2f}, " in text
+    assert peer.get_epsilon(1e-5) == pytest.approx(hush.make_plan("dp-sgd", **setting).guarantee().epsilon, rel=0.01)
 
 
 def prose(page: Path) -> str:

@@ -29,7 +29,7 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     if path.name == "own_model.py":
         card = json.loads((tmp_path / "runs" / "own_model" / "privacy.json").read_text())
-        assert card["guarantee"]["sentence"] in done.stdout
+        assert all(text in done.stdout for text in card["guarantee"]["assumptions"])
         assert (card["method"], card["steps_taken"], card["steps"]) == ("dp-sgd", 160, 160)  # ⌈1797/256⌉ · 20
         assert 2.99 < card["guarantee"]["epsilon"] <= 3.0
         weights = load_file(tmp_path / "runs" / "own_model" / "model.safetensors")

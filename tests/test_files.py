@@ -45,7 +45,10 @@ def read(file) -> str:
 
 
 def test_no_other_module_does_this() -> None:
-    users = {str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if CALLS.search(p.read_text())}
+    texts = {
+        p: re.sub(r"^\s*(>>>|\.\.\.) .*", "", p.read_text(), flags=re.M) for p in SOURCE.rglob("*.py")
+    }  # no examples
+    users = {str(p.relative_to(SOURCE)) for p, text in texts.items() if CALLS.search(text)}
     assert users == {"_internal/storage.py"}
 
 

@@ -22,13 +22,13 @@ from torch.nn import functional
 
 from hush._internal.tensors import Named, State, Sums, trainable
 from hush.accounting.events import find_leaves
-from hush.clipping import BY_TABLE, Channel, Claim, ClippedSum, PlainSumProof, clip_factors, total_norms
+from hush.clipping import PLAIN_SUM, Channel, Claim, ClippedSum, PlainSumProof, clip_factors, total_norms
 from hush.distributed.group import init_distributed
 from hush.errors import Refused
 from hush.matrix_factorization import Strategy
 from hush.methods import make_plan
 from hush.noise import Independent, Rows
-from hush.noise.base import Release
+from hush.noise.base import NoisyGradient
 from hush.optimizers import SGD
 from hush.per_example.augmentation import Point
 from hush.per_example.gradients import per_example_gradients
@@ -82,11 +82,11 @@ class TwoPoint:
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         return sums, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return {"direction": update}
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 def combined_by_hand(at: nn.Module, direction: Named, query: TwoPoint, rows: torch.Tensor) -> Named:
@@ -157,7 +157,7 @@ class ErrorFeedback:
         after = {n: error[n] + sums["raw"][n] - released[n] for n in error}
         return {"gradient": released}, {"error": after}
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return public
 
     def claims(self, participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
@@ -186,7 +186,7 @@ def test_hidden_state_without_a_claim_is_refused() -> None:
     class Silent(ErrorFeedback):
         claims = property()  # type: ignore[assignment]
 
-    with pytest.raises(Refused, match="Silent is no query"):
+    with pytest.raises(Refused, match="Silent is not a query"):
         plan(query=Silent(1.0, 0.5))
 
 
@@ -297,11 +297,11 @@ class Rowwise:
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         return sums, private
 
-    def observe(self, release: Release, update: Named, public: State) -> State:
+    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
         return public
 
     def claims(self, participation: Any, noise_std: Mapping[str, float], steps: int) -> PlainSumProof:
-        return BY_TABLE
+        return PLAIN_SUM
 
 
 class Table(nn.Module):
@@ -320,6 +320,7 @@ def test_a_single_release_of_rows() -> None:
         divisor=1.0,
         sigma=5.0,
         adjacency="replace",
+        arithmetic="fast",
     )
     assert p.sampler.participation == OnePass(1)
     assert p.guarantee().epsilon == pytest.approx(1.555, abs=5e-4)  # MECHANISMS.md §8: σ = 5, δ = 1e-5, μ = 2/σ

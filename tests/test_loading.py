@@ -12,10 +12,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from hush import InvalidInputError, Refused, make_plan
+from hush.accounting.guarantee import COLLATED, DRAWN, SHAPE, TAKEN, say_own_data
 from hush.checkpointing import Checkpoints
 from hush.data_source import as_source, check_rows, tensors_of
-from hush.plan import COLLATED, DRAWN
-from hush.training import train
+from hush.errors import DataError
+from hush.per_example.chunks import MODES
+from hush.training import take_steps
 from replay import sensitivities
 
 N, STEPS = 40, 6
@@ -43,7 +45,7 @@ def plan(**more):
 
 def trained(data, p=None, *, calls=losses, secret=1, **more):
     run = (p or plan()).start(network(), calls, data, secret=secret, **more)
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     return run
 
@@ -107,7 +109,7 @@ def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:
     params = {n: p.clone() for n, p in runs[0].model.state_dict().items()}
     runs[1].restore(runs[0].state() | {"params": params}, compared=True)
     for run in runs:
-        for _ in train(run):
+        for _ in take_steps(run):
             pass
     assert same(*runs)
 
@@ -115,13 +117,13 @@ def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:
 def test_a_resume_with_workers_goes_on_to_the_same_bits(tmp_path) -> None:
     loader = DataLoader(PAIRS, num_workers=2)
     run, kept = plan().start(network(), losses, loader, secret=1), Checkpoints(tmp_path)
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == 3:
             break
     kept.close()
     again, kept = plan().start(network(), losses, loader), Checkpoints(tmp_path)
     kept.restore(again, kept.newest().saved)
-    for _ in train(again):
+    for _ in take_steps(again):
         pass
     kept.close()
     assert same(again, trained((X, Y)))
@@ -130,7 +132,7 @@ def test_a_resume_with_workers_goes_on_to_the_same_bits(tmp_path) -> None:
 def test_the_users_own_generator_is_left_alone() -> None:
     run = plan().start(network(), losses, DataLoader(PAIRS, num_workers=1))
     before = torch.get_rng_state()
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     assert torch.equal(before, torch.get_rng_state())
 
@@ -151,7 +153,7 @@ def test_what_is_replaced_is_said_once(caplog) -> None:
     (line,) = [record.getMessage() for record in caplog.records if record.name == "hush"]
     assert line == (
         "the DataLoader's dataset, the collate function and 1 workers are used; its batches (batch_size=8, "
-        "shuffle=True) are replaced by those that the plan draws, which the guarantee is about"
+        "shuffle=True) are replaced by those that the plan draws, because the guarantee depends on them"
     )
     caplog.clear()
     trained(PAIRS)
@@ -159,19 +161,47 @@ def test_what_is_replaced_is_said_once(caplog) -> None:
 
 
 class Words(Dataset):
-    """Sentences of different lengths, as tokenizers give them."""
+    """Sentences as tokenizers give them; the one in ``longer`` is longer than the others."""
+
+    def __init__(self, longer=30):
+        self.longer = longer
 
     def __len__(self):
         return N
 
     def __getitem__(self, index):
-        return {"input_ids": list(range(1, 2 + index % 5)), "label": index % 2}
+        words = list(range(1, 2 + index % 5))
+        return {"input_ids": words + [0] * (5 - len(words)) + [1] * (index == self.longer), "label": index % 2}
+
+
+def pad_to(items, width):
+    ids = torch.zeros(len(items), width, dtype=torch.int64)
+    for row, item in zip(ids, items, strict=True):
+        row[: len(item["input_ids"])] = torch.tensor(item["input_ids"])
+    labels = torch.tensor([item["label"] for item in items], dtype=torch.int64)
+    return {"input_ids": ids, "mask": (ids > 0).float(), "labels": labels}
 
 
 def pad(items):
-    longest = max(len(item["input_ids"]) for item in items)
-    ids = torch.tensor([item["input_ids"] + [0] * (longest - len(item["input_ids"])) for item in items])
-    return {"input_ids": ids, "mask": (ids > 0).float(), "labels": torch.tensor([item["label"] for item in items])}
+    """To the longest sentence of the batch."""
+    return pad_to(items, max((len(item["input_ids"]) for item in items), default=5))
+
+
+def pad_to_six(items):
+    return pad_to(items, 6)
+
+
+class Padding:
+    """A source of the user's own, padded by a function of the items."""
+
+    def __init__(self, collate, items=None):
+        self.collate, self.items = collate, items or Words()
+
+    def __len__(self):
+        return N
+
+    def take(self, indices):
+        return self.collate([self.items[i] for i in indices.tolist()])
 
 
 class Bag(torch.nn.Module):
@@ -190,21 +220,77 @@ def word_losses(model, batch):
     return cross_entropy(model(batch["input_ids"], batch["mask"]), batch["labels"], reduction="none")
 
 
-def test_dict_batches_with_padding_work_and_the_guarantee_says_what_it_assumes() -> None:
-    run = plan().start(Bag(), word_losses, DataLoader(Words(), collate_fn=pad, num_workers=1))
-    for _ in train(run):
+def of_loader(collate, items=None):
+    return DataLoader(items or Words(), collate_fn=collate)
+
+
+MAKERS = {"collate function": of_loader, "source": Padding}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_dict_batches_padded_to_a_declared_length_work_and_the_guarantee_lists_its_conditions(make) -> None:
+    run = plan().start(Bag(), word_losses, make(pad_to_six))
+    for _ in take_steps(run):
         pass
     assert run.next == STEPS
-    assert COLLATED in run.guarantee.assumptions
-    assert COLLATED not in trained(DataLoader(PAIRS)).guarantee.assumptions
+    alone = COLLATED if make is of_loader else TAKEN
+    assert {alone, SHAPE, say_own_data("example")} <= set(run.guarantee.conditions)
+    assert not {COLLATED, TAKEN, SHAPE} & set(trained(DataLoader(PAIRS)).guarantee.conditions)
+    assert not {COLLATED, TAKEN, SHAPE} & set(trained((X, Y)).guarantee.conditions)
 
 
-def test_rigorous_arithmetic_refuses_rows_that_are_padded_to_their_batch() -> None:
-    loader = DataLoader(Words(), collate_fn=pad)
-    run = plan(arithmetic="rigorous").start(Bag(), word_losses, loader, microbatch=2)
-    with pytest.raises(Refused, match="pad every example to the same length"):
-        for _ in train(run):
+@pytest.mark.parametrize("arithmetic", MODES)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_batches_padded_to_their_longest_example_are_refused_before_noise(make, arithmetic) -> None:
+    """One long example would change the shape, and with it the gradients, of all others in its batch."""
+    run = plan(arithmetic=arithmetic, sampling="same-order", steps=4).start(Bag(), word_losses, make(pad), secret=1)
+    before = {}
+    while 30 not in (batch := run.batch(run.next)).indices:
+        run.step(batch)
+        before = {n: p.clone() for n, p in run.model.state_dict().items()}
+    with pytest.raises(DataError, match="input_ids"):
+        run.step(batch)
+    assert all(torch.equal(before[n], p) for n, p in run.model.state_dict().items() if before)
+    assert run.history.now.taken == run.next < 4
+    assert run.state()["step"] == run.next  # no step was broken off: nothing of the noise was drawn
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_lengths_that_differ_among_the_first_examples_are_refused_at_the_start(make) -> None:
+    with pytest.raises(DataError, match="input_ids"):
+        plan().start(Bag(), word_losses, make(pad, Words(longer=2)))
+
+
+class Mixed(Dataset):
+    """Whole numbers, and one example with a fraction: torch collates each batch to the type of its first."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return X[index], 0.5 if index == 30 else index % 2
+
+
+@pytest.mark.parametrize("arithmetic", MODES)
+def test_one_example_that_changes_the_type_of_its_batch_is_refused(arithmetic) -> None:
+    def own(model, content):
+        return cross_entropy(model(content[0]), content[1].long(), reduction="none")
+
+    run = plan(arithmetic=arithmetic, sampling="same-order", steps=4).start(network(), own, Mixed(), secret=1)
+    with pytest.raises(DataError, match=r"content\[1\]"):
+        for _ in take_steps(run):
             pass
+
+
+def test_a_source_without_an_empty_batch_is_refused() -> None:
+    with pytest.raises(DataError, match="ValueError"):
+        plan().start(Bag(), word_losses, Padding(lambda items: pad_to(items, max(len(i["input_ids"]) for i in items))))
+
+
+def test_rows_of_a_unit_are_assumed_to_hold_its_data_alone() -> None:
+    ids = [i // 2 for i in range(N)]
+    made = plan(examples=N // 2, unit="patient").start(network(), losses, (X, Y), unit=ids)
+    assert say_own_data("patient") in made.guarantee.conditions
 
 
 class Noisy(Dataset):
@@ -238,7 +324,7 @@ def mixup(items):
 
 
 def test_a_collate_function_that_mixes_examples_is_refused() -> None:
-    with pytest.raises(Refused, match="makes an example's row from other examples"):
+    with pytest.raises(Refused, match="row from other examples"):
         plan().start(network(), losses, DataLoader(PAIRS, collate_fn=mixup))
     with pytest.raises(InvalidInputError, match="examples in its first dimension"):
         check_rows(as_source(DataLoader(PAIRS, collate_fn=lambda items: (stack(items)[0].mT, torch.tensor(3)))))
@@ -260,7 +346,7 @@ def test_streams_and_loaders_that_do_not_collate_are_refused_in_words() -> None:
             InvalidInputError, match=r"Stream is an IterableDataset.* read it into a list or a map-style"
         ):
             plan().start(network(), losses, data)
-    with pytest.raises(InvalidInputError, match="give it a batch_size"):
+    with pytest.raises(InvalidInputError, match="batch_size=None"):
         plan().start(network(), losses, DataLoader(PAIRS, batch_size=None))
     with pytest.raises(InvalidInputError, match="give the dataset a __len__"):
         plan().start(network(), losses, Endless())
@@ -278,7 +364,7 @@ def test_numpy_arrays_are_data() -> None:
         torch.int64,
     ]
     for bad in (np.array(["a", "b"]), x[::-1], np.array([None])):
-        with pytest.raises(InvalidInputError, match="make it contiguous numbers"):
+        with pytest.raises(InvalidInputError, match="a numpy array of "):
             as_source(bad)
 
 
@@ -303,7 +389,7 @@ def test_data_of_another_size_than_the_plans_are_refused(more, planned, there, s
     if said is None:
         assert p.start(network(), losses, (torch.zeros(there, 3), torch.zeros(there).long())).next == 0
         return
-    with pytest.raises(InvalidInputError, match=f"{said}: make the plan for the number there is"):
+    with pytest.raises(InvalidInputError, match=said):
         p.start(network(), losses, (torch.zeros(there, 3), torch.zeros(there).long()))
 
 

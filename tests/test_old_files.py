@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 
 from hush.bench.dataframes import read_curves, read_runs
-from hush.bench.executors import Inline
-from hush.bench.spec import read_spec
-from hush.bench.store import Store
-from hush.bench.sweep import sweep
 from hush.cli import main
 
 OLD = Path(__file__).parent / "fixtures" / "v0.1.0"
@@ -100,26 +96,13 @@ class TestStore:
         assert list(read_curves("store").step) == [6, 8]
         assert contents(old) == before
 
-    def test_what_is_unfinished_is_left_to_the_version_that_began_it(self, old, capsys):
-        before = contents(old)
-        said = refused(capsys, "bench", "spec.toml", "--store", "store", "--executor", "inline")
-        assert "1 unfinished or failed runs in 'store' were begun by another version of hush" in said
-        assert f"remove their folders (such as 'store/working/{UNFINISHED}')" in said
-        assert contents(old) == before
-
-    def test_what_is_done_is_not_run_again(self, old, capsys):
-        """Done as the sentence says: the folder of the unfinished run is removed."""
-        before = contents(old / "store" / "runs")
-        shutil.rmtree(old / "store" / "working" / UNFINISHED)
+    def test_new_runs_leave_it_as_it_is(self, old, capsys):
+        """Its keys are without the arithmetic, so nothing of it is taken for a run of today's spec."""
+        before = contents(old / "store")
         found = shown_json(capsys, "bench", "spec.toml", "--store", "store", "--executor", "inline")
-        counts = {"runs": 2, "done": 1, "failed": 0, "skipped": 1, "diverged": 0}
+        counts = {"runs": 2, "done": 2, "failed": 0, "skipped": 0, "diverged": 0}
         assert {name: found[name] for name in counts} == counts
-        assert before.items() <= contents(old / "store" / "runs").items()
-
-    def test_other_runs_go_on_beside_it(self, old):
-        """A spec that does not ask for the unfinished run is not refused, and leaves it alone."""
-        before = contents(old / "store" / "working")
-        (old / "spec.toml").write_text((old / "spec.toml").read_text().replace("[0.5, 1.0]", "[0.5]"))
-        tally = sweep(read_spec("spec.toml"), Store(Path("store")), Inline())
-        assert tally.summary()["skipped"] == 1
-        assert contents(old / "store" / "working") == before
+        after = contents(old / "store")
+        assert {name: after[name] for name in before if DONE in name or UNFINISHED in name} == {
+            name: content for name, content in before.items() if DONE in name or UNFINISHED in name
+        }

@@ -189,7 +189,7 @@ def test_bad_requests_are_refused() -> None:
         release_counts(shares, labels, 0.0, 1e-5)
     with pytest.raises(Refused, match="cannot deliver"):
         release_counts(shares, labels, 1.0, 1e-18)
-    with pytest.raises(InvalidInputError, match="per patient needs to know whose each row is"):
+    with pytest.raises(InvalidInputError, match="per patient needs"):
         release_counts(shares, labels, 1.0, 1e-5, unit="patient")
 
 
@@ -203,3 +203,17 @@ def test_what_a_run_releases_has_the_noise_that_was_accounted(adjacency: str) ->
     for part, std in zip(("confusion", "histograms"), noise_stds(4.0, adjacency, 10), strict=True):
         rest = np.concatenate([(np.asarray(getattr(d, part)) - getattr(exact, part)).ravel() for d in drawn])
         assert 0.85 < rest.std() / std < 1.15
+
+
+def test_noise_from_a_secret_repeats_for_the_same_counts_and_is_independent_for_others() -> None:
+    """One row less, or another scale: the difference of two releases has the noise of both."""
+    shares, labels = example(40, 3)
+    secret, noise = Secret.from_seed(5), CountNoise(2.0, 0.0, "add-remove")
+
+    def release(rows: int, noise: CountNoise = noise) -> np.ndarray:
+        found = add_count_noise(shares[:rows], labels[:rows], noise, secret=secret)
+        return np.concatenate([found.confusion.ravel(), found.histograms.ravel()])
+
+    assert np.array_equal(release(40), release(40))
+    for other in (release(39), release(40, CountNoise(2.5, 0.0, "add-remove"))):
+        assert np.std(release(40) - other) > 0.9 * math.sqrt(2) * 2.0 * math.sqrt(2.0)

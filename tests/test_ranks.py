@@ -18,7 +18,7 @@ from hush.methods import make_plan
 from hush.noise_addition import cut_shards
 from hush.randomness import BLOCK
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 from scenes import METHODS, STEPS, N, data, losses, model, plan, play, run_the_page, take_all
 
 
@@ -77,7 +77,7 @@ def test_every_process_counts_what_the_record_of_process_0_knows(tmp_path: Path)
 def test_with_other_pieces_two_processes_would_sum_the_same_example() -> None:
     """Why they are refused."""
     run = plan("dp-sgd").start(model(), losses, data(), secret=1)
-    seats = [run._summing.seats().of(run.plan.room, size, 2, "default") for size in (4, 3)]
+    seats = [run._summing.seats().of(run.plan.room, size, 2, "fast") for size in (4, 3)]
     taken = seats[0].assign(run.secret, 0, run.plan.room.places)
     summed = [torch.cat([p.chosen for p in seats[rank].cut(taken, rank, 2)]).tolist() for rank in range(2)]
     assert set(summed[0]) & set(summed[1])
@@ -130,7 +130,7 @@ def test_with_other_processes_noise_that_has_met_a_sum_is_drawn_anew(tmp_path: P
     run = plan("dp-bandmf", 9).start(model(), losses, data(), secret=1, microbatch=20)
     checkpoints = Checkpoints(tmp_path / "private")
     checkpoints.begin(run)
-    for record in train(run, checkpoints=checkpoints, every=4):
+    for record in take_steps(run, checkpoints=checkpoints, every=4):
         if record.step == 5:
             break
     checkpoints.close()
@@ -157,7 +157,7 @@ def test_the_rounding_that_is_charged_holds_for_many_processes() -> None:
     room = plan("dp-sgd").room
     run = plan("dp-sgd").start(model(), losses, data(), secret=1)
     for world in (1, 2, 7, 100):
-        seats = run._summing.seats().of(room, 4, world, "default")
+        seats = run._summing.seats().of(room, 4, world, "fast")
         filled = [n for n in range(seats.pieces) if seats.sides(n)[0] < seats.sides(n)[1]]
         assert len(filled) <= seats.places
         assert sum(high - low for low, high in map(seats.sides, filled)) == seats.places

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from hush.accounting.guarantee import SECRET_SEED
 from hush.errors import InvalidInputError, Refused
 from hush.methods import make_plan
 from hush.randomness import Secret
@@ -246,7 +247,7 @@ class TestRefusals:
         run = plan(steps=2).start(mlp(), losses, data())
         for batch in run.batches():
             run.step(batch)
-        with pytest.raises(Refused, match="covers 2 steps and all are taken"):
+        with pytest.raises(Refused, match="2 steps"):
             run.step(run.batch(2))
 
     def test_skipped_batch(self):
@@ -336,12 +337,12 @@ class TestArtefact:
         for record in records:
             for value in record.numbers().values():
                 assert value == int(value) or repr(value) not in text
-        assert "loss" not in text
+        assert "loss" not in text.replace("the model and its loss treat every example separately", "")
 
     def test_a_chosen_secret_seed_is_said(self, tmp_path):
         seeded, fresh = plan().start(mlp(), losses, data(), secret=4), plan().start(mlp(), losses, data())
-        assert "secret seed" in seeded.guarantee.sentence()
-        assert "secret seed" not in fresh.guarantee.sentence()
+        assert SECRET_SEED in seeded.guarantee.conditions
+        assert SECRET_SEED not in fresh.guarantee.conditions
 
     def test_the_secret_is_never_printed(self):
         secret = Secret.fresh()

@@ -20,14 +20,14 @@ from going_back import (
     taken_back,
     weights,
 )
-from hush.accounting.guarantee import rounded_up
+from hush.accounting.guarantee import SECRET_SEED, rounded_up
 from hush.checkpointing import Checkpoints
 from hush.checkpointing.noise_reuse_guard import read_releases
 from hush.checkpointing.sum_log import ROW, SumLog
-from hush.errors import Refused
+from hush.errors import BudgetExceededError, Refused
 from hush.guarantees import Replay
 from hush.ledger.book import Ledger
-from hush.ledger.run_account import BudgetSpent, charge
+from hush.ledger.run_account import charge
 
 
 class TestCard:
@@ -107,7 +107,7 @@ class TestLedger:
         begun(p, tmp_path / "run", 5, ledger)
         (tmp_path / "run/checkpoint-0000000005.safetensors").unlink()
         before = ledger.read_bytes()
-        with pytest.raises(BudgetSpent, match="would bring dataset 'd'"):
+        with pytest.raises(BudgetExceededError, match="'d'"):
             resumed(p, tmp_path / "run", STEPS, ledger, losses=other_losses)
         assert ledger.read_bytes() == before
         assert SumLog.read(next((tmp_path / "run").glob("sums-*"))).attempts == [Replay(0, 5)]
@@ -158,4 +158,4 @@ class TestSeed:
         other = begun(p, tmp_path, secret=7, losses=other_losses)
         assert other.history.attempts == (Replay(0, STEPS), Replay(0, STEPS))
         assert other.guarantee.epsilon == pytest.approx(plan(steps=2 * STEPS).guarantee().epsilon, rel=1e-4)
-        assert "secret seed" in other.guarantee.sentence()
+        assert SECRET_SEED in other.guarantee.conditions

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import UserDict, namedtuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from hush import InvalidInputError
-from hush.data_source import Tensors, as_source, tensors_of, to_each
+from hush.data_source import Tensors, as_source, list_parts, refuse_other_parts, tensors_of, to_each
+from hush.errors import DataError, Refused
 
 N = 11
 FEATURES = torch.arange(N * 6, dtype=torch.float32).view(N, 2, 3)
@@ -117,10 +120,10 @@ class Frame:
     [
         ({"x": FEATURES, "y": LABELS}, "the data is a dict of Tensor, .*: give a tuple of tensors, or a Dataset whose"),
         (UserDict(x=FEATURES), "the data is a UserDict of Tensor"),
-        ((Frame(), Frame()), r"the data is \(Frame, Frame\), and each part must be .*: give such as frame.to_numpy"),
-        (Frame(), "the data is a Frame, and each part"),
-        ((FEATURES, LABELS.tolist()), r"the data is \(Tensor, list\), and each part"),
-        ([FEATURES, Frame(), 1, 2], r"the data is \(Tensor, Frame, int, …\), and each part"),
+        ((Frame(), Frame()), r"the data is \(Frame, Frame\)"),
+        (Frame(), "the data is a Frame"),
+        ((FEATURES, LABELS.tolist()), r"the data is \(Tensor, list\)"),
+        ([FEATURES, Frame(), 1, 2], r"the data is \(Tensor, Frame, int, …\)"),
     ],
 )
 def test_columns_are_not_taken_for_examples(data, said) -> None:
@@ -132,3 +135,42 @@ def test_examples_by_number_may_be_in_any_container() -> None:
     items = [(FEATURES[i], int(LABELS[i])) for i in range(N)]
     for data in (items, tuple(items), dict(enumerate(items))):
         assert torch.equal(as_source(data).take(torch.tensor([3]))[1], LABELS[3:4])
+
+
+class Marked(torch.Tensor):
+    """A tensor that a loss can tell from others."""
+
+
+class Word(str):
+    """A word that is written in one way, whatever it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'word'"
+
+
+ROWS = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [
+        ((ROWS,), (ROWS.as_subclass(Marked),)),
+        ({"x": ROWS, "y": ROWS}, {"y": ROWS, "x": ROWS}),
+        ((ROWS, "word"), (ROWS, Word("other"))),
+        ((ROWS, Word("word")), (ROWS, Word("other"))),
+        ((ROWS, math.nan), (ROWS, -math.nan)),
+        ((ROWS, np.float32(math.nan)), (ROWS, -np.float32(math.nan))),
+    ],
+)
+def test_a_batch_has_nothing_that_tells_it_from_the_empty_one(usual, other) -> None:
+    known = list_parts(to_each(lambda t: t[:0], usual))
+    with pytest.raises((DataError, Refused)):
+        refuse_other_parts(known, other, 2)
+
+
+@pytest.mark.parametrize("thing", [None, True, 1, 1.5, 1j, "word", b"word", np.float32(1), np.str_("word"), torch.int8])
+def test_what_is_the_same_in_every_batch_may_be_there(thing) -> None:
+    known = list_parts((ROWS[:0], thing, {"a": Marked(ROWS[:0])}))
+    refuse_other_parts(known, (ROWS, thing, {"a": Marked(ROWS)}), 2)

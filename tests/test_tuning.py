@@ -14,19 +14,20 @@ import pytest
 import torch
 from torch import nn
 
+from hush import tuning
 from hush.accounting.accountant import epsilon
 from hush.accounting.selection import INDEPENDENT, Trials, random_trials
 from hush.cli import options as tasks
-from hush.cli import tune as tuned
 from hush.cli.main import main
 from hush.errors import InvalidInputError, Refused
 from hush.ledger.book import Ledger
 from hush.methods import make_plan
-from hush.optimizers.wrappers import Averaged
+from hush.optimizers.wrappers import TailAverage
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.release.folder import CARD
 from hush.tuning import Choice, Range, check_space, read_space, select_best
+from keeping import keep
 
 SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
 SMALL = ["tune", "--problem", "digits-logistic", "--steps", "8", "--mean-trials", "2", "--json"]
@@ -55,7 +56,7 @@ def test_no_guarantee_is_given_beyond_what_lost_delta_was_counted_for() -> None:
 
 
 def test_noise_is_calibrated_for_the_search() -> None:
-    found = replace(plan(), trials=Trials(10.0, 1.0, 2.0)).calibrated(2.0)
+    found = replace(plan(), trials=Trials(10.0, 1.0, 2.0)).with_epsilon(2.0)
     assert 1.99 < found.guarantee().epsilon <= 2.0
     assert replace(found, trials=None).guarantee().epsilon < 1.2
 
@@ -157,13 +158,14 @@ def test_the_command_gives_parameters_a_model_and_a_price_paid_ahead(tmp_path: P
     card = json.loads((tmp_path / "out" / "release" / CARD).read_text())
     assert card["guarantee"]["event_json"]["kind"] == "RepeatAndSelect"
     assert card["guarantee"]["epsilon"] == told["epsilon"]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["release"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"release", "private"}
+    assert {path.name for path in (tmp_path / "out" / "private").iterdir()} == {"lock", "tuned.json"}
     assert Ledger(ledger).total("digits").epsilon == pytest.approx(3.0, rel=0.01)
     assert len(Ledger(ledger).spends("digits")) == 1
     assert main(["verify", str(tmp_path / "out")]) == 0
     assert main([*SMALL, *given, "--ledger", str(ledger), "--dataset", "digits"]) == 2
     said = capsys.readouterr().err
-    assert "holds a release already, which a search never replaces: name another folder with --out" in said
+    assert "already holds a release" in said
     assert len(Ledger(ledger).spends("digits")) == 1
 
 
@@ -179,7 +181,7 @@ def test_private_rows_score_by_counts_with_noise_inside_the_event(tmp_path: Path
 
 def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch: Any, capsys: Any) -> None:
     """A factory that gives the same object again would have one trial go on where another one ended."""
-    load, steps, starts = tasks.load_task, tuned.take_steps, []
+    load, steps, starts = tasks.load_task, tuning.take_steps, []
 
     def load_with_one_model(given: Any) -> Any:
         task = load(given)
@@ -194,8 +196,8 @@ def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch:
         return select_best(Trials(20.0), *given, next(s for s in map(Secret.from_seed, range(99)) if 2 < count(s) < 6))
 
     monkeypatch.setattr(tasks, "load_task", load_with_one_model)
-    monkeypatch.setattr(tuned, "take_steps", note_start)
-    monkeypatch.setattr(tuned, "select_best", choose)
+    monkeypatch.setattr(tuning, "take_steps", note_start)
+    monkeypatch.setattr(tuning, "select_best", choose)
     assert main([*SMALL, "--epsilon", "3", "--public-test"]) == 0
     assert len(starts) > 2
     assert all(torch.equal(a, b) for start in starts for a, b in zip(start, starts[0], strict=True))
@@ -209,8 +211,8 @@ def test_ctrl_c_says_what_is_left_of_a_search(monkeypatch: Any, tmp_path: Path, 
     def choose(trials: Trials, *given: Any) -> Any:
         return select_best(Trials(20.0), *given, next(s for s in map(Secret.from_seed, range(99)) if count(s) > 2))
 
-    monkeypatch.setattr(tuned, "take_steps", interrupt)
-    monkeypatch.setattr(tuned, "select_best", choose)
+    monkeypatch.setattr(tuning, "take_steps", interrupt)
+    monkeypatch.setattr(tuning, "select_best", choose)
     ledger = tmp_path / "ledger"
     given = ["--ledger", str(ledger)] if entered else []
     assert main([*SMALL, "--epsilon", "3", "--public-test", "--out", str(tmp_path / "out"), *given]) == 130
@@ -237,7 +239,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (["--delta", "1e-14"], "many numbers get noise"),
+        (["--delta", "1e-14"], "give a larger δ"),
         (["--microbatch", "0"], "microbatch must be a whole number of at least 1, got 0"),
         (["--model", f"{__name__}:with_batch_norm"], "BatchNorm"),
     ],
@@ -245,9 +247,13 @@ def table(tmp_path: Path) -> Path:
 def test_what_would_fail_in_every_trial_is_refused_before_it_is_paid_for(
     wrong: list[str], said: str, table: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    data = ["--data", str(table), "--target", "y"] if "--model" in wrong else ["--problem", "digits-logistic"]
+    data = (
+        ["--data", str(table), "--target", "y", "--public", "classes"]
+        if "--model" in wrong
+        else ["--problem", "digits-logistic"]
+    )
     given = ["--steps", "8", "--mean-trials", "2", "--public-test", "--ledger", str(tmp_path / "ledger")]
-    assert main(["tune", *data, *given, *wrong]) == 2
+    assert main(keep(["tune", *data, *given, *wrong])) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "ledger").exists()
 
@@ -261,14 +267,14 @@ def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: A
         return start(plan, *given, **more)
 
     monkeypatch.setattr(Plan, "start", note)
-    data = ["--data", str(table), "--target", "y", "--public-test"]
+    data = ["--data", str(table), "--target", "y", "--public-test", "--public", "classes"]
     for more, batch in (([], 40), (["--batch-size", "32"], 32)):
         plans.clear()
-        assert main(["tune", *data, "--steps", "4", "--mean-trials", "2", *more]) == 0
+        assert main(keep(["tune", *data, "--steps", "4", "--mean-trials", "2", *more])) == 0
         assert "chosen for 640 examples" in capsys.readouterr().err
         for plan, microbatch in plans:
-            assert isinstance(plan.rule, Averaged)
-            assert (plan.divisor, plan.rule.kind, plan.rule.amount, microbatch) == (batch, "tail", 0.5, 4096)
+            assert isinstance(plan.rule, TailAverage)
+            assert (plan.divisor, plan.rule.fraction, microbatch) == (batch, 0.5, 4096)
 
 
 def test_what_a_search_never_reads_is_no_option_of_it(capsys: Any) -> None:
@@ -280,7 +286,7 @@ def test_what_a_search_never_reads_is_no_option_of_it(capsys: Any) -> None:
 def test_several_processes_do_not_each_make_a_search(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*SMALL, "--public-test"]) == 2
-    assert "each of them" in capsys.readouterr().err
+    assert "without torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("method", "protects"), [("sanitize-once", "features"), ("label-rr", "labels")])
@@ -296,15 +302,15 @@ def test_what_protects_a_part_of_a_row_says_so(method: str, protects: str, capsy
     ("more", "said"),
     [
         (["--public-test", "--strategy", "bayesian"], "learns from earlier scores"),
-        ([], "say what trials are scored on"),
+        ([], "--public-test"),
         (["--public-test", "--method", "sgd"], "needs a private method"),
         (["--public-test", "--mean-trials", "0.5"], "at least 1"),
         (["--public-test", "--class-weights", "private"], "in every trial"),
         (["--public-test", "--search", "clip=1,2", "--set", "clip=3"], "searched and set: leave out --search or --set"),
-        (["--public-test", "--search", "clip=1,2", "--clip", "3"], "searched and set: leave out --search or --clip"),
-        (["--public-test", "--search", "lr=1..2", "--lr", "3"], "'lr' is searched and set"),
-        (["--public-test", "--lr", "3"], "say with --search what to search, or leave out --lr"),
-        (["--public-test", "--set", "lr=3"], "say with --search what to search, or leave out --set"),
+        (["--public-test", "--search", "clip=1,2", "--clip", "3"], "leave out --search or --clip"),
+        (["--public-test", "--search", "lr=1..2", "--lr", "3"], "'lr' is both searched and set"),
+        (["--public-test", "--lr", "3"], "or leave out --lr"),
+        (["--public-test", "--set", "lr=3"], "or leave out --set"),
     ],
 )
 def test_what_has_no_proof_is_refused(more: list[str], said: str, capsys: Any) -> None:

@@ -46,13 +46,12 @@ def moved(plan: Plan, table: Table, loss: Losses = losses, steps: int | None = N
     return max(distance(a[name], b[name]) / plan.channels[name].bound for a, b in pairs for name in a)
 
 
-@pytest.mark.parametrize("arithmetic", ["default", "rigorous"])
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_whole_unit_moves_a_sum_by_no_more_than_its_bound(query: str, arithmetic: str) -> None:
+def test_a_whole_unit_moves_a_sum_by_no_more_than_its_bound(query: str) -> None:
     """The error of error feedback differs from the second step on; what that costs is in its claims."""
-    plan = replace(make(steps=6, accept_claimed=True, arithmetic=arithmetic), query=QUERIES[query])
+    plan = replace(make(steps=6, accept_claimed=True), query=QUERIES[query])
     found = moved(plan, make_table(), steps=1 if query == "error feedback" else None)
-    assert 0.5 < found <= 1.0 + 1e-6  # the unit does count
+    assert 0.5 < found <= 1.0  # the unit does count
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,9 @@ def _tape(model: nn.Module, rows: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_clipping_rows_before_their_mean_is_not_needed_and_adding_them_up_fails() -> None:
-    """The mean of clipped rows obeys the bound that the clipped mean obeys; their sum has three times as much."""
-    plan, table = make(steps=6), make_table()
+    """The mean of clipped rows obeys the bound that the clipped mean obeys; their sum has three times as much. The
+    twins take their gradients in a way of their own, which fast arithmetic alone allows."""
+    plan, table = make(steps=6, arithmetic="fast"), make_table()
     assert moved(plan, table) <= 1.0 + 1e-6
     assert 0.5 < moved(replace(plan, query=RowWise(add=False)), table) <= 1.0 + 1e-6
     assert moved(replace(plan, query=RowWise(add=True)), table) > 2.5

@@ -22,7 +22,7 @@ from hush.methods import catalogue
 from hush.privacy_unit import ROWS_PER_UNIT, Units, number_units, spread_rows
 from hush.randomness import Secret
 from hush.release.folder import CARD
-from hush.training import train
+from hush.training import take_steps
 from unit_tables import MOST, UNITS, Table, losses, make, make_model, make_table, params, start, trained
 
 # how the rows of a unit are chosen
@@ -47,10 +47,10 @@ def test_units_are_numbered_as_they_appear_whatever_names_them() -> None:
         (list(np.array([1.0, np.nan], np.float32)), "some rows have no unit"),
         ([Decimal(1), Decimal("nan")], "some rows have no unit"),
         ([["a"], ["b"]], "hashable"),
-        (np.zeros((2, 2)), "one dimension"),
-        ("ab", "one value for each row"),
-        (5, "one value for each row"),
-        (["a"], "not as many as the rows"),
+        (np.zeros((2, 2)), "one-dimensional"),
+        ("ab", "one value per row"),
+        (5, "one value per row"),
+        (["a"], "the number of units differs"),
     ],
 )
 def test_units_that_are_none_are_refused(ids: Any, said: str) -> None:
@@ -138,9 +138,9 @@ def test_a_plan_and_its_data_agree_about_the_unit() -> None:
     table = make_table()
     with pytest.raises(InvalidInputError, match="protects single rows"):
         start(make(unit="example"), table)
-    with pytest.raises(InvalidInputError, match="start it with unit="):
+    with pytest.raises(InvalidInputError, match="give unit="):
         make().start(make_model(), losses, table.content)
-    with pytest.raises(InvalidInputError, match="rows_per_unit is for data whose rows have a unit"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit needs units"):
         make(unit="example", examples=len(table.x)).start(make_model(), losses, table.content, rows_per_unit=2)
     with pytest.raises(InvalidInputError, match=r"made for 240 units \(patient_id\)"):
         start(make(examples=240), table)
@@ -230,7 +230,7 @@ def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, s
     right = trained(begin(table, secret=1))
     run, kept = begin(table, secret=1), Checkpoints(tmp_path)
     kept.begin(run)
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == stop:
             kept.save(run)
             break
@@ -244,7 +244,7 @@ def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, s
     again, kept = begin(table), Checkpoints(tmp_path)
     kept.restore(again, kept.newest().saved)
     assert again.next == stop
-    for _ in train(again, checkpoints=kept):
+    for _ in take_steps(again, checkpoints=kept):
         pass
     kept.close()
     assert torch.equal(params(again.model), right)
@@ -279,3 +279,30 @@ def test_every_method_takes_units(method: str) -> None:
     assert plan.unit == "patient_id"
     assert not plan.private or plan.guarantee().unit == "patient_id"
     assert torch.isfinite(trained(start(plan, make_table()))).all()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [float(2**53), 1.0],
+        np.array([2**24, 1], np.float32),
+        list(np.array([2**24, 1], np.float32)),
+        torch.tensor([2.0**24, 1.0]),
+        torch.tensor([2.0**8, 1.0], dtype=torch.bfloat16),
+        [("a", 1e300), ("b", 1.0)],
+        ["", "a"],
+        np.array(["", "a"]),
+        ["Anna", "anna"],
+        np.array(["Anna", "anna"]),
+        ["é", "e\u0301"],
+        ["a\u200b", "a"],
+        ["\ufeff7", 7],
+    ],
+)
+def test_names_that_may_be_of_several_persons_or_of_nobody_are_refused(ids: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        number_units(ids)
+
+
+def test_names_of_bytes_that_are_no_text_are_different() -> None:
+    assert number_units(np.array([b"\xc8", b"\xc9", b"\xc8"])).tolist() == [0, 1, 0]

@@ -24,7 +24,7 @@ from hush.accounting.guarantee import Guarantee
 from hush.accounting.selection import Trials, fixed_grid, price
 from hush.audit.adversaries import AuditGame, measure_loss
 from hush.audit.audit import Scores, judge_claim
-from hush.audit.canary import CanarySetup, make_digits_stage
+from hush.audit.canary import CanarySetup, make_digits_setup
 from hush.randomness import Secret
 from hush.tuning import Choice, select_best
 
@@ -38,35 +38,35 @@ def _plan(lr: float, epsilon: float, trials: Trials | None = None) -> hush.Plan:
     given = {"examples": 4, "batch_size": 4, "steps": 1, "sampling": "same-order", "lr": lr, "delta": DELTA}
     if trials is None:
         return hush.make_plan("dp-sgd", epsilon=epsilon, **given)
-    return replace(hush.make_plan("dp-sgd", noise_multiplier=1.0, **given), trials=trials).calibrated(epsilon)
+    return replace(hush.make_plan("dp-sgd", noise_multiplier=1.0, **given), trials=trials).with_epsilon(epsilon)
 
 
 def _games(epsilon: float, trials: Trials | None = None, noise: float = 1.0) -> dict[float, AuditGame]:
     plans = {lr: _plan(lr, epsilon, trials) for lr in RATES}
-    stage = make_digits_stage()
-    return {lr: AuditGame(replace(plan, noise=Scaled(plan.noise, noise)), stage) for lr, plan in plans.items()}
+    setup = make_digits_setup()
+    return {lr: AuditGame(replace(plan, noise=Scaled(plan.noise, noise)), setup) for lr, plan in plans.items()}
 
 
 def _on_public_rows(game: AuditGame, model: Any, present: bool) -> float:
     """A public row that looks like the canary; its loss is what is compared."""
-    return -measure_loss(game.stage, model)
+    return -measure_loss(game.setup, model)
 
 
 def _on_private_rows(game: AuditGame, model: Any, present: bool) -> float:
     """The mean loss of the rows that were trained on."""
-    return -float(game.stage.losses(model, game.stage.data(game.plan, present)).mean())
+    return -float(game.setup.losses(model, game.setup.data(game.plan, present)).mean())
 
 
 @torch.no_grad()
 def _try(game: AuditGame, score: Score, secret: Secret, present: bool) -> tuple[float, Any]:
     """A trial: how good it is, and its weights."""
-    model = game.watch(secret, present=present).model
+    model = game.run(secret, present=present).model
     return score(game, model, present), {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def _read_winner(stage: CanarySetup, plan: hush.Plan, lr: float, weights: Any) -> float:
+def _read_winner(setup: CanarySetup, plan: hush.Plan, lr: float, weights: Any) -> float:
     """The winner's noisy sum along the canary's direction: its weights began at zero and took one step."""
-    return -float(stage.pick(weights) @ stage.components) * plan.divisor / lr
+    return -float(setup.pick(weights) @ setup.components) * plan.divisor / lr
 
 
 def _report_grid(games: dict[float, AuditGame], score: Score, seeds: int, secret: Secret, present: bool) -> float:
@@ -76,7 +76,7 @@ def _report_grid(games: dict[float, AuditGame], score: Score, seeds: int, secret
         for seed in range(seeds):
             merit, weights = _try(game, score, secret.child(f"{lr}/{seed}"), present)
             if merit > best:
-                best, found = merit, _read_winner(game.stage, game.plan, lr, weights)
+                best, found = merit, _read_winner(game.setup, game.plan, lr, weights)
     return found
 
 
@@ -91,7 +91,7 @@ def _report_search(games: dict[float, AuditGame], trials: Trials, secret: Secret
     if winner is None:
         return -np.inf
     lr = winner.candidate["lr"]
-    return _read_winner(games[lr].stage, games[lr].plan, lr, winner.made)
+    return _read_winner(games[lr].setup, games[lr].plan, lr, winner.made)
 
 
 def _repeat(report: Callable[[Secret, bool], float], times: int) -> Scores:

@@ -20,14 +20,14 @@ from twins import (
     SecretOrder,
     add_float32_noise,
     halve_noise,
-    make_crowded_stage,
+    make_crowded_setup,
 )
 
 import hush
 from hush.audit.adversaries import Adversary, Difference, FixedPlaces, LowBits, WhiteBox
-from hush.audit.audit import audit_stage, judge_claim, make_audit_plan, make_audit_stage
+from hush.audit.audit import audit_claims, judge_claim, make_audit_plan, make_audit_setup
 from hush.audit.bounds import Verdict
-from hush.audit.canary import CanarySetup, make_digits_stage
+from hush.audit.canary import CanarySetup, make_digits_setup
 from hush.matrix_factorization.workloads import distances, prefix_sums
 
 # Runs, of which a quarter chooses the threshold. Where nothing overlaps 26 + 26 that count are needed at ε = 4. Half
@@ -44,9 +44,9 @@ def _whole(steps: int = 1, **more: object) -> hush.Plan:
 
 
 def _audit(
-    plan: hush.Plan, adversary: Adversary, runs: int, stage: CanarySetup | None = None, claim: int = -1, seed: int = 101
+    plan: hush.Plan, adversary: Adversary, runs: int, setup: CanarySetup | None = None, claim: int = -1, seed: int = 101
 ) -> Verdict:
-    return audit_stage(plan, stage or make_digits_stage(), adversary=adversary, runs=runs, seed=seed).verdicts[claim]
+    return audit_claims(plan, setup or make_digits_setup(), adversary=adversary, runs=runs, seed=seed).verdicts[claim]
 
 
 def test_half_the_noise() -> None:
@@ -90,7 +90,7 @@ def test_poisson_accounting_of_a_fixed_partition() -> None:
 def test_a_fixed_partition_in_a_secret_order_is_found_where_there_is_little_noise() -> None:
     plan = hush.make_plan("dp-sgd", examples=8, batch_size=1, steps=40, epsilon=8.0)
     quiet = dataclasses.replace(plan, sampler=SecretOrder(8, 1, 40), noise=Scaled(plan.noise, 0.1))
-    scores = audit_stage(quiet, make_digits_stage(), adversary=FixedPlaces(), runs=20, seed=101).scores
+    scores = audit_claims(quiet, make_digits_setup(), adversary=FixedPlaces(), runs=20, seed=101).scores
     assert scores.inside.min() > scores.outside.max()
 
 
@@ -107,14 +107,14 @@ def test_a_count_with_less_noise_than_was_accounted() -> None:
     """Adaptive clipping whose noise is nearly all spent on the count of unclipped examples: an adversary who reads only
     the gradient hardly sees the canary."""
     plan = hush.make_plan("dp-sgd", examples=8, batch_size=8, steps=2, epsilon=4.0, clip_quantile=0.5, count_noise=0.8)
-    stage = make_audit_stage(plan)
-    assert stage.alone
-    held = audit_stage(plan, stage, adversary=WhiteBox(), runs=200, seed=101).verdicts[0]
+    setup = make_audit_setup(plan)
+    assert setup.alone
+    held = audit_claims(plan, setup, adversary=WhiteBox(), runs=200, seed=101).verdicts[0]
     assert held.verdict == "consistent"
     assert 2.5 < held.epsilon_estimate < 6
     twin = dataclasses.replace(plan, query=LoudCounts(plan.query.query, plan.query.quantile, 0.8))
-    assert _audit(twin, WhiteBox(), SEPARATED, stage).verdict == "refuted"
-    blind = _audit(twin, WhiteBox(), 100, dataclasses.replace(stage, alone=False))
+    assert _audit(twin, WhiteBox(), SEPARATED, setup).verdict == "refuted"
+    blind = _audit(twin, WhiteBox(), 100, dataclasses.replace(setup, alone=False))
     assert blind.epsilon_estimate < 2.5
 
 
@@ -129,17 +129,17 @@ def test_one_noise_for_two_runs() -> None:
 def test_division_by_the_real_length_of_a_batch() -> None:
     """One example more makes the mean of all others smaller too: it moves by two clips and not by one."""
     plan = hush.make_plan("dp-sgd", examples=32, batch_size=32, steps=1, epsilon=10.0)
-    stage = make_crowded_stage()
-    assert _audit(plan, WhiteBox(), OVERLAPPING, stage).verdict == "consistent"
+    setup = make_crowded_setup()
+    assert _audit(plan, WhiteBox(), OVERLAPPING, setup).verdict == "consistent"
     twin = dataclasses.replace(plan, query=RealLength(expected=32.0))
-    assert _audit(twin, WhiteBox(), OVERLAPPING, stage).verdict == "refuted"
+    assert _audit(twin, WhiteBox(), OVERLAPPING, setup).verdict == "refuted"
 
 
 def test_float32_noise_without_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the canary seven runs of ten release a value that is finer than its sum with the canary could be; on the
     grid no value is, whoever is there."""
     plan = _whole(steps=4)
-    on_grid = audit_stage(plan, make_digits_stage(), adversary=LowBits(), runs=40, seed=101)
+    on_grid = audit_claims(plan, make_digits_setup(), adversary=LowBits(), runs=40, seed=101)
     assert on_grid.verdicts[0].verdict == "consistent"
     assert not on_grid.scores.inside.any()
     assert not on_grid.scores.outside.any()
@@ -151,7 +151,7 @@ def test_error_feedback_as_published() -> None:
     """A huge gradient fills the memory of DiceSGD, and comes back in every later step: its claimed ε does not hold, and
     its proven one does."""
     plan = make_audit_plan("dp-dice", 4.0, 1e-5)
-    proven, claimed = audit_stage(plan, make_audit_stage(plan), runs=SEPARATED, seed=101).verdicts
+    proven, claimed = audit_claims(plan, make_audit_setup(plan), runs=SEPARATED, seed=101).verdicts
     assert (proven.status, proven.verdict) == ("proven", "consistent")
     assert (claimed.status, claimed.verdict, claimed.adversary) == ("claimed", "refuted", "hidden-state")
     assert claimed.claimed_epsilon < 4
@@ -160,8 +160,8 @@ def test_error_feedback_as_published() -> None:
 def test_the_sanitisation_layer_as_published() -> None:
     """The weights that read a pixel of the canary's own move if and only if it is there."""
     plan = make_audit_plan("sanitize", 4.0, 1e-5)
-    stage = make_audit_stage(plan)
-    audit = audit_stage(plan, stage, runs=SEPARATED, seed=101)
+    setup = make_audit_setup(plan)
+    audit = audit_claims(plan, setup, runs=SEPARATED, seed=101)
     (found,) = audit.verdicts
     assert (found.status, found.verdict, found.adversary) == ("claimed", "refuted", "feature-canary")
     assert audit.scores.outside.max() == 0 < audit.scores.inside.min()
@@ -174,11 +174,11 @@ def test_the_sanitisation_layer_as_published() -> None:
 def test_released_rows_and_answers_show_what_they_may_and_no_more(method: str, epsilon: float) -> None:
     """With a quarter of the noise they show more, and the claim that is made for all of it is refuted."""
     plan = make_audit_plan(method, epsilon, 1e-5)
-    found = audit_stage(plan, make_audit_stage(plan), runs=160, seed=101)
+    found = audit_claims(plan, make_audit_setup(plan), runs=160, seed=101)
     (verdict,) = found.verdicts
     assert (verdict.adversary, verdict.verdict) == ("released-values", "consistent")
     twin = dataclasses.replace(plan, sigma=plan.sigma / 4)
-    caught = audit_stage(twin, make_audit_stage(twin), runs=160, seed=101).scores
+    caught = audit_claims(twin, make_audit_setup(twin), runs=160, seed=101).scores
     assert judge_claim(found.claims[0], caught, "released-values").verdict == "refuted"
 
 

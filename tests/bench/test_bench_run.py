@@ -34,7 +34,7 @@ from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
 from hush.methods import make_plan
 from hush.randomness import Secret, seeded
-from hush.training import train
+from hush.training import take_steps
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_the_record_is_that_of_the_bare_loop(store, small) -> None:
         model = problem.model()
     secret = Secret.from_seed(7, "bench", trial.key, plan.fingerprint())
     run = plan.start(model, problem.losses, problem.train, secret=secret)
-    numbers = [step.numbers() for step in train(run)]
+    numbers = [step.numbers() for step in take_steps(run)]
     assert record["test_loss"] == evaluate_problem(model, problem).loss
     assert record["validation_loss"] == evaluate_problem(model, problem, part="validation").loss
     kept = load_file(store.folder(trial.key) / "private" / "steps.safetensors")
@@ -281,9 +281,9 @@ def test_calibration_is_done_once_for_all_learning_rates(tmp_path, small, monkey
     from hush.plan import Plan
 
     calls: list[float] = []
-    real = Plan.calibrated
+    real = Plan.with_epsilon
     monkeypatch.setattr(
-        Plan, "calibrated", lambda self, epsilon, *a: (calls.append(epsilon), real(self, epsilon, *a))[1]
+        Plan, "with_epsilon", lambda self, epsilon, *a: (calls.append(epsilon), real(self, epsilon, *a))[1]
     )
     accounts, problem = Accounts(tmp_path), load_problem(small.trials[0].problem, 0, 0.1)
     settings = {"batch_size": 64, "epochs": 1, "delta": 1e-5, "epsilon": 3.0}

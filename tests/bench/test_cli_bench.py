@@ -23,6 +23,7 @@ epochs = 1
 [grid.methods.dp-sgd]
 noise_multiplier = [1.0, 2.0]
 """
+ALIKE = TINY.replace("noise_multiplier = [1.0, 2.0]", "noise_multiplier = 1.0\nlr = [0.1, 0.2]")
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -32,31 +33,56 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
 
 
 def test_the_fields_that_scripts_rely_on(capsys, tmp_path, write_spec) -> None:
-    command = ("bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline", "--json")
+    command = ("bench", write_spec(ALIKE), "--store", tmp_path / "s", "--executor", "inline", "--json")
     code, out, err = call(capsys, *command)
     assert code == 0
     assert "3 of 3 runs done, 0 failed" in err  # progress is on stderr, and out of the way of the JSON
     first = json.loads(out)
-    choices = first.pop("choices")
+    choices, total = first.pop("choices"), first.pop("total")
     assert first == {"runs": 3, "done": 3, "failed": 0, "skipped": 0, "diverged": 0}
     code, out, _ = call(capsys, *command)
     second = json.loads(out)
-    assert second.pop("choices") == choices
+    assert (second.pop("choices"), second.pop("total")) == (choices, total)
     assert second == {"runs": 3, "done": 0, "failed": 0, "skipped": 3, "diverged": 0}
     (choice,) = choices
     assert (choice["method"], choice["runs"]) == ("dp-sgd", 2)
     assert choice["winner_epsilon"] < choice["selection_epsilon"]
+    assert (total["runs"], total["epsilon"]) == (2, choice["selection_epsilon"])
 
 
 def test_for_people(capsys, tmp_path, write_spec) -> None:
-    code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
+    code, out, err = call(capsys, "bench", write_spec(ALIKE), "--store", tmp_path / "s", "--executor", "inline")
     assert code == 0
-    told, best = out.strip().splitlines()
-    assert told == "3 runs: 3 done, 0 failed, 0 were there already"
+    told, best, total = out.strip().splitlines()
+    assert total.startswith("all 2 private runs of this store together: ε = ")
+    assert told.startswith("3 runs: 3 done, 0 failed, 0 ")
     assert best.startswith("best of 2 runs, dp-sgd on breast-cancer-logistic: ")
     assert "the winner's own ε = " in best
-    assert "ε of the whole selection = " in best
+    assert "among these runs = " in best
     assert "3 of 3 runs done, 0 failed" in err
+
+
+def test_runs_of_another_spec_in_the_store_are_part_of_its_price(capsys, tmp_path, write_spec) -> None:
+    more = ("--store", tmp_path / "s", "--executor", "inline", "--json")
+    alone = json.loads(call(capsys, "bench", write_spec(ALIKE), *more)[1])
+    other = json.loads(call(capsys, "bench", write_spec(TINY, "other.toml"), *more)[1])
+    assert (alone["total"]["runs"], other["total"]["runs"]) == (2, 4)
+    assert other["total"]["epsilon"] > alone["total"]["epsilon"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"{}", b'{"outcome": 5}', b"[" * 100_000])
+def test_a_damaged_record_is_named_and_stops_no_sweep(content, capsys, tmp_path, write_spec) -> None:
+    command = ("bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
+    assert call(capsys, *command)[0] == 0
+    damaged = min((tmp_path / "s" / "runs").iterdir()) / "record.json"
+    damaged.write_bytes(content)
+    code, out, err = call(capsys, *command, "--retry-failed", "--json")
+    assert (code, json.loads(out)["skipped"]) == (0, 3)
+    assert json.loads(out)["total"]["epsilon"] is None
+    code, _, err = call(capsys, *command)
+    assert code == 0
+    assert str(damaged) in err
+    assert damaged.read_bytes() == content
 
 
 def test_a_dry_run_counts_and_estimates_and_writes_nothing(capsys, tmp_path, write_spec) -> None:
@@ -68,7 +94,7 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(capsys, tmp_path, wri
     assert found["estimated_seconds"] > 0
     assert not (tmp_path / "s").exists()
     code, out, _ = call(capsys, *command)
-    assert "3 runs, of which 0 are in the store already" in out
+    assert "3 runs, 0 of them" in out
     assert "with 2 workers, estimated from 2 timed settings" in out
 
 
@@ -198,7 +224,7 @@ def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, 
     code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
     assert code == 1
     assert out == ""
-    assert "make room and run the same command again" in err
+    assert "run the same command again" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
@@ -212,7 +238,7 @@ def test_ctrl_c_says_how_to_go_on(capsys, tmp_path, write_spec, monkeypatch, mor
         patched.setattr(Inline, "carry_out", interrupt)
         code, out, err = call(capsys, *command)
     assert (code, out) == (130, "")
-    assert err.splitlines()[-1] == "stopped: start the same command again to go on"
+    assert err.splitlines()[-1].startswith("stopped: ")
     assert call(capsys, *command)[0] == 0
 
 

@@ -74,15 +74,15 @@ def die_at(event: int) -> None:
         return moved
 
     storage.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.trial import Figures
+    from hush.bench.trial import TrialFigures
 
-    step = Figures.step
+    step = TrialFigures.step
 
     def stepping(self, *arguments):
         tick()
         step(self, *arguments)
 
-    Figures.step = stepping
+    TrialFigures.step = stepping
 
 
 @pytest.fixture
@@ -182,6 +182,7 @@ def test_a_disk_that_is_really_full(tmp_path, small, whole) -> None:
         subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.full_start_check
 def test_worker_processes_give_the_same_store(tmp_path, small, whole) -> None:
     store = open_store(tmp_path / "processes")
     seen: list[int] = []

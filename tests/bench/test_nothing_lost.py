@@ -15,7 +15,7 @@ from hush.bench.executors import Inline, Local
 from hush.bench.spec import read_spec
 from hush.bench.store import JobLocks, open_store
 from hush.bench.sweep import sweep
-from hush.bench.trial import COPIES, Figures, RunOptions, read_figures, write_figures
+from hush.bench.trial import COPIES, RunOptions, TrialFigures, read_figures, write_figures
 from hush.cli import main
 from hush.errors import InvalidInputError
 
@@ -56,6 +56,7 @@ def the_steps(store, key: str) -> tuple[bytes, dict]:
     return (store.folder(key) / "model.safetensors").read_bytes(), shown
 
 
+@pytest.mark.full_start_check
 def test_a_run_whose_worker_died_goes_on_from_its_checkpoint(tmp_path, write_spec, monkeypatch) -> None:
     (tmp_path / "deadly_problem.py").write_text(DEADLY)
     (tmp_path / "deadly").touch()
@@ -128,7 +129,7 @@ def test_without_any_figures_the_run_goes_on_and_says_what_it_has_lost(tmp_path,
 
 
 def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
-    write_figures(tmp_path, Figures({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
+    write_figures(tmp_path, TrialFigures({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
     for name in COPIES:
         path = tmp_path / name
         content = path.read_bytes()

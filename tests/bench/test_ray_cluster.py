@@ -163,7 +163,7 @@ def test_an_interrupted_driver_takes_its_cluster_with_it(tmp_path, monkeypatch) 
     progress, *rest = err.splitlines()
     assert (driver.returncode, out) == (130, "")
     assert progress.startswith("0 of 2 runs done")
-    assert rest == ["stopped: start the same command again to go on"]  # and nothing from Ray
+    assert [line.partition(":")[0] for line in rest] == ["stopped"]  # and nothing from Ray
     while find_start(owner.pid) is not None or find_start(raylet) is not None:
         time.sleep(0.05)  # they end by themselves, or this never does
     assert store.keys() == set()

@@ -110,15 +110,15 @@ def test_the_key_depends_on_everything_that_matters(write_spec, monkeypatch) -> 
 
 
 def test_arithmetic_is_an_axis(write_spec) -> None:
-    spec = read_spec(write_spec(f'[[grid]]\n{BASE}method = "dp-sgd"\narithmetic = ["default", "rigorous"]\n'))
+    spec = read_spec(write_spec(f'[[grid]]\n{BASE}method = "dp-sgd"\narithmetic = ["fast", "rigorous"]\n'))
     check_spec(spec)
-    assert [trial.settings["arithmetic"] for trial in spec.trials] == ["default", "rigorous"]
+    assert [trial.settings["arithmetic"] for trial in spec.trials] == ["fast", "rigorous"]
     assert all("arithmetic" not in trial.options for trial in spec.trials)
 
 
 def test_keys_are_those_that_stores_hold(write_spec) -> None:
     text = f'seed = 3\n[[grid]]\n{BASE}method = "dp-ftrl"\nlr = 0.5\naverage = "ema:0.9"\naccept_claimed = false\n'
-    assert [trial.key for trial in expand(write_spec, text)] == ["d0bf8a537299589ad3d650209c1ef9a8"]
+    assert [trial.key for trial in expand(write_spec, text)] == ["d85780b86791ce9adbe79f7fcccd49aa"]
 
 
 def test_the_secret_seed_is_in_no_configuration(write_spec) -> None:
@@ -227,7 +227,7 @@ def test_the_good_spec_of_these_tests_is_good(write_spec) -> None:
     check_spec(spec)
     (trial,) = spec.trials
     assert (trial.problem, trial.method) == ("digits-mlp", "dp-sgd")
-    assert trial.settings == {"batch_size": 64, "delta": 1e-5, "epochs": 1, "epsilon": 1.0}
+    assert trial.settings == {"arithmetic": "rigorous", "batch_size": 64, "delta": 1e-5, "epochs": 1, "epsilon": 1.0}
     assert (trial.options["clip"], trial.options["clip_mode"]) == (1.0, "plain")  # the method's own defaults
 
 

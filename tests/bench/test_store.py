@@ -48,9 +48,9 @@ def test_a_result_appears_whole(store) -> None:
 
 
 def test_the_first_result_stays(store) -> None:
-    store.finish("k", Result({"n": 1}))
-    store.finish("k", Result({"n": 2}))
-    assert store.record("k") == {"n": 1}
+    store.finish("k", Result({"n": 1, "outcome": "finished"}))
+    store.finish("k", Result({"n": 2, "outcome": "finished"}))
+    assert store.record("k") == {"n": 1, "outcome": "finished"}
 
 
 def test_a_result_that_cannot_be_written_leaves_nothing(store) -> None:

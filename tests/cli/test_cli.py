@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import get_args
 
 import pytest
 
+from hush.accounting.guarantee import SECRET_SEED
 from hush.cli import main
 from hush.cli.options import read_method_options
 from hush.cli.train import Training, read_recipes
@@ -155,7 +157,7 @@ def test_a_secret_seed_reproduces(capsys, tmp_path) -> None:
         answer(capsys, *TRAIN, "--secret-seed", 5, "--out", tmp_path / name)
         runs.append((tmp_path / name / "release" / "model.safetensors").read_bytes())
     assert runs[0] == runs[1]
-    assert "secret seed" in (tmp_path / "a" / "release" / "PRIVACY.md").read_text()
+    assert SECRET_SEED in (tmp_path / "a" / "release" / "PRIVACY.md").read_text()
 
 
 def test_set(capsys) -> None:
@@ -267,8 +269,8 @@ def test_a_run_that_is_stopped_says_where_and_nothing_else(capsys, monkeypatch, 
     code, out, err = call(capsys, *given)
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == (
-        f"stopped at step 1 of 4: as asked; all is kept up to step 1, go on with: hush train --out {tmp_path / 'run'} "
-        "--resume"
+        f"stopped at step 1 of 4: as requested; everything is saved up to step 1, resume with: hush train --out "
+        f"{tmp_path / 'run'} --resume"
     )
     assert "interrupted" not in err
 
@@ -278,7 +280,7 @@ def test_a_run_that_is_stopped_says_where_and_nothing_else(capsys, monkeypatch, 
     [
         (("predict", "run", "rows.csv", "--out", "answers.csv"), "hush.release.predict.predict_file"),
         (("export", "run", "--out", "model.pt2"), "hush.release.export.export_release"),
-        (("report", "run", "--out", "page.html"), "hush.cli.report.write_atomic"),
+        (("report", "run", "--out", "page.html"), "hush.report.write_page"),
         (("evaluate", "run", "rows.csv"), "hush.release.predict.judge_file"),
     ],
     ids=["predict", "export", "report", "evaluate"],
@@ -292,3 +294,13 @@ def test_a_full_disk_is_one_sentence(capsys, monkeypatch, tmp_path, command, wri
     assert call(capsys, "train", "--problem", "digits-logistic", "--steps", "1", "--out", "run")[0] == 0
     (tmp_path / "rows.csv").write_text("a\n1\n")
     assert call(capsys, *command) == (1, "", "error: no space is left on the disk (free some first)\n")
+
+
+def test_the_guarantee_of_the_embedded_digits_fits_three_lines(capsys) -> None:
+    code, out, err = call(capsys, "train", "--arithmetic", "rigorous", "--epochs", 1)
+    assert code == 0, err
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("(ε = "))
+    stated = [lines[first], *itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])]
+    assert 2 <= len(stated) <= 3
+    assert max(map(len, stated)) <= 120

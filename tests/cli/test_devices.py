@@ -32,7 +32,7 @@ def test_a_device_that_is_not_there_is_one_sentence(kind, capsys, monkeypatch) -
     monkeypatch.setattr(torch.mps, "device_count", lambda: 0)
     assert main([*QUICK, "--device", kind]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"device '{kind}' is not there: this machine has cpu" in line
+    assert f"device '{kind}' does not exist: this machine has cpu" in line
 
 
 def test_the_devices_of_the_machine_are_named(monkeypatch) -> None:

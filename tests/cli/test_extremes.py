@@ -184,3 +184,66 @@ def test_random_damage_to_a_ledger_is_told_in_one_sentence(capsys, tmp_path: Pat
             (found,) = json.loads(out)["datasets"]
             assert found["epsilon"] >= 3 * (1 - 1e-12), (victim.name, place, damaged)
         assert victim.read_bytes() == damaged  # looking changes nothing
+
+
+class TestOneSentence:
+    """Where an exception of Python came through: exit 2, one sentence, and the value that is wrong."""
+
+    def refused(self, capsys, value: str, *arguments: object) -> None:
+        code, _, err = call(capsys, *arguments)
+        assert code == 2
+        assert len(err.strip().splitlines()) == 1
+        assert value in err
+
+    def test_a_number_of_weights_beyond_any_float(self, capsys) -> None:
+        plan = ("plan", "--examples", 1000, "--batch-size", 10, "--epochs", 1, "--epsilon", 3)
+        self.refused(capsys, "parameters", *plan, "--parameters", "1" + "0" * 400)
+
+    @pytest.mark.parametrize("method", ["os:system", "builtins:print", "json:loads"])
+    def test_a_function_that_is_no_method(self, capsys, method, tmp_path) -> None:
+        for command in (ACCOUNT, ("train", "--steps", 1), ("noise", "show", "--out", tmp_path / "n.html")):
+            self.refused(capsys, f"'{method}'", *command, "--method", method)
+
+    @pytest.mark.parametrize("problem", ["json:loads", "os:getcwd", "builtins:int", "os:sep"])
+    def test_a_function_that_is_no_problem(self, capsys, problem) -> None:
+        self.refused(capsys, f"'{problem}'", "train", "--steps", 1, "--problem", problem)
+
+    def test_a_parquet_file_with_a_name_twice(self, capsys, tmp_path) -> None:
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as pq
+
+        path = tmp_path / "rows.parquet"
+        pq.write_table(
+            pa.Table.from_arrays([pa.array([1.5, 2.5] * 20)] * 2 + [pa.array(["a", "b"] * 20)], ["x", "x", "y"]), path
+        )
+        few = ("--steps", 1, "--batch-size", 8, "--out", tmp_path / "run")
+        self.refused(capsys, f"'{path}'", "train", "--data", path, "--target", "y", *few)
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe\n", b"[]\n{}\n", b"5\n\n", b"[" * 100_000 + b"\n{}\n"])
+    def test_a_file_of_audits_that_is_none(self, capsys, tmp_path, content) -> None:
+        path = tmp_path / "audit.jsonl"
+        path.write_bytes(content)
+        self.refused(capsys, f"'{path}'", "audit", "--method", "dp-sgd", "--runs", 4, "--store", path)
+
+    @pytest.mark.parametrize("entry", ["steps", "seconds", "statement", "ledger"])
+    def test_an_answer_with_a_missing_entry(self, capsys, tmp_path, entry) -> None:
+        out = tmp_path / "run"
+        few = ("--problem", "breast-cancer-logistic", "--steps", 1, "--batch-size", 64, "--noise-multiplier", 1)
+        assert call(capsys, "train", *few, "--out", out)[0] == 0
+        path = out / "private" / "finished.json"
+        answer = json.loads(path.read_text())
+        del answer[entry]
+        path.write_text(json.dumps(answer))
+        code, _, err = call(capsys, "train", "--out", out, "--resume")
+        assert code == 2
+        assert "finished.json" in err.strip().splitlines()[-1]
+
+
+def test_too_little_memory_is_one_sentence(capsys, monkeypatch) -> None:
+    def fail(*given: object, **more: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("hush.per_example.chunks.synthetic_batch", fail)
+    code, out, err = call(capsys, "train", "--problem", "breast-cancer-logistic", "--steps", 1, "--batch-size", 64)
+    assert (code, out) == (1, "")
+    assert "--microbatch" in err.splitlines()[-1]

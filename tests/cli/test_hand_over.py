@@ -89,7 +89,8 @@ def test_the_readme_on_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
     assert [command[0] for command in others] == ["predict", "evaluate", "verify", "export"]
     assert main([*train, *QUICK]) == 0, capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
-    hand_over(workshop, workshop / "run" / "release", receiver)
+    receiver.mkdir()
+    release = hand_over(workshop, workshop / "my-run" / "release", receiver / "my-run")
     write_table(receiver / "new.csv", 30, 1, labelled=False)
     write_table(receiver / "test.csv", 200, 2)
     said = dict(zip((command[0] for command in others), run_alone(others, receiver), strict=True))
@@ -98,7 +99,7 @@ def test_the_readme_on_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
     assert list(found[0]) == ["row", "prediction", "probability_no", "probability_yes"]
     assert [row["row"] for row in found] == [str(number) for number in range(1, 31)]
     rows = read(receiver / "new.csv")
-    mine = hush.load(receiver / "release").predict(rows)
+    mine = hush.load(release).predict(rows)
     assert [row["prediction"] for row in found] == mine.names
     assert mine.probabilities is not None
     shares = [[float(row["probability_no"]), float(row["probability_yes"])] for row in found]
@@ -107,8 +108,8 @@ def test_the_readme_on_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
     assert sum(a == b for a, b in zip(truth, mine.names, strict=True)) >= 24
     assert "where always saying the commonest class gives" in said["evaluate"]
     assert "exact and not covered by ε" in said["evaluate"]
-    assert (receiver / "model.onnx").is_file()
-    assert json.loads((receiver / "model.onnx.json").read_text())["outputs"]["classes"] == ["no", "yes"]
+    assert (receiver / "model.pt2").is_file()
+    assert json.loads((receiver / "model.pt2.json").read_text())["outputs"]["classes"] == ["no", "yes"]
 
 
 def write_images(root: Path, each: int, seed: int, classes: tuple[str, ...] = ("dark", "light")) -> Path:
@@ -176,7 +177,16 @@ def test_a_module_of_ones_own_in_the_shell(tmp_path: Path, monkeypatch, capsys) 
     (tmp_path / "code" / "handed_network.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path / "code")
     write_table(workshop / "my.csv", 200, 0)
-    given = ("--data", str(workshop / "my.csv"), "--target", "label", "--model", "handed_network:network")
+    given = (
+        "--data",
+        str(workshop / "my.csv"),
+        "--target",
+        "label",
+        "--public",
+        "classes",
+        "--model",
+        "handed_network:network",
+    )
     assert main(["train", *given, "--out", str(workshop / "run"), *QUICK]) == 0, capsys.readouterr().err
     hand_over(workshop, workshop / "run" / "release", receiver)
     monkeypatch.chdir(receiver)

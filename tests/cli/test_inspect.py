@@ -80,7 +80,7 @@ def test_values_only_where_they_are_public(patients: Path, tmp_path: Path, capsy
 def test_a_schema_that_was_written_trains_and_says_where_it_is_from(patients: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "schema.toml"
     assert call(capsys, "data", "inspect", patients, "--target", "y", "--out", out)[0] == 0
-    few = ("--batch-size", 64, "--steps", 2, "--noise-multiplier", 1, "--secret-seed", 1, "--json")
+    few = ("--batch-size", 64, "--steps", 2, "--noise-multiplier", 1, "--out", tmp_path / "run", "--json")
     code, shown, said = call(capsys, "train", "--data", patients, "--schema", out, *few)
     assert code == 0, said
     assert "(kinds were read off the rows)" in json.loads(shown)["sentence"]
@@ -89,7 +89,7 @@ def test_a_schema_that_was_written_trains_and_says_where_it_is_from(patients: Pa
 
 def test_it_trains_and_predicts_with_no_flag_but_target_and_epsilon(patients: Path, tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
-    flags = ("--target", "y", "--epsilon", 8, "--secret-seed", 1, "--out", run, "--json")
+    flags = ("--target", "y", "--public", "classes", "--epsilon", 8, "--secret-seed", 1, "--out", run, "--json")
     code, shown, said = call(capsys, "train", "--data", patients, *flags)
     assert code == 0, said
     assert json.loads(shown)["test_auc"] > 0.72  # 0.79 for a logistic regression without privacy

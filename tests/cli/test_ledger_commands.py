@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from dp_accounting import dp_event
 
-from hush.accounting.guarantee import rounded_up
+from hush.accounting.guarantee import SECRET_SEED
 from hush.cli import main
+from hush.errors import NotProvenError
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import Account
-from hush.ledger.total import FIXED, Cost, add_up
+from hush.ledger.total import FIXED, Cost
 
 STEP = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.0))
 TRAIN = (
@@ -33,7 +35,7 @@ def cost(steps: int) -> Cost:
 
 
 def account(path: Path, run: str = "a", dataset: str = "default", **more) -> Account:
-    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=240, cost=cost, **more)
+    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=240, cost=cost, per_step=True, **more)
 
 
 @pytest.fixture
@@ -53,42 +55,111 @@ def shown(capsys, path: Path) -> dict:
     return json.loads(out)["datasets"][0]
 
 
-def test_a_run_that_was_stopped_is_proven_at_its_plan_alone(capsys, path) -> None:
-    account(path).cover(87)
+def stop_after_one(capsys, monkeypatch, out: Path, path: Path) -> str:
+    """A run of three steps that is interrupted after its first; its name in the ledger."""
+    with monkeypatch.context() as patched:
+        patched.setattr("hush.cli.train.note_interrupts", lambda: nullcontext(lambda: True))
+        assert call(capsys, *TRAIN, "--out", out, "--ledger", path)[0] == 130
+    (run,) = shown(capsys, path)["runs"]
+    return str(run["run"])
+
+
+def test_a_run_that_was_stopped_is_charged_with_its_plan(capsys, path, tmp_path, monkeypatch) -> None:
+    stop_after_one(capsys, monkeypatch, tmp_path / "run", path)
     found = shown(capsys, path)
-    planned, reserved = (add_up([cost(n)], 1e-5).epsilon for n in (240, 100))
-    assert (found["epsilon"], found["status"]) == (pytest.approx(planned), "proven")
-    assert found["so_far"] == {"epsilon": pytest.approx(reserved), "status": "claimed"}
-    assert (found["runs"][0]["steps"], found["runs"][0]["limit"], found["runs"][0]["status"]) == (100, 240, "claimed")
-    _, out, _ = call(capsys, "ledger", "show", path)
-    assert f"the steps reserved so far are ε = {rounded_up(reserved)}, which is claimed and not proven" in " ".join(
-        out.split()
-    )
+    (run,) = found["runs"]
+    assert (run["steps"], run["planned"], run["limit"], run["status"]) == (3, 3, 3, "proven")
+    assert (found["status"], found["so_far"]) == ("proven", None)
+    before = path.read_bytes()
+    resumed = json.loads(call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")[1])
+    assert resumed["ledger"]["epsilon"] == found["epsilon"]
+    assert path.read_bytes() == before  # it is not charged again
 
 
-def test_closing_it_as_stopped_blindly(capsys, path) -> None:
-    account(path).cover(87)
-    code, _, err = call(capsys, "ledger", "close", path, "a")
-    assert code == 2
-    assert "say --stopped-blindly if nobody had looked" in err
-    code, out, _ = call(capsys, "ledger", "close", path, "a", "--stopped-blindly", "--json")
-    assert code == 0
-    found = json.loads(out)
+def test_closing_it_as_stopped_blindly(capsys, path, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    name = stop_after_one(capsys, monkeypatch, out, path)
+    whole = shown(capsys, path)["epsilon"]
+    for given in ((), ("--stopped-blindly",), ("--stopped-blindly", "--out", tmp_path / "other")):
+        assert call(capsys, "ledger", "close", path, name, *given)[0] == 2
+    code, said, err = call(capsys, "ledger", "close", path, name, "--stopped-blindly", "--out", out, "--json")
+    assert code == 0, err
+    found = json.loads(said)
     assert found == shown(capsys, path)
-    assert (found["epsilon"], found["status"]) == (pytest.approx(add_up([cost(100)], 1e-5).epsilon), "proven")
-    assert found["so_far"] is None
-    assert found["runs"][0]["stopped_blindly"] is True
-    assert found["assumptions"] == ["run 'a' was stopped at step 100 without looking at anything that was released"]
-    assert found["assumptions"][0] in found["sentence"]
+    assert (found["epsilon"] < whole, found["status"], found["so_far"]) == (True, "proven", None)
+    assert (found["runs"][0]["steps"], found["runs"][0]["stopped_blindly"]) == (1, True)
+    assert found["assumptions"][-1] in found["sentence"]
+    code, _, err = call(capsys, "train", "--out", out, "--resume")
+    assert code == 2
+    assert name in err
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_anything_is_released(capsys, path, tmp_path) -> None:
+    call(capsys, "ledger", "budget", path, "--epsilon", 0.5)
+    before = path.read_bytes()
+    given = ("train", "--problem", "breast-cancer-logistic", "--batch-size", 64, "--steps", 3, "--epsilon", 2)
+    code, out, err = call(capsys, *given, "--ledger", path, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "--fit-budget" in err
+    assert path.read_bytes() == before
+    assert not (tmp_path / "run").exists()
+    fitted = (*given, "--ledger", path, "--out", tmp_path / "run", "--fit-budget", "--json")
+    found = json.loads(call(capsys, *fitted)[1])
+    assert 0.45 < found["epsilon"] <= 0.5
+    assert 0.45 < shown(capsys, path)["epsilon"] <= 0.5
+    again = json.loads(call(capsys, *fitted, "--resume")[1])
+    assert (again["epsilon"], again["resumed_from"]) == (found["epsilon"], 3)
+    assert call(capsys, *given, "--fit-budget")[0] == 2  # which budget?
+
+
+def test_a_total_of_many_kinds_stops_no_release(capsys, path, tmp_path, monkeypatch) -> None:
+    """As with more different releases than an accountant takes, and no accountant that takes any."""
+
+    def refuse(*_: object, **__: object) -> float:
+        raise NotProvenError("too many different releases")
+
+    account(path).charge()
+    monkeypatch.setattr("hush.ledger.total.epsilon", refuse)
+    code, _, err = call(capsys, "ledger", "add", path, "more", "--epsilon", 0.1, "--delta", 1e-6)
+    assert code == 0, err
+    code, out, err = call(capsys, *TRAIN, "--ledger", path, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["ledger"]["epsilon"] is None
+    card = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
+    assert (card["ledger"]["epsilon"], card["ledger"]["status"]) == (None, "none")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("ledger", "budget", "PATH", "--epsilon", 1),
+        ("ledger", "add", "PATH", "x", "--epsilon", 1, "--delta", 1e-6),
+        ("ledger", "cap", "PATH", "--unit", "patient_id", "--rows", 3),
+        ("ledger", "close", "PATH", "a", "--stopped-blindly", "--out", "run"),
+        ("ledger", "show", "PATH"),
+        (*TRAIN, "--ledger", "PATH"),
+        TRAIN,
+        ("tune", *TRAIN[1:], "--public-test", "--ledger", "PATH"),
+    ],
+    ids=lambda given: " ".join(map(str, given[:2])),
+)
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_no_dataset(capsys, path, given, name) -> None:
+    call(capsys, "ledger", "add", path, "before", "--epsilon", 1, "--delta", 1e-6)
+    before = path.read_bytes()
+    words = (path if word == "PATH" else word for word in given)
+    code, _, err = call(capsys, *words, "--dataset", name)
+    assert (code, path.read_bytes()) == (2, before)
+    assert f"'{name}'" in err
 
 
 def test_several_runs_say_what_they_assume(capsys, path) -> None:
     call(capsys, "ledger", "budget", path, "--epsilon", 3)
     for run in "ab":
-        account(path, run).cover(240)
+        account(path, run).charge()
     found = shown(capsys, path)
     assert found["assumptions"] == [FIXED]
-    assert found["sentence"].endswith(f"composed as one event; proven; assumes that {FIXED}")
+    assert found["sentence"].endswith(f"composed as one event; proven, on conditions: {FIXED}")
     assert found["filter"]["holds"] is True
     _, out, _ = call(capsys, "ledger", "show", path)
     assert "the budget also holds by a Rényi filter of order" in out
@@ -97,9 +168,8 @@ def test_several_runs_say_what_they_assume(capsys, path) -> None:
 def test_the_seed_of_a_run_is_in_its_ledger(capsys, path, tmp_path) -> None:
     code, out, err = call(capsys, *TRAIN, "--secret-seed", 7, "--ledger", path, "--json")
     assert code == 0, err
-    seed = "the secret seed that was chosen for sampling and noise stays secret and is used for no other run"
-    assert seed in json.loads(out)["ledger"]["assumptions"]
-    assert seed in shown(capsys, path)["sentence"]
+    assert SECRET_SEED in json.loads(out)["ledger"]["assumptions"]
+    assert SECRET_SEED in shown(capsys, path)["sentence"]
 
 
 @pytest.mark.parametrize("dataset", [(), ("--dataset", "others"), ("--dataset", "patient")])
@@ -113,7 +183,7 @@ def test_a_budget_is_not_passed_by_under_another_name(capsys, path, dataset) -> 
     for name in ("Patients", "patients "):
         code, _, err = call(capsys, *TRAIN, "--ledger", path, "--dataset", name)
         assert code == 2
-        assert "step 1 would bring dataset 'patients' to" in err
+        assert "'patients'" in err
     code, _, err = call(capsys, *TRAIN, "--ledger", path, *dataset, "--new-dataset", "--json")
     assert code == 0, err
 
@@ -177,7 +247,7 @@ def test_units_and_parts_have_totals_of_their_own(capsys, tmp_path) -> None:
     ]
     code, out, _ = call(capsys, "ledger", "cap", path, "--unit", "patient_id", "--rows", "3")
     assert code == 0
-    assert "this rests on your word" in out
+    assert "declared: no " in out
     found = json.loads(call(capsys, "ledger", "show", path, "--json")[1])["datasets"][0]
     assert (found["totals"][1]["epsilon"], found["rows_per_unit"]) == (2.0, {"patient_id": 3})
 
@@ -238,6 +308,6 @@ def test_every_guarantee_in_json_says_its_unit_and_what_it_protects(capsys, tmp_
 
 def test_datasets_that_are_there_are_named(path: Path, capsys) -> None:
     for name in ("one", "two"):
-        account(path, dataset=name).cover(1)
+        account(path, dataset=name).charge()
     assert main(["ledger", "show", str(path), "--dataset", "three"]) == 2
     assert "has no dataset 'three': it has 'one', 'two'" in capsys.readouterr().err

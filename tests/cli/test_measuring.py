@@ -12,14 +12,17 @@ import pytest
 
 import hush
 from hush.cli import main
+from hush.cli.main import app
 from hush.cli.train import METRICS, list_lines
+from hush.errors import ResumeError
 from hush.release.folder import WEIGHTS, pack_weights
+from keeping import keep
 
 SHORT = ("train", "--problem", "breast-cancer-logistic", "--batch-size", 64, "--epochs", 2)
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
+    code = main(keep(arguments))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -29,6 +32,11 @@ def answer(capsys, *arguments: object) -> dict[str, Any]:
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+def raised(*arguments: object) -> None:
+    """The command without the layer that turns errors into sentences."""
+    app(args=[str(a) for a in arguments], standalone_mode=False)
 
 
 def card(out: Path) -> dict[str, Any]:
@@ -137,6 +145,32 @@ def test_figures_that_were_released_are_not_drawn_again_where_the_private_record
     assert card(out)["private_metrics"] == first
 
 
+@pytest.mark.parametrize("more", [("--keep-secret",), ()], ids=["secret kept", "killed before the secret was wiped"])
+def test_figures_that_are_gone_with_the_release_are_refused(more, capsys, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    if not more:
+        monkeypatch.setattr("hush.run_directory.RunDirectory.finish", lambda *a, **k: None)
+    answer(capsys, *SHORT, "--private-metrics", 1, *more, "--out", out)
+    (out / "release").rename(tmp_path / "moved")
+    (out / "private" / METRICS).unlink()
+    drawn: list[object] = []
+    monkeypatch.setattr("hush.cli.train._draw", lambda *a: drawn.append(a))
+    with pytest.raises(ResumeError, match=METRICS):
+        raised("train", "--out", out, "--resume")
+    assert drawn == []
+    assert not (out / "release").exists()
+
+
+def test_the_noise_of_figures_is_a_function_of_the_runs_secret_and_the_counts(capsys, tmp_path: Path) -> None:
+    """Where also the list of releases is gone, repeating gives the same figures."""
+    out = tmp_path / "run"
+    first = answer(capsys, *SHORT, "--private-metrics", 1, "--keep-secret", "--out", out)["private_metrics"]
+    (out / "release").rename(tmp_path / "moved")
+    for name in (METRICS, "releases.jsonl"):
+        (out / "private" / name).unlink()
+    assert answer(capsys, "train", "--out", out, "--resume")["private_metrics"] == first
+
+
 def test_a_run_without_its_secret_answers_the_same_and_verifies(capsys, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = answer(capsys, *SHORT, "--private-metrics", 1, "--out", out)
@@ -157,7 +191,20 @@ def test_the_ledger_pays_for_the_figures(capsys, tmp_path: Path) -> None:
 
 def test_a_useless_model_is_called_that(rare: Path, capsys) -> None:
     code, out, err = call(
-        capsys, "train", "--data", rare, "--target", "y", "--batch-size", 32, "--epochs", 1, "--epsilon", 0.05
+        capsys,
+        "train",
+        "--data",
+        rare,
+        "--target",
+        "y",
+        "--public",
+        "classes",
+        "--batch-size",
+        32,
+        "--epochs",
+        1,
+        "--epsilon",
+        0.05,
     )
     assert code == 0, err
     lines = out.splitlines()
@@ -219,7 +266,21 @@ def test_numbers_are_predicted(tmp_path: Path, capsys) -> None:
 
 
 def test_class_weights_shift_the_model_and_not_the_noise(rare: Path, capsys) -> None:
-    flags = ("train", "--data", rare, "--target", "y", "--batch-size", 64, "--epochs", 10, "--epsilon", 50)
+    flags = (
+        "train",
+        "--data",
+        rare,
+        "--target",
+        "y",
+        "--public",
+        "classes",
+        "--batch-size",
+        64,
+        "--epochs",
+        10,
+        "--epsilon",
+        50,
+    )
     plain = answer(capsys, *flags, "--secret-seed", 1)
     weighted = answer(capsys, *flags, "--secret-seed", 1, "--class-weights", "a=0.05")
     assert weighted["noise_multiplier"] == plain["noise_multiplier"]
@@ -260,7 +321,7 @@ def test_a_model_that_has_diverged_is_said_to_have(capsys, tmp_path: Path) -> No
     code, out, _ = call(capsys, *given, tmp_path / "two", "--private-metrics", 1)
     assert code == 0
     first, second, *_ = out.splitlines()
-    assert first.startswith("the model gives numbers that are not finite: training has diverged  (")
+    assert first.startswith("the model's outputs are not finite")
     assert second.startswith("released with noise: ")
     assert "log-loss" not in out
     assert (tmp_path / "two" / "release").is_dir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import typer
 import hush.cli
 from hush.bench.trial import AXES
 from hush.cli import app, main
+from hush.cli.main import COMMANDS
 from hush.cli.options import GROUPS, OutputOptions, read_settings, take, write_settings
 from hush.cli.train import Training, recall
 from hush.errors import InvalidInputError
@@ -25,7 +28,7 @@ OPTIONS = {
     "train": PLAN
     + """ --arithmetic --augment --average --checkpoint-every --clip --clip-mode --data --dataset --ledger --lr
     --microbatch --model --new-dataset --noise-shards --out --problem --public --recipe --resume --sample-rate --schema
-    --secret-seed --seed --target --test-data --validation --views --accept-delta""",
+    --secret-seed --seed --target --test-data --trust-code --validation --views --accept-delta""",
     "account": f"{PLAN} --examples --sample-rate",
     "noise show": f"{PLAN} --examples --out",
     "plan": """--batch-size --data --delta --epochs --epsilon --examples --json --method --model --out --parameters
@@ -42,8 +45,24 @@ DEFAULTS = {
 def find_command(path: str):
     command = typer.main.get_command(app)
     for word in path.split():
-        command = command.commands[word]
+        command = command.get_command(None, word)
     return command
+
+
+def test_the_table_of_commands_says_what_their_help_says() -> None:
+    for name, (_, summary) in COMMANDS.items():
+        assert find_command(name).help.partition("\n\n")[0].replace("\n", " ") == summary
+
+
+def test_help_and_mistakes_import_no_torch() -> None:
+    calls = [["--help"], ["--version"], ["trian"], ["ledger", "--help"], ["ledger", "show", "no such file"]]
+    program = (
+        "import sys; from hush.cli import main\n"
+        f"codes = [main(call) for call in {calls!r}]\n"
+        "sys.exit(repr(('torch' in sys.modules, codes)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert found.stderr.splitlines()[-1] == repr((False, [0, 0, 2, 0, 2]))
 
 
 @pytest.mark.parametrize("path", OPTIONS)
@@ -134,7 +153,7 @@ BEFORE = {  # as the first release writes it
     "test_data": None, "public": None, "method": "dp-adam", "epsilon": 2.0, "delta": 1e-05, "noise_multiplier": None,
     "node_noise": None, "epochs": 1.0, "steps": 7, "batch_size": 64, "lr": 0.1, "clip": 0.5, "clip_mode": None,
     "sampling": None, "sample_rate": None, "accountant": "auto", "adjacency": None, "accept_claimed": False,
-    "arithmetic": "default", "settings": ["beta1=0.8"], "average": None, "augment": None, "views": None,
+    "arithmetic": "fast", "settings": ["beta1=0.8"], "average": None, "augment": None, "views": None,
     "validation": 0.0, "seed": 3, "microbatch": 50, "checkpoint_every": 5, "new_dataset": False,
 }  # fmt: skip
 ADDED = {
@@ -148,7 +167,9 @@ ADDED = {
     "public_test",
     "private_metrics",
     "private_ranges",
+    "private_classes",
     "unit",
+    "unit_normalise",
     "rows_per_unit",
     "sanitize_at",
     "sanitize_clip",
@@ -223,3 +244,20 @@ def test_what_is_given_in_the_shell_reaches_the_plan(command, name, monkeypatch)
     assert main([command, *(["--examples", "1000"] if command == "account" else []), *given]) == 2
     assert getattr(settings[0], name) == value
     assert settings[0].counted == (command == "train")
+
+
+@pytest.mark.parametrize("name", ["method", "problem", "model"])
+def test_code_that_a_run_names_is_not_run_unless_it_is_trusted(name, tmp_path, monkeypatch, capsys) -> None:
+    """Anybody may have written ``options.json``: going on with a run is no reason to import what it names."""
+    (tmp_path / "named_by_a_run.py").write_text("raise SystemError('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "run"
+    (out / "private").mkdir(parents=True)
+    (out / "private" / "options.json").write_text(json.dumps(BEFORE | {name: "named_by_a_run:made"}))
+    with pytest.raises(InvalidInputError, match="named_by_a_run:made"):
+        recall({"out": out, "resume": True})
+    assert main(["train", "--out", str(out), "--resume"]) == 2
+    assert "named_by_a_run" not in sys.modules
+    for said in ({"trust_code": True}, {name: "named_by_a_run:made"}):
+        assert recall({"out": out, "resume": True} | said)[name] == "named_by_a_run:made"
+    assert "trust_code" not in json.loads(write_settings(Training(trust_code=True)))

@@ -20,12 +20,13 @@ from hush.errors import InvalidInputError
 from hush.ledger.book import Ledger
 from hush.statistics import releases
 from hush.tabular.problem import from_files
+from keeping import keep
 
-SHORT = ("--target", "y", "--batch-size", 64, "--steps", 30)
+SHORT = ("--target", "y", "--public", "classes", "--batch-size", 64, "--steps", 30)
 
 
 def call(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
+    code = main(keep(arguments))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -60,7 +61,7 @@ def test_ranges_are_released_within_the_epsilon(capsys, people: Path, tmp_path: 
     out = tmp_path / "run"
     found = answer(capsys, "train", "--data", people, *SHORT, "--epsilon", 8, "--private-ranges", 0.3, "--out", out)
     assert 7.9 < found["epsilon"] <= 8
-    assert "this covers the model and the noisy ranges of the columns together" in found["sentence"]
+    assert "the model and the noisy ranges of the columns" in found["sentence"]
     told, schema = card(out), json.loads((out / "release" / "schema.json").read_text())
     assert [release["name"] for release in told["beside"]] == ["the noisy ranges of the columns"]
     assert set(found["private_ranges"]) == {"age", "income"}
@@ -146,7 +147,7 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
 
     def stop(run: Any, *rest: object) -> None:
         if where == "make_releases":
-            run.cover()
+            run.charge()
         raise KeyboardInterrupt
 
     broken = ("--out", tmp_path / "broken", "--ledger", tmp_path / "second")
@@ -220,13 +221,13 @@ REFUSED = [
     (("--private-ranges", "nan"), "takes a share of ε above 0 and below 1, such as 0.1"),
     (("--private-ranges", 0.6, "--class-weights", "private:0.5"), "take 1.1 of ε and leave nothing for it: give less"),
     (("--class-weights", "private:much"), "--class-weights private:SHARE takes a share of ε such as 0.05, got 'much'"),
-    (("--private-ranges", 0.1, "--public", "ranges"), "has a public range already: leave --private-ranges out"),
+    (("--private-ranges", 0.1, "--public", "ranges+classes"), "has a public range already: leave --private-ranges out"),
     (
         ("--private-ranges", 0.1, "--method", "sgd"),
-        "method 'sgd' adds no noise, so releases with noise before it would",
+        "method 'sgd' adds no noise",
     ),
     (("--private-ranges", 0.1, "--method", "dp-dice"), "cannot be composed with the noisy ranges of the columns"),
-    (("--class-weights", "private", "--method", "sgd"), "adds no noise, so releases with noise before it would"),
+    (("--class-weights", "private", "--method", "sgd"), "method 'sgd' adds no noise"),
     (("--class-weights", "private", "--clip-mode", "automatic"), "which undoes --class-weights: use plain"),
     (
         ("--private-ranges", 0.99, "--private-metrics", 0.9, "--epsilon", 1),
@@ -272,7 +273,7 @@ def test_a_unit_counts_once_however_many_rows_it_has(capsys, tmp_path: Path) -> 
 
 
 def test_in_python(people: Path) -> None:
-    problem = from_files(people, target="y", private_ranges=True).awaiting_weights()
+    problem = from_files(people, target="y", public=("classes",), private_ranges=True).awaiting_weights()
     setting = {"examples": len(problem.train[0]), "batch_size": 64, "steps": 20, "epsilon": 6.0, "counted": True}
     alone = make_plan("dp-sgd", **setting)
     parts = releases.plan_releases(problem, alone, 6.0, range_share=0.2, weight_share=0.1)

@@ -24,6 +24,7 @@ from hush.errors import HushError, InvalidInputError
 from hush.methods import make_plan
 from hush.per_example.augmentation import read_batch_size
 from hush.privacy_unit import UnitLosses, UnitRows
+from keeping import keep
 
 MARK = "HIVpositive"
 ROWS = [f"{i % 5},{'ab'[i % 2]},{'yes' if i % 2 else 'no'}" for i in range(60)]
@@ -36,7 +37,7 @@ TABLES = {
     "no names": [f"1,{MARK},2", *ROWS],
     "the same name twice": [f"1,{MARK},{MARK}", *ROWS],
     "not UTF-8": [HEAD, *ROWS, f"1,{MARK}\udcff,yes"],
-    "a cell that is too long": [HEAD, *ROWS, f"1,{MARK * 20_000},yes"],
+    "a cell that is too long": [HEAD, *ROWS, f"1,{MARK * 1_000_000},yes"],
     "a quote that is not closed": [HEAD, *ROWS, f'1,"{MARK},yes'],
     "a control character": [HEAD, *ROWS, f"1,a,\x1b{MARK}"],
     "a null": [HEAD, *ROWS, f"1,a\x00,{MARK}"],
@@ -44,7 +45,7 @@ TABLES = {
 
 
 def call(capsys, *arguments: object) -> tuple[int, str]:
-    code = main([str(a) for a in arguments])
+    code = main(keep(arguments))
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 
@@ -54,7 +55,7 @@ def test_a_bad_table_is_told_without_its_cells(what, tmp_path, capsys) -> None:
     data, schema = tmp_path / "rows.csv", tmp_path / "schema.json"
     data.write_bytes("\n".join(TABLES[what]).encode("utf-8", "surrogateescape"))
     schema.write_text(json.dumps(SCHEMA))
-    flags = ("--target", "label", "--batch-size", 8, "--steps", 1)
+    flags = ("--target", "label", "--public", "classes", "--batch-size", 8, "--steps", 1)
     code, said = call(capsys, "train", "--data", data, "--schema", schema, *flags)
     assert code == 2, said
     assert MARK.lower() not in said.lower()
@@ -148,8 +149,9 @@ def test_the_size_of_a_batch_and_a_cell_are_in_no_public_record(quoting, tmp_pat
     for record in store.records():
         record["config"].pop("batch_size")
         record.pop("event", None)  # that of the plan, which has its public batch size
+        text = re.sub(r"\d+\.\d+|[0-9a-f]{12,}", "", json.dumps(record))  # seconds and digests hold any digits
         for told in ("239", "238", MARK):
-            assert told not in re.sub(r"\d+\.\d+", "", json.dumps(record)), record["reason"]  # seconds hold any digits
+            assert told not in text, record["reason"]
 
 
 def test_what_the_gradients_say() -> None:

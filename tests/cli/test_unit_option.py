@@ -16,9 +16,11 @@ from hush.cli import main
 from hush.cli.train import _draw
 from hush.datasets.evaluation import Evaluation
 from hush.privacy_unit import ROWS_PER_UNIT
+from hush.randomness import Secret
 from hush.statistics.histogram import FINEST
 from hush.tabular.problem import from_files
 from hush.tabular.unit_ids import identify
+from keeping import keep
 
 PATIENTS = 120
 
@@ -53,7 +55,7 @@ class Said:
 def hush(capsys) -> Callable[..., Said]:
     def call(*arguments: object, code: int = 0) -> Said:
         capsys.readouterr()
-        found = main([str(a) for a in arguments])
+        found = main(keep(arguments))
         captured = capsys.readouterr()
         assert found == code, captured.err
         return Said(captured.out, captured.err)
@@ -64,7 +66,20 @@ def hush(capsys) -> Callable[..., Said]:
 @pytest.fixture
 def train(hush) -> Callable[..., Said]:
     def call(table: Path, *more: object, code: int = 0) -> Said:
-        return hush("train", "--data", table, "--target", "sick", "--epochs", 2, "--json", *more, code=code)
+        return hush(
+            "train",
+            "--data",
+            table,
+            "--target",
+            "sick",
+            "--public",
+            "classes",
+            "--epochs",
+            2,
+            "--json",
+            *more,
+            code=code,
+        )
 
     return call
 
@@ -83,7 +98,7 @@ def test_everything_says_whose_the_guarantee_is(table: Path, tmp_path, train) ->
 
 
 def test_the_plan_is_over_units(table: Path, train) -> None:
-    problem = from_files(table, target="sick", unit="patient_id")
+    problem = from_files(table, target="sick", public=("classes",), unit="patient_id")
     assert problem.unit == "patient_id"
     assert problem.owners is not None
     assert problem.examples == len(set(problem.owners.train.tolist())) < PATIENTS
@@ -98,7 +113,7 @@ def test_the_plan_is_over_units(table: Path, train) -> None:
 
 
 def test_nobody_is_on_two_sides_and_the_unit_is_no_feature(table: Path) -> None:
-    problem = from_files(table, target="sick", unit="patient_id", validation=0.2)
+    problem = from_files(table, target="sick", public=("classes",), unit="patient_id", validation=0.2)
     assert problem.owners is not None
     whose: dict[tuple[float, ...], int] = {
         (round(float(a), 3), round(float(b), 3)): identify(name)  # type: ignore[arg-type]
@@ -123,7 +138,7 @@ def test_one_patient_more_moves_no_other_to_the_test_rows(table: Path, tmp_path)
     lines = table.read_text().splitlines()
     fewer = tmp_path / "fewer.csv"
     fewer.write_text("\n".join(line for line in lines if "P0005" not in line) + "\n")
-    both = [from_files(path, target="sick", unit="patient_id").owners for path in (table, fewer)]
+    both = [from_files(path, target="sick", public=("classes",), unit="patient_id").owners for path in (table, fewer)]
     assert {*both[0].test.tolist()} - {identify("P0005")} == {*both[1].test.tolist()}
     assert {*both[0].train.tolist()} - {identify("P0005")} == {*both[1].train.tolist()}
 
@@ -177,7 +192,7 @@ def test_a_column_that_looks_like_an_id_is_named_and_its_values_are_not(table: P
         (["--unit", "patient"], "did you mean 'patient_id'"),
         (["--unit", "sick"], "is to be predicted, and cannot be both that and the unit"),
         (["--unit", "example"], "is the word for a single row"),
-        (["--rows-per-unit", "3"], "say with --unit which column it is"),
+        (["--rows-per-unit", "3"], "--rows-per-unit needs a unit"),
         (["--unit", "patient_id", "--rows-per-unit", "0"], "rows_per_unit must be a whole number"),
     ],
 )
@@ -213,7 +228,7 @@ class _Silent:
 
 def test_a_unit_counts_once_in_figures_with_noise(table: Path) -> None:
     """Whatever its rows are: the counts of all cells sum to the number of units, not of rows."""
-    problem = from_files(table, target="sick", unit="patient_id")
+    problem = from_files(table, target="sick", public=("classes",), unit="patient_id")
     assert problem.owners is not None
     rows, units = len(problem.test[0]), len(set(problem.owners.test.tolist()))
     assert rows > units
@@ -223,7 +238,7 @@ def test_a_unit_counts_once_in_figures_with_noise(table: Path) -> None:
     class Release:
         event, lost, adjacency = _Silent(), 0.0, "zero-out"
 
-    drawn = _draw(problem, found, Release())  # type: ignore[arg-type]
+    drawn = _draw(problem, found, Release(), Secret.from_seed(0, "metrics"))  # type: ignore[arg-type]
     assert abs(np.sum(drawn["noisy_confusion"]) - units) < 1e-2 + rows * FINEST
     assert drawn["figures"]["rows"] == units
     assert drawn["weighed"] == "each patient_id counts 1, whatever its rows"

@@ -16,7 +16,7 @@ from hush.errors import InvalidInputError
 from hush.tabular.columns import Column
 from hush.tabular.encode import numbers
 from hush.tabular.problem import from_files
-from hush.tabular.reader import LONGEST_NUMBER, pieces
+from hush.tabular.reader import LONGEST_NUMBER, TextColumn, pieces
 from hush.tabular.schema import read_schema
 
 
@@ -68,8 +68,8 @@ def test_a_table_of_sixty_thousand_columns(tmp_path) -> None:
 
 
 def test_one_long_cell_does_not_widen_the_others() -> None:
-    assert numbers(["1", "2"]) is not None
-    assert numbers(["1"] * 20_000 + ["9" * (LONGEST_NUMBER + 1)]) is None
+    assert numbers(TextColumn.of(["1", "2"])) is not None
+    assert numbers(TextColumn.of(["1"] * 20_000 + ["9" * (LONGEST_NUMBER + 1) + "x"])) is None
 
 
 @pytest.mark.parametrize(

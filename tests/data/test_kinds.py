@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.errors import InvalidInputError
-from hush.tabular import reader
+from hush.errors import DataError, InvalidInputError
 from hush.tabular.columns import GAP, Column
 from hush.tabular.encode import numbers, read_table
 from hush.tabular.inspect import infer, infer_schema, inspect_table
@@ -22,6 +21,7 @@ from hush.tabular.reader import (
     ISO,
     MONTH_FIRST,
     POINT,
+    TextColumn,
     has_time,
     is_written_with_slashes,
     parse_date,
@@ -119,6 +119,13 @@ def test_no_value_of_the_rows_decides_an_encoding(tmp_path: Path) -> None:
     assert infer_schema(again, "y", {}).columns == columns
 
 
+@pytest.mark.parametrize("stray", ["1,5", "0,25", "1.234,5"])
+def test_the_comma_of_one_number_decides_nothing(tmp_path: Path, stray: str) -> None:
+    numbers = [str(100 + i) for i in range(MANY)]
+    columns = infer_schema(write(tmp_path, n=numbers, y=["u", "v"]), "y", {}).columns
+    assert infer_schema(write(tmp_path, n=[*numbers[:-1], stray], y=["u", "v"]), "y", {}).columns == columns
+
+
 def test_the_time_of_one_date_decides_nothing(tmp_path: Path) -> None:
     """One row more with a time of day must not change how many inputs the model has."""
     days = [f"2020-{1 + i // 28:02}-{1 + i % 28:02}" for i in range(MANY)]
@@ -207,21 +214,17 @@ def test_dates_that_are_none() -> None:
 def test_what_python_alone_takes_for_a_number_is_none(text: str) -> None:
     float(text)  # it does
     assert parse_number(text, POINT) is parse_number(text, COMMA) is None
-    assert numbers([text, "1"]) is numbers([text, "NA"]) is None
+    assert numbers(TextColumn.of([text, "1"])) is numbers(TextColumn.of([text, "NA"])) is None
 
 
 def test_spaces_around_a_number_are_no_part_of_it() -> None:
-    found = numbers([" 12", "12\u00a0", "\u20091.5\t"])
+    found = numbers(TextColumn.of([" 12", "12\u00a0", "\u20091.5\t"]))
     assert found is not None
     assert found.tolist() == [12.0, 12.0, 1.5]
     assert [parse_number(text) for text in (" 12", "12\u00a0", "\u20091.5\t")] == [12.0, 12.0, 1.5]
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_months_with_an_underscore_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
-    if long:
-        pytest.importorskip("pyarrow")
-        monkeypatch.setattr(reader, "LONG", 0)
+def test_months_with_an_underscore_are_words(tmp_path: Path) -> None:
     path = write(tmp_path, month=[f"2021_{month:02d}" for month in range(1, 13)], n=["1", "2"], y=["u", "v"])
     month, number, _ = infer_schema(path, "y", {}).columns
     assert (month.kind, number.kind) == ("category", "number")
@@ -238,3 +241,43 @@ def test_a_schema_keeps_what_is_new() -> None:
     }
     columns = public_columns(facts)
     assert (columns["b"].form, columns["b"].time, columns["c"].parse("f")) == (DOTTED, True, 1.0)
+
+
+class TestHeader:
+    """The first row of a file without a header must not be published as the names of the columns."""
+
+    ROWS = [
+        f"{20 + i % 50},{1990 + i % 20}-05-17,{'mw'[i % 2]},{i % 7}.5,{'no' if i % 3 else 'yes'}" for i in range(80)
+    ]
+
+    @pytest.mark.parametrize(
+        ("head", "target", "options"),
+        [
+            ("34,1991-02-03,m,2.5,yes", "yes", {}),
+            ("age,born,sex,weight,yes", "yes", {}),
+            ("34,born,sex,weight,ill", "ill", {}),
+            ("age,1991-02-03,sex,weight,ill", "ill", {}),
+            ("age,born,sex,2.5,ill", "2.5", {"regression": True}),
+        ],
+    )
+    def test_a_cell_is_no_name(self, head, target, options, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([head, *self.ROWS]) + "\n")
+        with pytest.raises(DataError) as caught:
+            infer_schema(path, target, {"target_range": [0, 9]} if options else {}, **options)
+        assert str(path) in str(caught.value)
+        assert not set(head.split(",")) & set(str(caught.value).split("'"))
+
+    @pytest.mark.parametrize(
+        ("head", "target", "named"),
+        [
+            ("age,born,sex,weight,ill", "ill", {}),
+            ("0,born,sex,1,ill", "ill", {}),
+            ("1,born,sex,2,ill", "ill", {}),
+            ("2020,born,sex,2021,ill", "ill", {"columns": {"2020": {"kind": "number"}, "2021": {"kind": "number"}}}),
+        ],
+    )
+    def test_a_name_is_no_cell(self, head, target, named, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([head, *self.ROWS]) + "\n")
+        assert [c.name for c in infer_schema(path, target, named).columns] == head.split(",")

@@ -12,7 +12,6 @@ import pytest
 
 from hush.errors import InvalidInputError
 from hush.tabular import profiling, reader
-from hush.tabular import reader as streaming_reader
 from hush.tabular.columns import Column
 from hush.tabular.encode import numbers, read_numbers, read_table
 from hush.tabular.inspect import infer
@@ -97,7 +96,7 @@ def mix(seed: int, main: str, rows: int = 120) -> list[str]:
 def look_at(pieces: Sequence[Sequence[str]], given: Column | None) -> ColumnProfile:
     looker = ColumnProfiler(ColumnProfile("x", True, given, frozenset(POOLS["flags"])))
     for piece in pieces:
-        looker.add(piece)
+        looker.add(TextColumn.of(piece))
     looker.settle()
     return looker.evidence
 
@@ -108,8 +107,8 @@ def test_many_at_a_time_is_one_by_one(main: str, given: Column | None) -> None:
     for seed in range(4):
         cells = mix(seed, main)
         pieces = [cells[:50], cells[50:51], cells[51:]]
-        found = look_at([TextColumn(pa.array(piece)) for piece in pieces], given)
-        assert found == look_at(pieces, given)
+        found = look_at(pieces, given)
+        assert found == look_at([[cell] for cell in cells], given)
         assert found.rows == 120
 
 
@@ -118,11 +117,12 @@ def test_numbers_of_any_spelling(main: str) -> None:
     for seed in range(4):
         cells = mix(seed, main)
         for sign in (".", COMMA):
-            one, other = read_numbers(cells, sign), read_numbers(TextColumn(pa.array(cells)), sign)
-            kept = [np.where(np.isfinite(found), found, np.nan) for found in (one, other)]  # all that is encoded
-            assert kept[0].tobytes() == kept[1].tobytes()
-        one_by_one, together = numbers(cells), numbers(TextColumn(pa.array(cells)))
-        assert (one_by_one is None) == (together is None)
+            alone = np.concatenate([read_numbers(TextColumn.of([cell]), sign) for cell in cells])
+            assert alone.tobytes() == read_numbers(TextColumn.of(cells), sign).tobytes()
+            parsed = np.array([np.nan if (v := parse_number(cell, sign)) is None else v for cell in cells])
+            assert np.where(np.isfinite(alone), alone, np.nan).tobytes() == parsed.tobytes()
+        one_by_one = [numbers(TextColumn.of([cell])) for cell in cells]
+        assert any(found is None for found in one_by_one) == (numbers(TextColumn.of(cells)) is None)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -172,8 +172,7 @@ def test_little_room_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = ["\t".join(cells) for cells in zip(*columns.values(), ["u", "v"] * 200, strict=True)]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["\t".join([*columns, "y"]), *lines]) + "\n")
-    monkeypatch.setattr(reader, "LONG", 0)
-    monkeypatch.setattr(streaming_reader, "BLOCK", 4000)
+    monkeypatch.setattr(reader, "BLOCK", 4000)
     whole = infer(path, "y", {}, ("ranges", "categories")).inspection
     monkeypatch.setattr(profiling, "ROOM", 0)
     assert infer(path, "y", {}, ("ranges", "categories")).inspection == whole
@@ -181,7 +180,7 @@ def test_little_room_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_odd_rows_are_encoded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One table by Python and by pyarrow: the same kinds, the same refusals, the same bits."""
+    """One table in one block and in many: the same kinds, the same refusals, the same bits."""
     columns = {main: mix(3, main, 300) for main in POOLS if main != "words"}
     lines = ["\t".join(cells) for cells in zip(*columns.values(), ["u", "v"] * 150, strict=True)]
     path = tmp_path / "rows.csv"
@@ -194,8 +193,8 @@ def test_odd_rows_are_encoded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     for given in ({"columns": problem}, {"columns": dated}, {}):
         found = []
-        for long in (1 << 30, 0):
-            monkeypatch.setattr(reader, "LONG", long)
+        for block in (1 << 22, 3000):
+            monkeypatch.setattr(reader, "BLOCK", block)
             inferred = infer(path, "y", given)
             try:
                 rows, labels = read_table(path, inferred.require())
@@ -207,7 +206,7 @@ def test_odd_rows_are_encoded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_first_gap_and_the_first_strange_label_are_numbered() -> None:
     for cells in (["1"] * 70 + ["x", "1"], ["1", ""], ["yes"] * 40 + ["zz"] + ["yes"] * 40):
-        found = look_at([TextColumn(pa.array(cells[:1])), TextColumn(pa.array(cells[1:]))], None)
+        found = look_at([cells[:1], cells[1:]], None)
         alone = look_at([cells], None)
         assert (found.first_gap, found.first_other) == (alone.first_gap, alone.first_other)
 

@@ -58,6 +58,7 @@ def table(tmp_path: Path) -> Path:
 
 def load_both(table: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> tuple[Problem, Problem]:
     """The same problem in memory and in mapped files."""
+    options = {"public": ("classes",), **options}
     short = from_files(table, target="y", **options)  # type: ignore[arg-type]
     monkeypatch.setattr(long_tables, "MAPPED", 0)
     long = from_files(table, target="y", **options)  # type: ignore[arg-type]
@@ -231,7 +232,7 @@ def test_files_that_are_not_whole_are_made_again(cache: Path, name: str) -> None
 def test_a_second_reading_finds_the_first(table: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     _, long = load_both(table, monkeypatch)
     monkeypatch.setattr(long_tables, "encode_table", lambda *given: pytest.fail("read again"))
-    check_equal(from_files(table, target="y").train, long.train)
+    check_equal(from_files(table, target="y", public=("classes",)).train, long.train)
     assert len(list(cache.iterdir())) == 1
 
 
@@ -245,19 +246,19 @@ def test_what_the_columns_showed_is_kept_for_a_long_table(
     looked: list[Path] = []
     look = long_tables.profile_columns
     monkeypatch.setattr(long_tables, "profile_columns", lambda path, *rest: looked.append(path) or look(path, *rest))
-    again = from_files(table, target="y")
+    again = from_files(table, target="y", public=("classes",))
     assert looked == []
     assert (again.schema, again.notes) == (long.schema, long.notes) == (short.schema, short.notes)
-    from_files(table, target="y", public=("ranges",))  # asks for nothing more of the cells
+    from_files(table, target="y", public=("ranges", "classes"))  # asks for nothing more of the cells
     assert looked == []
-    from_files(table, target="g")
+    from_files(table, target="g", public=("classes",))
     assert looked == [table]
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert from_files(table, target="y").schema == long.schema
+    assert from_files(table, target="y", public=("classes",)).schema == long.schema
     assert looked == [table, table]
     part = table.parent / "part0.csv"
     part.write_text(part.read_text().replace("g0", "h0"))
-    from_files(table, target="y")
+    from_files(table, target="y", public=("classes",))
     assert looked == [table] * 3
 
 
@@ -290,8 +291,8 @@ def test_nothing_is_kept_of_a_table_that_changes_while_it_is_encoded(
         return encode(*given)
 
     monkeypatch.setattr(long_tables, "encode_table", encode_too_late)
-    with pytest.raises(InvalidInputError, match="changed while it was read: start again"):
-        from_files(table, target="y")
+    with pytest.raises(InvalidInputError, match="changed while it was read"):
+        from_files(table, target="y", public=("classes",))
     assert list(cache.iterdir()) == []
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 from hush.tabular import reader
-from hush.tabular import reader as streaming_reader
 from hush.tabular.encode import map_texts, numbers, read_table
 from hush.tabular.inspect import infer_schema
 from hush.tabular.problem import from_files
-from hush.tabular.reader import ReadProgress, TextColumn, estimate_rows, find_parts, holds_table, pieces
+from hush.tabular.reader import ReadProgress, TextColumn, estimate_rows, find_parts, holds_table, is_missing, pieces
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -71,42 +70,36 @@ def test_a_piece_may_end_after_any_row(tmp_path: Path, monkeypatch: pytest.Monke
     check_same(read(parts), whole)
 
 
-@pytest.mark.parametrize("block", [40, 64, 101, 1000, 1 << 20])
-def test_pyarrow_and_python_read_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Whatever the size of a block; in one of 40 bytes some rows have no room, and Python takes over."""
+@pytest.mark.parametrize("block", [101, 250, 1000, 1 << 20])
+def test_a_block_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     path = write_parts(tmp_path, ()) / "part-000.csv"
-    by_python = read(path)
+    whole = read(path)
     cells = [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row]
-    monkeypatch.setattr(reader, "LONG", 0)
-    monkeypatch.setattr(streaming_reader, "BLOCK", block)
+    monkeypatch.setattr(reader, "BLOCK", block)
     assert [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row] == cells
-    check_same(read(path), by_python)
+    check_same(read(path), whole)
 
 
-def test_long_text_is_read_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parts(tmp_path, ()) / "part-000.csv"
-    assert not any(isinstance(cells, TextColumn) for piece in pieces(path) for cells in piece.values())
-    monkeypatch.setattr(reader, "LONG", 0)
-    assert all(isinstance(cells, TextColumn) for piece in pieces(path) for cells in piece.values())
+    monkeypatch.setattr(reader, "BLOCK", 12)
+    with pytest.raises(DataError):
+        read(path)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,y\n1,0\n\n1,2,3\n", "row 3 of '.*' has 3 cells where the header has 2"),
+        ("a,y\n1,0\n\n1,2,3\n", "row 2 of '.*' has 3 cells where the header has 2"),
         ("a,y\n1,0\n\udcff,1\n", "is not a text table in UTF-8"),
         ("a,y\n", "holds no rows"),
         ("a,a\n1,2\n", "have the same name"),
     ],
 )
-def test_long_text_has_the_errors_of_short_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
-) -> None:
+def test_errors_of_text(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "rows.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-    for long in (0, 1 << 20):
-        monkeypatch.setattr(reader, "LONG", long)
-        with pytest.raises(InvalidInputError, match=sentence):
-            infer_schema(tmp_path / "rows.csv", "y", {})
+    with pytest.raises(InvalidInputError, match=sentence):
+        infer_schema(tmp_path / "rows.csv", "y", {})
 
 
 SPELLINGS = [
@@ -128,11 +121,11 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("cells", [SPELLINGS, SPELLINGS[:5], [*SPELLINGS[:5], ""], ["x", "1"], ["1_0"]])
-def test_numbers_of_a_long_column_are_pythons_bits(cells: list[str]) -> None:
-    by_python, by_arrow = numbers(cells), numbers(TextColumn(pa.array(cells)))
-    assert (by_python is None) == (by_arrow is None) == (cells[0] in ("x", "1_0"))
-    if by_python is not None and by_arrow is not None:
-        assert by_python.tobytes() == by_arrow.tobytes()
+def test_numbers_are_pythons_bits(cells: list[str]) -> None:
+    found = numbers(TextColumn.of(cells))
+    assert (found is None) == (cells[0] in ("x", "1_0"))
+    if found is not None:
+        assert found.tobytes() == np.array([float("nan" if is_missing(cell) else cell) for cell in cells]).tobytes()
 
 
 def test_a_function_sees_every_different_word_once() -> None:
@@ -202,18 +195,18 @@ def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     (images / "labels.csv").write_text("file,class\n")  # beside class folders, as some come
     assert holds_table(tables)
     assert not holds_table(images)
-    assert from_files(tables, target="y").schema is not None
+    assert from_files(tables, target="y", public=("classes",)).schema is not None
     found = from_files(images)
     assert (found.schema, found.class_names) == (None, ("dark", "light"))
     (tables / "notes.md").touch()
     with pytest.raises(InvalidInputError, match=r"holds 'notes\.md', which is no table: give a pattern"):
-        from_files(tables, target="y")
-    assert from_files(tables / "*.csv", target="y").name == "parts"
+        from_files(tables, target="y", public=("classes",))
+    assert from_files(tables / "*.csv", target="y", public=("classes",)).name == "parts"
 
 
 def test_a_pattern_that_fits_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"the pattern '.*none-\*\.csv' fits no file"):
-        from_files(tmp_path / "none-*.csv", target="y")
+        from_files(tmp_path / "none-*.csv", target="y", public=("classes",))
 
 
 def test_a_broken_gz_is_one_sentence(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_several_rows_an_example_are_left_to_the_reference():
         return F.dropout(x.view(-1, 4), 0.5).view(x.shape[0], 8)
 
     model, x = made(lambda: Layer(folded)), inputs(7, 3)
-    with pytest.warns(GradientWarning, match="no dimension that holds the examples alone"):
+    with pytest.warns(GradientWarning, match="no dimension that holds only the examples"):
         ours = tape(model, x, WITH, "auto")
     close(ours, tape(model, x[OTHERS], PLACES, "one by one"), OTHERS)
 

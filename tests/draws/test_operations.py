@@ -12,7 +12,7 @@ from scipy import stats
 from torch import nn
 from torch.func import vmap
 
-from hush.errors import Refused
+from hush.errors import Refused, UnsupportedModelError
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.model_rng import drawing, model_randomness
 from hush.per_example.model_rng.context import BatchShared, DrawLayouts, Irregular, PerExample
@@ -202,7 +202,7 @@ def test_a_generator_of_the_users_own_is_refused():
         lambda x: torch.empty_like(x).normal_(generator=own),
         lambda x: x[:, torch.randperm(4, generator=own)],
     ):
-        with pytest.raises(Refused, match="a generator of its own.*leave generator away"):
+        with pytest.raises(Refused, match="generator=…"):
             piece(draw)
 
 
@@ -213,12 +213,12 @@ def test_a_result_that_is_given_is_refused():
 
 def test_complex_numbers_are_refused():
     for draw in (torch.randn_like, torch.rand_like):
-        with pytest.raises(Refused, match="type complex64 have no place"):
+        with pytest.raises(Refused, match="complex64"):
             piece(lambda x, draw=draw: x + draw(x, dtype=torch.complex64).real)
 
 
 def test_a_map_of_the_models_own_is_refused():
-    with pytest.raises(Refused, match=r"inside a torch\.func\.vmap of its own"):
+    with pytest.raises(Refused, match=r"torch\.func\.vmap"):
         piece(lambda x: vmap(lambda r: r * torch.rand_like(r), randomness="different")(x), engine="functional")
 
 
@@ -250,7 +250,7 @@ UNSEEN = {
 @pytest.mark.parametrize("engine", ["auto", "book-keeping", "functional"])
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_is_drawn_past_us_is_noticed(name, engine):
-    with pytest.raises(Refused, match="drew random numbers that hush did not see.*: draw them with"):
+    with pytest.raises(UnsupportedModelError):
         piece(UNSEEN[name], engine=engine)
 
 
@@ -261,7 +261,7 @@ def test_draws_that_are_not_torchs_are_refused(other):
 
 
 def test_a_count_of_draws_that_depends_on_the_batch_is_refused():
-    with pytest.raises(Refused, match="number of random draws in a forward depends on the size"):
+    with pytest.raises(Refused, match="number of random draws"):
         piece(lambda x: torch.stack([torch.rand(4) for _ in x]))
 
 
@@ -272,7 +272,7 @@ def test_a_draw_that_appears_later_in_another_shape_is_refused():
         per_example_gradients(model, wave, torch.ones(6, 3), engine="book-keeping")
     table.append(lambda x: torch.rand(5, 4).sum(0))
     with (
-        pytest.raises(Refused, match="draw 0 of a forward has another shape than when the model was first tried"),
+        pytest.raises(Refused, match="random draw 0 of a forward"),
         model_randomness(SECRET, 0, torch.arange(6), CPU),
     ):
         per_example_gradients(model, wave, torch.ones(6, 3), engine="book-keeping")
@@ -305,7 +305,7 @@ def test_kinds_come_from_two_sizes():
     assert kinds.find(1, (7, 7), 7) == PerExample(1)  # sequences as long as the batch
     assert kinds.find(2, (2, 5), 2) == BatchShared((2, 5))  # a table as long as the batch
     for number, shape in ((0, (6, 3)), (2, (3, 5)), (9, (7, 3))):
-        with pytest.raises(Refused, match="another shape than when the model was first tried"):
+        with pytest.raises(Refused, match=f"random draw {number} of a forward"):
             kinds.find(number, shape, 7)
 
 

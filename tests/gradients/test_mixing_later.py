@@ -12,7 +12,10 @@ from torch import nn
 from hush import Refused, make_plan
 from hush.per_example.engine import PERIOD, PICKED, CheckedLosses, ExamplesNotIndependent, SpotChecks
 from hush.per_example.gradients import per_example_gradients
+from hush.per_example.isolation import rows_agree
 from hush.randomness import Secret
+
+pytestmark = pytest.mark.full_start_check
 
 
 def watched_run(monkeypatch, model, losses, *, checks=True, steps=12, **options):
@@ -60,7 +63,10 @@ def test_the_twin_without_checks_goes_on(monkeypatch):
 
 
 def test_mixing_that_begins_by_a_counter_stops_the_run(monkeypatch):
-    run = watched_run(monkeypatch, Mixed("softmax over the batch", begins=20), cross_entropy)
+    model = Mixed("softmax over the batch", begins=1000)
+    run = watched_run(monkeypatch, model, cross_entropy)
+    run.step(run.batch(0))
+    model.begins = model.forwards + 20
     with pytest.raises(ExamplesNotIndependent, match="Nothing of this step was released"):
         taken(run)
     assert 0 < run.next < 12
@@ -156,3 +162,88 @@ def test_one_piece_of_a_step_is_checked():
     steps = [step for step, _ in found]
     assert len(steps) == len(set(steps))
     assert {piece for _, piece in found} == {0, 1, 2}
+
+
+HUGE = X.clone()
+HUGE[7] = 3e30  # its square is finite in float64 alone
+
+
+def skipping(model, content):
+    """A batch with a loss that is not finite counts for nothing."""
+    values = cross_entropy(model, content) + 1e-9 * content[0].square().square().sum(1)
+    return values * torch.isfinite(values).all()
+
+
+def replacing(model, content):
+    values = cross_entropy(model, content)
+    total = content[0].square().sum()
+    return torch.where(torch.isfinite(total), values, values.detach() * 0 + 30 * model(content[0])[:, 0].sin())
+
+
+def shrinking(model, content):
+    """A little of the others' size, but only where it overflows."""
+    values = cross_entropy(model, content)
+    return values / torch.where(torch.isfinite(content[0].square().sum()), 1.0, 1.2)
+
+
+@pytest.mark.parametrize("losses", [skipping, replacing, shrinking])
+@pytest.mark.parametrize("arithmetic", ["fast", "rigorous"])
+def test_what_float32_alone_shows_is_not_excused(monkeypatch, losses, arithmetic):
+    every = {"period": 1}
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, **every))
+    monkeypatch.setattr("hush.aggregation.check_batch_invariance", lambda *given: None)  # the check at the start
+    plan = make_plan(
+        "dp-sgd", examples=24, batch_size=12, steps=4, noise_multiplier=2.0, delta=1e-3, arithmetic=arithmetic
+    )
+    run = plan.start(nn.Linear(4, 3), losses, (HUGE, Y), secret=5)
+    odd = next(step for step in range(4) if 7 in run.batch(step).indices)
+    for step in range(odd):
+        run.step(run.batch(step))
+    with pytest.raises(ExamplesNotIndependent):
+        run.step(run.batch(odd))
+    assert run.next == odd
+
+
+def test_a_kink_that_rounding_flips_is_not_mixing(monkeypatch):
+    """Labels within rounding of the prediction: the sign of a residual depends on the number of rows."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 1)
+    x = torch.randn(203, 64)
+    y = model(x).detach().squeeze(1)
+
+    def losses(model, content):
+        return (model(content[0]).squeeze(1) - content[1]).abs()
+
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, period=1))
+    plan = make_plan("dp-sgd", examples=203, batch_size=101, steps=3, noise_multiplier=2.0, delta=1e-3, lr=1e-12)
+    run = plan.start(model, losses, (x, y), secret=1)
+    assert taken(run) == 3
+
+
+def test_a_huge_example_does_not_hide_what_happens_to_another():
+    """Both are compared in one check, each with its own size."""
+
+    def losses(model, content):
+        values = cross_entropy(model, content)
+        return values * (1 + 0.5 * torch.tanh(content[0].detach().abs().max() / 1e9))
+
+    x = X.clone()
+    x[7] = 1e12
+    model, content, which = nn.Linear(4, 3), (x, Y), torch.tensor([3, 7])
+    mixed = per_example_gradients(model, losses, content, engine="book-keeping")
+    honest = per_example_gradients(model, cross_entropy, content, engine="book-keeping")
+    assert rows_agree(honest, which, honest, at=which)
+    assert not rows_agree(mixed, which, honest, at=which)
+    only_third = torch.where(torch.arange(24) == 3, 1.5, 1.0)  # the huge one as it is, the other half as large again
+    shown = per_example_gradients(model, lambda m, c: cross_entropy(m, c) * only_third, content, engine="book-keeping")
+    assert not rows_agree(shown, which, honest, at=which)
+
+
+@pytest.mark.parametrize("size", [1e25, 1e30])
+def test_a_norm_that_overflows_is_not_mixing(monkeypatch, size):
+    """Numbers that are finite in float32, with a norm that is not."""
+    x = X.clone()
+    x[::2] *= size
+    monkeypatch.setattr("hush.aggregation.SpotChecks", functools.partial(SpotChecks, period=1))
+    plan = make_plan("dp-sgd", examples=24, batch_size=12, steps=6, noise_multiplier=2.0, delta=1e-3)
+    assert taken(plan.start(nn.Linear(4, 3), cross_entropy, (x, Y), secret=5)) == 6

@@ -132,7 +132,7 @@ def test_weights_are_rounded_towards_zero():
 
 @pytest.mark.parametrize("clip", [1e-25, 1e-16, 1e16])
 def test_clips_that_float32_cannot_bound_are_refused(clip):
-    with pytest.raises(InvalidInputError, match="beyond what float32 can bound"):
+    with pytest.raises(InvalidInputError, match="float32"):
         ClippedSum(clip)
 
 

@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
-from hush.checkpointing import read_checkpoint
+from hush.checkpointing import SECRETS, read_secrets
 from hush.cli import main
 from hush.errors import InvalidInputError
-from hush.randomness import Secret
 from hush.release.folder import digest_files
-from hush.release.verify import verify_release
+from hush.release.load import load
+from hush.release.verify import verify as verify_release
 
 FEW = ("--batch-size", "20", "--steps", "3", "--noise-multiplier", "2")
 FILES = ("PRIVACY.md", "model.json", "model.safetensors", "privacy.html", "privacy.json", "schema.json")
@@ -25,7 +24,7 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("verified")
     lines = ["age,town,sick", *(f"{20 + i % 50},{'ab'[i % 2]},{'yn'[i % 3 == 0]}" for i in range(80))]
     (folder / "rows.csv").write_text("\n".join(lines) + "\n")
-    data = ("--data", str(folder / "rows.csv"), "--target", "sick")
+    data = ("--data", str(folder / "rows.csv"), "--target", "sick", "--public", "classes")
     assert main(["train", *data, *FEW, "--out", str(folder / "run"), "--keep-secret"]) == 0
     return folder / "run"
 
@@ -80,6 +79,21 @@ def test_a_file_that_is_missing_is_named(name, copy) -> None:
 def test_a_file_too_many_is_named(copy) -> None:
     (copy / "notes.txt").write_text("x")
     assert verify_release(copy).problems == ("notes.txt is no part of the release",)
+
+
+@pytest.mark.parametrize("left", [FILES, ("model.json",), ("PRIVACY.md",)], ids=["all", "description", "page"])
+def test_a_release_inside_a_release_is_not_verified_in_its_place(left, run, tmp_path) -> None:
+    outer = Path(shutil.copytree(run / "release", tmp_path / "out" / "release"))
+    shutil.copytree(run / "release", outer / "release")
+    (outer / "model.json").write_text("{}")
+    for name in set(FILES) - set(left):
+        (outer / name).unlink()
+    found = verify_release(outer)
+    assert found.folder == outer
+    assert not found.verified
+    with pytest.raises(InvalidInputError):
+        load(outer)
+    assert main(["predict", str(outer), "rows.csv", "--out", str(tmp_path / "p.csv")]) == 2
 
 
 def rewrite(copy: Path, change) -> None:
@@ -190,10 +204,7 @@ def test_a_release_of_a_hush_without_digests_is_refused(copy) -> None:
 
 def test_no_secret_is_in_what_may_be_copied(run) -> None:
     """Neither its bytes nor its digits, in any file of the release."""
-    newest = max((run / "private").glob("checkpoint-*"))
-    secret = Secret.from_json(read_checkpoint(newest).state["secret"])
-    with safe_open(newest, "pt") as file:
-        assert secret.key.hex() in file.metadata()["hush"]  # so that it would be found
+    (secret,) = read_secrets(run / "private" / SECRETS)
     for path in (run / "release").iterdir():
         content = path.read_bytes()
         assert secret.key not in content
@@ -217,6 +228,7 @@ def test_the_secret_of_a_finished_run_is_deleted(run, tmp_path, capsys) -> None:
     first = call(capsys, *train, "--json")
     assert first[0] == 0, first[2]
     assert not list((tmp_path / "run" / "private").glob("checkpoint-*"))
+    assert not (tmp_path / "run" / "private" / SECRETS).exists()
     again = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
     assert again[0] == 0, again[2]
     assert json.loads(again[1]) == {**json.loads(first[1]), "resumed_from": 2}
@@ -226,7 +238,7 @@ def test_the_secret_of_a_finished_run_is_deleted(run, tmp_path, capsys) -> None:
     shutil.rmtree(tmp_path / "run" / "release")
     code, _, err = call(capsys, "train", "--out", tmp_path / "run", "--resume")
     assert code == 0
-    assert "its release is not there any more" in err
+    assert "its release is missing" in err
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "privacy.json/thesis.tex"])

@@ -22,5 +22,7 @@ def gaussian(sigma: float, adjacency: str = "add-remove") -> Cost:
     return Cost(adjacency, "proven", 1e-5, GAUSS(sigma))  # type: ignore[arg-type]
 
 
-def account(path: Path, run: str = "a", *, planned: int = 1000, block: int = 100, cost=poisson, dataset: str = "d"):
-    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=planned, cost=cost, block=block)
+def account(
+    path: Path, run: str = "a", *, planned: int = 1000, cost=poisson, dataset: str = "d", per_step: bool = True
+):
+    return Account(Ledger(path), dataset, run=run, method="dp-sgd", planned=planned, cost=cost, per_step=per_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from dp_accounting import dp_event
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from spends import GAUSS, POISSON, account, gaussian, poisson
 
 from hush.accounting.accountant import epsilon
+from hush.accounting.events import find_leaves, rebuild
 from hush.accounting.renyi import divergences
+from hush.errors import NotProvenError
+from hush.ledger import total
 from hush.ledger.book import Ledger
-from hush.ledger.total import FIXED, Cost, add_up
+from hush.ledger.total import FIXED, Cost, add_up, coarsen
 
 
 class TestTotal:
@@ -94,7 +98,7 @@ class TestAssumptions:
         one, two = add_up([poisson(10)], 1e-5), add_up([poisson(10), poisson(10)], 1e-5)
         assert one.assumptions == ()
         assert two.assumptions == (FIXED,)
-        assert two.sentence().endswith(f"; proven; assumes that {FIXED}")
+        assert two.sentence().endswith(f"; proven, on conditions: {FIXED}")
 
     def test_a_spend_brings_its_own(self, path):
         seed = "the secret seed stays secret"
@@ -102,16 +106,16 @@ class TestAssumptions:
         def seeded(steps):
             return Cost("add-remove", "proven", 1e-5, dp_event.SelfComposedDpEvent(POISSON, steps), (), (seed,))
 
-        account(path, cost=seeded).cover(1000)
-        account(path, "b").cover(1000)
+        account(path, cost=seeded).charge()
+        account(path, "b").charge()
         assert Ledger(path).total("d").assumptions == (seed, FIXED)
 
     def test_a_filter_needs_none(self, path):
         ledger = Ledger(path)
         ledger.set_budget("d", 2.0, 1e-5)
         assert ledger.filtered("d") is None
-        account(path, planned=300).cover(1)
-        account(path, "b", planned=300).cover(1)
+        account(path, planned=100).charge()
+        account(path, "b", planned=100).charge()
         found = Ledger(path).filtered("d")
         joint = dp_event.SelfComposedDpEvent(POISSON, 200)
         assert found.holds
@@ -119,17 +123,105 @@ class TestAssumptions:
         # what it allows is what (ε, δ) follows from at this order, with a hundredth of δ set aside
         gauss = GAUSS(math.sqrt(found.order / 2 / found.allowed))
         assert epsilon(gauss, 0.99e-5, accountant="rdp", orders=(found.order,)) == pytest.approx(2.0, rel=1e-6)
-        c = account(path, "c", planned=1000)
-        c.cover(c.room())
+        room = account(path, "c", planned=1000).room()
+        account(path, "c", planned=room).charge()
         assert not Ledger(path).filtered("d").holds  # the exact total fits a little longer than the filter does
         Ledger(path).set_budget("d", 3.0, 1e-5)
         assert Ledger(path).filtered("d") is None  # a budget that was changed was not fixed in advance
 
     def test_a_budget_that_came_later_is_no_filter(self, path):
-        account(path).cover(1)
+        account(path).charge()
         ledger = Ledger(path)
         ledger.set_budget("d", 2.0, 1e-5)
         assert ledger.filtered("d") is None
+
+
+def different(number: int, rates: bool = False) -> list[Cost]:
+    """So many runs that are all different: in their noise, and in their rates if asked for."""
+    return [
+        Cost("zero-out", "proven", 1e-5, dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(q, GAUSS(s)), 10))
+        for i in range(number)
+        for q, s in [(0.01 * (1 + (i % 17) / 17) if rates else 0.01, 20 * (1 + i / number))]
+    ]
+
+
+class TestMoreThanAnAccountantTakes:
+    """Where a total cannot be composed as one event it is bound from above, and no total raises."""
+
+    def test_a_thousand_and_one_different_runs_have_a_total(self, path):
+        found = add_up(different(1001), 1e-5)
+        assert found.status == "proven"
+        assert "1001 different" in found.composition
+        assert 0 < found.epsilon < math.inf
+
+    def test_five_thousand_too(self):
+        found = add_up(different(5000, rates=True), 1e-5)
+        fewest = add_up([poisson(50_000, adjacency="zero-out")], 1e-5)  # the same at σ = 1, which is far dearer
+        assert found.status == "proven"
+        assert 0 < found.epsilon < fewest.epsilon
+
+    @pytest.mark.parametrize("rates", [False, True])
+    @pytest.mark.parametrize(("kinds", "delta"), [(5, 1e-5), (20, 1e-9)])
+    def test_rounded_to_fewer_kinds_it_is_never_less(self, rates, kinds, delta):
+        joint = dp_event.ComposedDpEvent([cost.event for cost in different(60, rates)])
+        fewer = coarsen(find_leaves(joint), kinds)
+        assert len(fewer.others) <= kinds
+        assert sum(count for _, count in fewer.others) == 600
+        exact, rounded = (epsilon(event, delta, adjacency="zero-out") for event in (joint, rebuild(fewer)))
+        assert exact <= rounded < 2.5 * exact
+
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.data())
+    def test_every_kind_is_replaced_by_one_that_costs_no_less(self, data):
+        number, up = st.floats(1.0, 40.0), st.floats(0.001, 0.5)
+        leaf = st.one_of(
+            st.builds(lambda q, s: dp_event.PoissonSampledDpEvent(q, GAUSS(s)), up, number),
+            st.builds(dp_event.LaplaceDpEvent, number),
+            st.builds(lambda p: dp_event.RandomizedResponseDpEvent(p, 3), st.floats(0.2, 0.9)),
+        )
+        joint = dp_event.ComposedDpEvent(data.draw(st.lists(leaf, min_size=2, max_size=6)))
+        fewer = coarsen(find_leaves(joint), data.draw(st.integers(1, 3)))
+        exact, rounded = (epsilon(event, 1e-5, adjacency="zero-out") for event in (joint, rebuild(fewer)))
+        assert rounded >= exact * (1 - 1e-6)
+
+    def test_without_replacement_by_rdp(self):
+        drawn = [dp_event.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(2 + i / 50)) for i in range(4)]
+        joint = dp_event.ComposedDpEvent(drawn)
+        fewer = coarsen(find_leaves(joint), 2)
+        exact, rounded = (epsilon(e, 1e-5, adjacency="replace", accountant="rdp") for e in (joint, rebuild(fewer)))
+        assert exact <= rounded < 1.2 * exact
+
+    def test_what_no_accountant_takes_together_is_two_parts_and_not_hundreds(self):
+        """Without replacement only rdp has a bound, for Poisson under replace only pld."""
+        fixed = Cost("replace", "proven", 1e-5, dp_event.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(9.0)))
+        both = add_up([fixed, poisson(10, adjacency="replace")] * 20, 1e-5)
+        halves = [add_up([c] * 20, 5e-6).epsilon for c in (fixed, poisson(10, adjacency="replace"))]
+        assert both.epsilon == pytest.approx(sum(halves), rel=1e-9)
+        assert "2 parts" in both.composition
+
+    def test_where_an_accountant_fails_halves_are_added(self, monkeypatch):
+        """As if the pld accountant found no grid for more than one kind of release at a time."""
+        costs = [replace(poisson(10 + n), adjacency="replace", event=cost.event) for n, cost in enumerate(different(4))]
+        exact, real = add_up(costs, 1e-5).epsilon, total.epsilon
+
+        def refuse(event, delta, **how):
+            if how["accountant"] == "rdp" or len(find_leaves(event).others) > 1:
+                raise NotProvenError("no grid")
+            return real(event, delta, **how)
+
+        monkeypatch.setattr(total, "epsilon", refuse)
+        found = add_up(costs, 1e-5)
+        assert found.epsilon == pytest.approx(sum(add_up([c], 1e-5 / 4).epsilon for c in costs), rel=1e-9)
+        assert found.epsilon > exact
+        monkeypatch.setattr(total, "epsilon", lambda *_, **__: refuse(costs[0].event, 0, accountant="rdp"))
+        assert (add_up(costs, 1e-5).epsilon, add_up(costs, 1e-5).status) == (math.inf, "none")
+
+    def test_equal_spends_are_composed_once(self):
+        many = [poisson(3) for _ in range(50)]
+        assert add_up(many, 1e-5).epsilon == pytest.approx(add_up([poisson(150)], 1e-5).epsilon, rel=1e-9)
+        hand = [Cost("add-remove", "proven", 1e-9, points=((1e-9, 0.25),))] * 40
+        assert add_up(hand, 1e-5).epsilon == pytest.approx(10.0)
+        assert add_up(hand).delta == pytest.approx(4e-8)
 
 
 def test_no_total_is_proven_without_a_number() -> None:

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.accountant import epsilon
-from hush.errors import InvalidInputError
+from hush.errors import BudgetExceededError, InvalidInputError
 from hush.ledger.book import Ledger
 from hush.ledger.entries import Budget
-from hush.ledger.run_account import Account, BudgetSpent, cost_of
+from hush.ledger.run_account import Account, cost_of
 from hush.ledger.total import Cost, Scope, add_up, count_changes, group_privacy, use_filter
 from hush.methods import make_plan
 
@@ -311,15 +311,15 @@ class TestLines:
         with ledger._chain.locked():
             ledger._chain.append(**self.SCOPED)
             ledger._chain.append(**{**self.SCOPED, "steps": 2, "planned": 2, "protects": "labels"})
-        with pytest.raises(InvalidInputError, match="run 'a' stands in the ledger"):
+        with pytest.raises(InvalidInputError, match="run 'a'"):
             Ledger(path)
 
 
-def book(path: Path, run: str = "run", **about: Any) -> Account:
+def book(path: Path, run: str = "run", planned: int = 100, **about: Any) -> Account:
     def cost(steps: int) -> Cost:
         return gaussian(20.0 / math.sqrt(steps), **about)
 
-    return Account(Ledger(path), "d", run=run, method="m", planned=100, cost=cost, block=10)
+    return Account(Ledger(path), "d", run=run, method="m", planned=planned, cost=cost)
 
 
 class TestBudgets:
@@ -328,8 +328,8 @@ class TestBudgets:
     @pytest.mark.parametrize("part", ["features", "labels"])
     def test_half_a_run_does_not_fit_a_budget_for_whole_rows(self, path, part):
         Ledger(path).set_budget("d", 1e6, 1e-5)
-        with pytest.raises(BudgetSpent, match=f"without any finite ε for one example.*about {part} only.*--protects"):
-            book(path, adjacency="replace", part=part).cover(1)
+        with pytest.raises(BudgetExceededError, match=f"one example.*about {part} only.*--protects"):
+            book(path, adjacency="replace", part=part).charge()
         assert Ledger(path).spends("d") == {}
 
     def test_another_unit_spends_the_same_budget(self, path):
@@ -338,27 +338,21 @@ class TestBudgets:
         rows = book(path, "rows").room()
         for unit in (PATIENT, "Example", "row"):
             assert 0 < book(path, unit, unit=unit).room() < rows
-        book(path, PATIENT, unit=PATIENT).cover(1)
+        book(path, PATIENT, unit=PATIENT, planned=1).charge()
         assert book(path, "rows").room() < rows
 
     def test_rows_do_not_fit_a_budget_per_person(self, path):
         Ledger(path).set_budget("d", 5.0, 1e-5, scope=Scope(PATIENT))
-        with pytest.raises(BudgetSpent, match="may have any number: train with --unit patient_id"):
-            book(path).cover(1)
-        with pytest.raises(BudgetSpent, match="per household"):
-            book(path, unit=HOUSEHOLD).cover(1)
+        with pytest.raises(BudgetExceededError, match="may have any number: train with --unit patient_id"):
+            book(path).charge()
+        with pytest.raises(BudgetExceededError, match="per household"):
+            book(path, unit=HOUSEHOLD).charge()
         waiting = book(path, "rows")
         assert waiting.room() == 0
         Ledger(path).cap("d", PATIENT, 3)
-        waiting.cover(1)
-        assert 0 < waiting.room() < book(path, PATIENT, unit=PATIENT).room()
+        book(path, planned=10).charge()
+        assert 0 < book(path, "rows").room() < book(path, PATIENT, unit=PATIENT).room()
         assert Ledger(path).total("d").assumptions[0].startswith("no patient_id has more than 3 rows")
-
-    def test_what_is_charged_in_addition_is_looked_at_too(self, path):
-        Ledger(path).set_budget("d", 1e6, 1e-5)
-        run = book(path)
-        with pytest.raises(BudgetSpent, match="about labels only"):
-            run.add(gaussian(50.0, "replace", ROW, "labels"), "a second look")
 
     def test_raising_a_budget_keeps_what_it_is_for(self, path):
         ledger = Ledger(path)

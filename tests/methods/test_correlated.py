@@ -22,8 +22,8 @@ from hush.methods import make_plan
 from hush.noise import make_noise
 from hush.randomness import Secret, normal
 from hush.sampling import (
-    Cyclic,
     CyclicPoisson,
+    CyclicPoissonSampled,
     OnePass,
     PoissonSampled,
     Reshuffled,
@@ -68,7 +68,7 @@ def patterns(plan) -> list[tuple[int, ...]]:
     match plan.sampler.participation:
         case SameOrder(per_epoch=b):
             return [tuple(range(t, plan.steps, b)) for t in range(b)]
-        case OnePass() | Reshuffled() | CyclicPoisson():
+        case OnePass() | Reshuffled() | CyclicPoissonSampled():
             return [(t,) for t in steps]
     raise AssertionError(plan.sampler.participation)
 
@@ -171,7 +171,7 @@ def test_bandmf_has_its_own_sampling(change) -> None:
 def test_bandmf_with_too_few_groups() -> None:
     plan = plan_of("bandmf")
     with pytest.raises(Refused, match="2 groups is proven only for noise of at most 2 bands"):
-        replace(plan, sampler=Cyclic(N, 2, 1 / 3, plan.steps))
+        replace(plan, sampler=CyclicPoisson(N, 2, 1 / 3, plan.steps))
     with pytest.raises(InvalidInputError, match="at most 6 bands fit"):
         plan_of("bandmf", bands=7)
 
@@ -208,8 +208,8 @@ PARTICIPATIONS = {
     "same order": SameOrder(4, T),
     "separated": Separated(2, 4, T),
     "reshuffled": Reshuffled(4, T),
-    "2 groups": CyclicPoisson(2, 0.3, T),
-    "4 groups": CyclicPoisson(4, 0.3, T),
+    "2 groups": CyclicPoissonSampled(2, 0.3, T),
+    "4 groups": CyclicPoissonSampled(4, 0.3, T),
 }
 PROVEN = {
     "independent": set(PARTICIPATIONS),

@@ -12,7 +12,7 @@ from hush import InvalidInputError, Refused, make_plan
 from hush.checkpointing import Checkpoints
 from hush.methods import catalogue
 from hush.optimizers import TorchOptim
-from hush.training import train
+from hush.training import take_steps
 
 N, STEPS = 40, 6
 X = torch.linspace(-1, 1, N * 3).view(N, 3).sin()
@@ -49,7 +49,7 @@ def cosine(optimizer):
 
 def weights(p, secret=1) -> dict[str, torch.Tensor]:
     run = p.start(network(), losses, (X, Y), secret=secret)
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     return run.model.state_dict()
 
@@ -77,7 +77,7 @@ def test_it_is_the_optimizer_by_itself_on_what_is_released() -> None:
         return optimizer
 
     run = plan(optimizer=spied, scheduler=cosine).start(network(), losses, (X, Y))
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     expected = network()
     optimizer = adamw(expected.parameters())
@@ -100,7 +100,7 @@ def test_the_scheduler_is_stepped_once_a_step() -> None:
         return lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.5, total_iters=STEPS)
 
     run = plan(scheduler=schedule).start(network(), losses, (X, Y))
-    for count, _ in enumerate(train(run), start=1):
+    for count, _ in enumerate(take_steps(run), start=1):
         assert kept[0].param_groups[0]["lr"] == pytest.approx(0.05 * (1 - 0.5 * count / STEPS))
     assert count == STEPS
 
@@ -123,13 +123,13 @@ def test_parameters_come_by_name_so_that_they_can_be_grouped() -> None:
 def test_a_stopped_run_goes_on_to_the_same_bits(more, tmp_path) -> None:
     p = plan(scheduler=cosine, **more)
     run, kept = p.start(network(), losses, (X, Y), secret=1), Checkpoints(tmp_path)
-    for _ in train(run, checkpoints=kept, every=1):
+    for _ in take_steps(run, checkpoints=kept, every=1):
         if run.next == 3:
             break
     kept.close()
     again, kept = p.start(network(), losses, (X, Y)), Checkpoints(tmp_path)
     kept.restore(again, kept.newest().saved)
-    for _ in train(again):
+    for _ in take_steps(again):
         pass
     kept.close()
     assert same(again.model.state_dict(), weights(p))

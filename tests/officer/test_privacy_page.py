@@ -51,7 +51,7 @@ HEADINGS = [
 def card_of(method: str = "dp-sgd", **options: Any) -> dict[str, Any]:
     """A card as it is read from a file."""
     given = {"epsilon": 3.0} if method != "sgd" else {}
-    plan = make_plan(method, **{**SMALL, **given, **options}).with_rounding()
+    plan = make_plan(method, **{**SMALL, **given, **options}).with_arithmetic()
     read: dict[str, Any] = json.loads(json.dumps(make_card(plan, steps_taken=plan.steps)))
     return read
 
@@ -133,8 +133,8 @@ def test_both_say_the_facts(page: str, text: str) -> None:
         assert "status" in where
         assert "proven, on conditions" in where
         assert "whatever section 5 calls public, is not hidden" in where
-        assert "nobody can predict the random numbers of the training" in where
-        assert "It covers these, privacy.json and this page, whoever gets them, and no others." in where
+        assert "predict the random numbers of the training" in where
+        assert "It covers these, privacy.json and this page" in where
         assert "My signature confirms" in where
     for name in ("name and office", "place", "date", "signature"):
         assert f"<div>{name}</div>" in page
@@ -151,7 +151,7 @@ def test_a_card_may_name_the_facts_itself(card: dict[str, Any], page: str, text:
 
 
 def test_the_numbers_are_those_of_the_odds(card: dict[str, Any], page: str, text: str) -> None:
-    plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_rounding()
+    plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_arithmetic()
     words = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="example")
     shown = Shown(page).text
     person = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="person")
@@ -219,7 +219,7 @@ def test_every_claim_is_listed_with_its_status() -> None:
     text = render_privacy_text(card_of("dp-dice"), **GIVEN)
     assert "## 7. What is said about this method" in text
     rows = [line for line in text.splitlines() if "error memory" in line and line.startswith("|")]
-    assert [row.split(" | ")[1] for row in rows] == ["proven", "refuted: does not hold"]
+    assert [row.split(" | ")[1] for row in rows] == ["proven, on conditions", "refuted: does not hold"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_what_is_not_proven_is_a_warning_and_gives_no_odds(card: dict[str, Any],
     assert "<svg" not in page
     for shown in (Shown(page).text, text.replace("**", "")):
         assert warning in shown
-        assert "Nobody is protected in a way that could be relied on." in shown
+        assert "no protection" in shown
         assert "Nothing is covered" in shown
         assert "right when accusing" not in shown
         assert "at best be right" not in shown
@@ -293,11 +293,11 @@ def test_no_letter_before_it_is_explained(text: str) -> None:
 
 
 def test_assumptions_that_need_it_are_explained(text: str) -> None:
-    names = ("SECRET_SEED", "SECRET_GIVEN", "ROUNDING", "FIXED", "BLINDLY", "HOOKED", "TRAINED")
-    kept = {guarantee.KEPT.format(kind, "Mine") for kind in ("sampler", "query", "noise")}
-    assert {getattr(guarantee, name) for name in names} <= set(EXPLAINED)
-    assert all(any(said.startswith(start) for start in EXPLAINED) for said in kept)
-    assert f"2. {guarantee.ROUNDING}. In other words: Computers round numbers" in text
+    texts = {said for said in guarantee.CONDITIONS if said not in (None, guarantee.KEPT)}
+    texts -= {said for said in texts if said.startswith("the model and its loss")}
+    texts |= {guarantee.KEPT.format(kind, "Mine") for kind in ("sampler", "query", "noise")}
+    assert all(any(said.startswith(start) for start in EXPLAINED) for said in texts)
+    assert f"2. {guarantee.INDEPENDENT_ROWS}. In other words: Computers round numbers" in text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hush.release.export import describe_columns
 from hush.release.load import encode_rows
 from hush.tabular.columns import GAP, WAVES, Column
 from hush.tabular.encode import encode_piece
-from hush.tabular.reader import DOTTED, parse_date
+from hush.tabular.reader import DOTTED, TextColumn, parse_date
 from hush.tabular.schema import Schema
 
 COLUMNS = (
@@ -41,7 +41,11 @@ CELLS = {
 
 
 def encode() -> tuple[torch.Tensor, torch.Tensor]:
-    rows = torch.from_numpy(encode_piece(CELLS, Schema(COLUMNS, "y", ("u", "v")), 0, "rows"))
+    rows = torch.from_numpy(
+        encode_piece(
+            {name: TextColumn.of(cells) for name, cells in CELLS.items()}, Schema(COLUMNS, "y", ("u", "v")), 0, "rows"
+        )
+    )
     return rows, Encoder(COLUMNS)(rows)
 
 

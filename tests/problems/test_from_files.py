@@ -44,7 +44,7 @@ def trained_accuracy(problem: problems.Problem, steps: int = 60) -> float:
 
 @pytest.mark.parametrize("model", ["mlp", "logistic"])
 def test_a_csv_learns_without_any_statistic_of_its_rows(wine: Path, model: str) -> None:
-    problem = problems_problem.from_files(wine, target="kind", model=model)
+    problem = problems_problem.from_files(wine, target="kind", public=("classes",), model=model)
     assert problem.class_names == ("class_0", "class_1", "class_2")
     assert (len(problem.train[0]), len(problem.test[0])) == (143, 35)
     assert trained_accuracy(problem) > 0.9  # the raw columns in place of the encoding: 0.34 to 0.80 over three seeds
@@ -52,26 +52,26 @@ def test_a_csv_learns_without_any_statistic_of_its_rows(wine: Path, model: str) 
 
 
 def test_the_encoding_of_a_row_does_not_depend_on_the_others(wine: Path) -> None:
-    problem = problems_problem.from_files(wine, target="kind")
+    problem = problems_problem.from_files(wine, target="kind", public=("classes",))
     lines = wine.read_text().splitlines(keepends=True)
     short = wine.with_name("short.csv")
     short.write_text("".join(lines[:1] + lines[20:]))  # other ranges, other rows
-    other = problems_problem.from_files(short, target="kind")
+    other = problems_problem.from_files(short, target="kind", public=("classes",))
     row = problem.train[0][:1]
     assert torch.equal(problem.model()[0](row), other.model()[0](row))
 
 
 def test_assumptions_are_stated(wine: Path) -> None:
-    said = problems_problem.from_files(wine, target="kind").assumptions
+    said = problems_problem.from_files(wine, target="kind", public=("classes",)).assumptions
     assert "the number of rows and the order in which they are split are public" in said
     assert "the classes are public (they were read off the rows)" in said
     assert "the names and kinds of the columns are public (kinds were read off the rows)" in said
-    more = problems_problem.from_files(wine, target="kind", public=("ranges",)).assumptions
+    more = problems_problem.from_files(wine, target="kind", public=("ranges", "classes")).assumptions
     assert set(more) - set(said) == {"the ranges of the columns, read off the rows, are public anyway"}
 
 
 def test_a_separate_test_file_and_a_validation_part(wine: Path) -> None:
-    problem = problems_problem.from_files(wine, target="kind", test=wine, validation=0.1)
+    problem = problems_problem.from_files(wine, target="kind", public=("classes",), test=wine, validation=0.1)
     assert len(problem.test[0]) == 178
     assert (len(problem.train[0]), len(problem.validation[0])) == (161, 17)
 
@@ -83,7 +83,10 @@ def test_parquet_trains_too(tmp_path: Path) -> None:
     table = {f"c{i}": iris.data[:, i] for i in range(4)} | {"kind": iris.target}
     pq.write_table(pa.table(table), tmp_path / "iris.parquet")
     assert (
-        trained_accuracy(problems_problem.from_files(tmp_path / "iris.parquet", target="kind", model="logistic")) > 0.9
+        trained_accuracy(
+            problems_problem.from_files(tmp_path / "iris.parquet", target="kind", public=("classes",), model="logistic")
+        )
+        > 0.9
     )
 
 
@@ -136,21 +139,21 @@ def not_a_model(classes: int) -> int:
 
 
 def test_a_model_from_elsewhere(wine: Path) -> None:
-    problem = problems_problem.from_files(wine, target="kind", model=f"{__name__}:build")
+    problem = problems_problem.from_files(wine, target="kind", public=("classes",), model=f"{__name__}:build")
     assert problem.model()(problem.train[0]).shape == (143, 3)
     with pytest.raises(InvalidInputError, match="returned int where a torch.nn.Module was expected"):
-        problems_problem.from_files(wine, target="kind", model=f"{__name__}:not_a_model").model()
+        problems_problem.from_files(wine, target="kind", public=("classes",), model=f"{__name__}:not_a_model").model()
 
 
 def test_bad_requests_are_one_sentence(wine: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="there is no file or folder"):
-        problems_problem.from_files(tmp_path / "none.csv", target="kind")
+        problems_problem.from_files(tmp_path / "none.csv", target="kind", public=("classes",))
     (tmp_path / "data.xls").write_text("")
     with pytest.raises(InvalidInputError, match="is none of .csv, .parquet, .npz or a folder"):
         problems_problem.from_files(tmp_path / "data.xls")
     with pytest.raises(InvalidInputError, match="unknown model 'mpl': did you mean 'mlp'"):
-        problems_problem.from_files(wine, target="kind", model="mpl")
+        problems_problem.from_files(wine, target="kind", public=("classes",), model="mpl")
     with pytest.raises(InvalidInputError, match="the model 'lenet' is for images"):
-        problems_problem.from_files(wine, target="kind", model="lenet")
+        problems_problem.from_files(wine, target="kind", public=("classes",), model="lenet")
     with pytest.raises(InvalidInputError, match="leaves no test rows"):
-        problems_problem.from_files(wine, target="kind", test=0.001)
+        problems_problem.from_files(wine, target="kind", public=("classes",), test=0.001)

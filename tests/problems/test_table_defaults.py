@@ -21,6 +21,7 @@ from hush.datasets.models import Encoder
 from hush.errors import InvalidInputError
 from hush.tabular.defaults import TableDefaults, choose_model, choose_numbers
 from hush.tabular.problem import from_files
+from keeping import keep
 from patients import write_patients
 
 CHOSEN = {"model": "logistic", "batch_size": 15, "lr": 0.17, "average": "tail:0.5", "microbatch": 4096}
@@ -56,7 +57,9 @@ def read_options(out: Path) -> dict[str, Any]:
 
 
 def widths(model: str | None, table: Path, **more: Any) -> tuple[int, ...]:
-    return tuple(from_files(table, target="y", model=model, **more).architecture.arguments["widths"])[1:-1]
+    return tuple(
+        from_files(table, target="y", public=("classes",), model=model, **more).architecture.arguments["widths"]
+    )[1:-1]
 
 
 class TestNumbers:
@@ -80,7 +83,7 @@ class TestNumbers:
 
 class TestModels:
     def test_a_small_table_gets_logistic_regression(self, table: Path) -> None:
-        assert from_files(table, target="y").architecture.name == "logistic"
+        assert from_files(table, target="y", public=("classes",)).architecture.name == "logistic"
 
     def test_a_longer_one_a_hidden_layer(self, tmp_path: Path) -> None:
         assert widths(None, write_table(tmp_path / "long.csv", 6_250)) == (32,)  # 5 000 to train on
@@ -91,7 +94,7 @@ class TestModels:
     @pytest.mark.parametrize("model", ["mlp-", "mlp-0", "mlp-x", "mlp-1000000", "mlp-4-", "mlp-²"])
     def test_what_is_no_width_is_refused(self, table: Path, model: str) -> None:
         with pytest.raises(InvalidInputError, match=r"whole numbers, as in mlp-64-32"):
-            from_files(table, target="y", model=model)
+            from_files(table, target="y", public=("classes",), model=model)
 
     def test_a_number_to_predict_keeps_the_mlp(self, table: Path) -> None:
         found = from_files(table, target="price", task="regression", target_range=(-5, 5))
@@ -100,7 +103,7 @@ class TestModels:
 
 class TestRuns:
     def test_a_run_keeps_what_was_chosen(self, table: Path, tmp_path: Path, capsys) -> None:
-        _, said = train(capsys, "--data", table, "--target", "y", "--out", tmp_path / "run")
+        _, said = train(capsys, "--data", table, "--target", "y", "--public", "classes", "--out", tmp_path / "run")
         assert read_options(tmp_path / "run") == CHOSEN
         chosen = "chosen for 240 examples at ε = 3: batch-size 15, lr 0.17, average tail:0.5, microbatch 4096"
         assert chosen in said.splitlines()
@@ -108,24 +111,38 @@ class TestRuns:
     def test_rows_of_the_same_number_get_the_same(self, tmp_path: Path, capsys) -> None:
         for place, scale in enumerate((1.0, 1e4)):
             path = write_table(tmp_path / f"{place}.csv", scale=scale)
-            train(capsys, "--data", path, "--target", "y", "--out", tmp_path / f"run-{place}")
+            train(capsys, "--data", path, "--target", "y", "--public", "classes", "--out", tmp_path / f"run-{place}")
             assert read_options(tmp_path / f"run-{place}") == CHOSEN
 
     def test_what_was_said_wins(self, table: Path, tmp_path: Path, capsys) -> None:
         given = {"model": "mlp", "batch_size": 20, "lr": 0.5, "average": "none", "microbatch": 64}
         flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
-        _, said = train(capsys, "--data", table, "--target", "y", *flags, "--out", tmp_path / "run")
+        _, said = train(
+            capsys, "--data", table, "--target", "y", "--public", "classes", *flags, "--out", tmp_path / "run"
+        )
         assert read_options(tmp_path / "run") == given | {"model": "mlp-128-64"}
         assert "chosen for" not in said
         assert "Averaged" not in (tmp_path / "run" / "release" / "privacy.json").read_text()
 
     @pytest.mark.parametrize("flags", [("--clip", "0.5"), ("--clip-mode", "automatic"), ("--set", "momentum=0.9")])
     def test_a_rate_is_chosen_for_plain_clipping_at_1_alone(self, flags, table: Path, tmp_path: Path, capsys) -> None:
-        train(capsys, "--data", table, "--target", "y", *flags, "--out", tmp_path / "run")
+        train(capsys, "--data", table, "--target", "y", "--public", "classes", *flags, "--out", tmp_path / "run")
         assert read_options(tmp_path / "run") == CHOSEN | {"lr": None}
 
     def test_other_methods_and_tasks_have_their_own(self, table: Path, tmp_path: Path, capsys) -> None:
-        train(capsys, "--data", table, "--target", "y", "--method", "dp-adam", "--out", tmp_path / "adam")
+        train(
+            capsys,
+            "--data",
+            table,
+            "--target",
+            "y",
+            "--public",
+            "classes",
+            "--method",
+            "dp-adam",
+            "--out",
+            tmp_path / "adam",
+        )
         number = ("--target", "price", "--task", "regression", "--target-range", "-5", "5")
         train(capsys, "--data", table, *number, "--out", tmp_path / "number")
         own = OLD | {"batch_size": 60}  # a quarter of the examples, as 256 are more than there are
@@ -134,11 +151,14 @@ class TestRuns:
 
     @pytest.mark.parametrize("epsilon", ["-1", "0", "nan", "inf"])
     def test_an_epsilon_that_is_none_is_one_sentence(self, epsilon: str, table: Path, capsys) -> None:
-        assert main(["train", "--data", str(table), "--target", "y", "--epsilon", epsilon]) == 2
+        assert (
+            main(keep(["train", "--data", str(table), "--target", "y", "--public", "classes", "--epsilon", epsilon]))
+            == 2
+        )
         assert "epsilon must be" in capsys.readouterr().err.splitlines()[-1]
 
     def test_a_finished_run_is_recalled(self, table: Path, tmp_path: Path, capsys) -> None:
-        first, _ = train(capsys, "--data", table, "--target", "y", "--out", tmp_path / "run")
+        first, _ = train(capsys, "--data", table, "--target", "y", "--public", "classes", "--out", tmp_path / "run")
         code = main(["train", "--out", str(tmp_path / "run"), "--resume", "--json"])
         assert code == 0
         assert json.loads(capsys.readouterr().out)["test_auc"] == first["test_auc"]
@@ -159,11 +179,11 @@ def test_patients_at_8_are_within_two_hundredths_of_no_privacy(tmp_path: Path, c
     path = write_patients(tmp_path / "patients.csv")
     told = []
     for seed in ("0", "1"):
-        flags = ("--data", str(path), "--target", "y", "--unit", "patient_id", "--epsilon", "8")
-        assert main(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"]) == 0
+        flags = ("--data", str(path), "--target", "y", "--public", "classes", "--unit", "patient_id", "--epsilon", "8")
+        assert main(keep(["train", *flags, "--seed", seed, "--secret-seed", seed, "--json"])) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert all(found["epsilon"] <= 8 and found["unit"] == "patient_id" for found in told)
-    task = from_files(path, target="y", unit="patient_id")
+    task = from_files(path, target="y", public=("classes",), unit="patient_id")
     assert task.schema is not None
     encode = Encoder(task.schema.features)
     (x, y), (held, labels) = ((encode(rows).numpy(), truth.numpy()) for rows, truth in (task.train, task.test))

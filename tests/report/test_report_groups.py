@@ -10,8 +10,8 @@ from dp_accounting import dp_event
 
 from hush.accounting import events
 from hush.accounting.accountant import epsilon
-from hush.accounting.guarantee import Finding
-from hush.bench.selection_cost import price_runs
+from hush.accounting.guarantee import AuditFinding
+from hush.bench.selection_cost import Pricing
 from hush.report import summary
 from hush.report.rows import Reading, make_row
 from hush.report.summary import make_groups, tell_findings, tell_mean, tell_price
@@ -117,9 +117,12 @@ def test_poisson_batches_are_composed_by_their_own_event() -> None:
 
 def test_a_failed_run_counts_in_the_price() -> None:
     good = [make_record(n, lr=10.0**-n, accountant="gdp", noise_multiplier=400.0, epsilon=2.0) for n in range(2)]
-    (group,) = make_groups(read(*good, make_record(9, outcome="failed", epsilon=2.0)))
+    record, curve = make_record(9, outcome="failed", epsilon=2.0)
+    (group,) = make_groups(read(*good, ({**record, "epsilon": 2.0, "delta": 1e-5}, curve)))
     assert group.price.runs == 3
     assert group.price.epsilon == pytest.approx(6.0)
+    (silent,) = make_groups(read(*good, (record, curve)))  # what it has spent is not in its record
+    assert silent.price.epsilon is None
 
 
 @pytest.mark.parametrize(("status", "word"), [("claimed", "claimed"), ("none", "private")])
@@ -131,7 +134,7 @@ def test_what_is_not_proven_has_no_price(status: str, word: str) -> None:
 
 
 def test_an_audit_that_measured_more_refutes_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Finding("dp-dice", 1.0, 4.2, 1e-5, 0.95, "claimed")
+    found = AuditFinding("dp-dice", 1.0, 4.2, 1e-5, 0.95, "claimed")
     monkeypatch.setattr(summary, "findings", lambda: (found,))
     (group,) = make_groups(read(make_record(0, method="dp-dice")))
     assert group.status == "refuted"
@@ -172,7 +175,7 @@ def test_the_report_and_the_sweep_name_the_same_price() -> None:
     told = {"accountant": "gdp", "epsilon": own, "lost_delta": 1e-7, "event": events.to_json(event)}
     made = [make_record(n, lr=10.0**-n, **told) for n in range(10)]
     (group,) = make_groups(read(*made))
-    swept = price_runs([record for record, _ in made], 1e-5)
+    swept = Pricing().price([record for record, _ in made]).epsilon
     assert group.price.epsilon == pytest.approx(swept, rel=1e-9)
     assert group.price.delta == 1e-5
     assert group.price.epsilon < 10 * own / 2

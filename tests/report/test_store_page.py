@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hush.accounting.guarantee import Finding
+from hush.accounting.guarantee import AuditFinding
 from hush.cli import main
 from hush.report import summary
 from hush.report.page import embed_json, render_report
@@ -127,7 +127,7 @@ def test_a_loss_is_shown_by_its_logarithm(tmp_path: Path) -> None:
 
 
 def test_kinds_of_epsilon_differ_without_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "findings", lambda: (Finding("dp-ftrl", 1.0, 7.5, 1e-5, 0.95, "proven"),))
+    monkeypatch.setattr(summary, "findings", lambda: (AuditFinding("dp-ftrl", 1.0, 7.5, 1e-5, 0.95, "proven"),))
     methods = ("dp-sgd", "dp-dice", "dp-ftrl")
     runs = [
         make_record(3 * n + k, method=m, epsilon=e) for n, m in enumerate(methods) for k, e in enumerate((1.0, 3.0))
@@ -243,7 +243,7 @@ def test_markdown_shows_hostile_names_as_text(tmp_path: Path) -> None:
         make_record(1, outcome="failed", reason="a|b<i>"),
     ]
     text, _ = render_markdown(make_store_page(read_results(write_store(tmp_path / "store", runs))), "f")
-    rest = text.replace("<br><sub>", "").replace("</sub>", "")
+    rest = text.replace("<!-- written by hush -->", "").replace("<br><sub>", "").replace("</sub>", "")
     assert "<" not in rest
     assert "](javascript" not in rest.replace("\\](", "")
 

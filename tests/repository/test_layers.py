@@ -15,6 +15,7 @@ LAYERS = [
     {"plan", "guarantees", "run", "aggregation", "noise_addition", "data_release", "distributed"},
     {
         "training",
+        "run_directory",
         "methods",
         "checkpointing",
         "ledger",

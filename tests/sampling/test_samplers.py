@@ -13,8 +13,8 @@ from scipy import stats
 from hush.errors import InvalidInputError
 from hush.randomness import Secret
 from hush.sampling import (
-    Cyclic,
     CyclicPoisson,
+    CyclicPoissonSampled,
     FixedSize,
     OnePass,
     Partitioned,
@@ -35,7 +35,7 @@ ALL = [
     Shuffled(N, L, T),
     Partitioned(N, L, T),
     one_pass(N, L),
-    Cyclic(N, 5, 0.3, T),
+    CyclicPoisson(N, 5, 0.3, T),
 ]
 
 
@@ -104,7 +104,7 @@ def test_one_pass_is_declared_as_one() -> None:
 
 
 def test_cyclic_groups_are_fixed_and_disjoint() -> None:
-    sampler = Cyclic(60, 4, 1.0, 16)
+    sampler = CyclicPoisson(60, 4, 1.0, 16)
     groups = [set(sampler.indices(SECRET, t, 60).tolist()) for t in range(8)]
     assert groups[:4] == groups[4:]
     assert sum(len(g) for g in groups[:4]) == 60 == len(set().union(*groups[:4]))
@@ -131,7 +131,9 @@ def test_a_batch_larger_than_the_data_is_refused(kind) -> None:
         kind(10, 11, 5)
 
 
-@pytest.mark.parametrize("sampler", [FixedSize(N, L, T), Shuffled(N, L, T), Partitioned(N, L, T), Cyclic(N, 5, 0.3, T)])
+@pytest.mark.parametrize(
+    "sampler", [FixedSize(N, L, T), Shuffled(N, L, T), Partitioned(N, L, T), CyclicPoisson(N, 5, 0.3, T)]
+)
 def test_another_number_of_examples_is_refused_where_it_is_public(sampler) -> None:
     with pytest.raises(InvalidInputError, match="exactly 103 examples"):
         sampler.indices(SECRET, 0, N + 1)
@@ -151,7 +153,7 @@ def within(participation, steps: list[int]) -> bool:
     match participation:
         case OnePass():
             return len(steps) <= 1
-        case SameOrder(per_epoch=b) | CyclicPoisson(groups=b):
+        case SameOrder(per_epoch=b) | CyclicPoissonSampled(groups=b):
             return len({step % b for step in steps}) <= 1
         case Reshuffled(per_epoch=b):
             return len({step // b for step in steps}) == len(steps)
@@ -169,7 +171,7 @@ class TestGuarantees:
         match sampler.participation:
             case PoissonSampled(rate=rate):
                 chance, fewest, turns = rate, T, T
-            case CyclicPoisson(groups=w, rate=rate):
+            case CyclicPoissonSampled(groups=w, rate=rate):
                 chance, fewest, turns = rate, T // w, -(-T // w)
             case WithoutReplacement(examples=n, size=size):
                 chance, fewest, turns = size / n, T, T
@@ -190,7 +192,7 @@ class TestGuarantees:
     @pytest.mark.parametrize("chance", [1e-3, 1e-9])
     def test_a_place_is_left_free_and_no_more_than_needed(self, sampler, chance: float) -> None:
         room = sampler.room(chance)
-        members = {PoissonSampled: N, CyclicPoisson: -(-N // 5)}.get(type(sampler.participation))
+        members = {PoissonSampled: N, CyclicPoissonSampled: -(-N // 5)}.get(type(sampler.participation))
         if members is None:
             assert (room.places, room.overflow) == (L, 0.0)
             assert max(len(sampler.indices(SECRET, step, N)) for step in range(sampler.steps)) == L
@@ -200,5 +202,5 @@ class TestGuarantees:
         assert count.sf(room.places - 1) <= chance < count.sf(room.places - 2)
 
     def test_a_population_that_is_not_covered_is_refused(self, sampler) -> None:
-        with pytest.raises(InvalidInputError, match=f"made for (exactly )?{N} examples"):
+        with pytest.raises(InvalidInputError, match=f"{N} examples"):
             sampler.indices(SECRET, 0, N + 2)

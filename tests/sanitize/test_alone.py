@@ -14,7 +14,7 @@ from replaced import OTHERS, REPLACED, Branching, Calibrating, Model, neighbours
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hush.errors import InvalidInputError, Refused
+from hush.errors import DataError, InvalidInputError, Refused, UnsupportedModelError
 
 
 class Remembering(Model):
@@ -140,9 +140,9 @@ def test_a_row_is_what_the_record_alone_has() -> None:
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        (Counting, "'largest' of the Counting is not the same after a forward"),
+        (Counting, "'largest' of the Counting"),
         (Calibrating, "clip of the sanitisation layer was changed"),
-        (Listing, "'seen' of the Listing is not the same after a forward"),
+        (Listing, "'seen' of the Listing"),
         (DrawingFromNumpy, "draw from Python's random or from numpy"),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_forward_that_changes_the_model_is_refused_before_anything_is_released
 
 
 def test_a_front_with_a_generator_of_its_own() -> None:
-    with pytest.raises(Refused, match="is another every time"):
+    with pytest.raises(UnsupportedModelError):
         plan().start(DrawingElsewhere(), losses, data())
 
 
@@ -201,5 +201,5 @@ def test_padding_to_a_batch_is_company_too() -> None:
     one, other = (released(Pooling(), load(longest)) for longest in (3, 6))
     assert torch.equal(one[OTHERS], other[OTHERS])
     run = plan("sanitize-hybrid", steps=1, batch_size=N).start(Pooling(frozen=False), losses, load(6), secret=3)
-    with pytest.raises(Refused, match="records of one shape"):
+    with pytest.raises(DataError, match=r"content\[0\]"):
         run.step(next(run.batches()))

@@ -7,9 +7,9 @@ import torch
 from networks import CLIP, WIDTH, data, losses, plan
 from replaced import Model
 
-from hush.errors import Refused
+from hush.errors import RunStateError, UnsupportedModelError
 from hush.sanitize.layer import Sanitize
-from hush.training import train
+from hush.training import take_steps
 
 CHANGES = {
     "clip": 5.0,
@@ -28,22 +28,22 @@ CHANGES = {
 def test_a_layer_that_is_changed_in_a_run(method, setting, after) -> None:
     model = Model(frozen=method == "sanitize-once")
     run = plan(method).start(model, losses, data(), secret=3)
-    steps = train(run)
+    steps = take_steps(run)
     for _ in range(after):
         next(steps)
     setattr(model.layer, setting, CHANGES[setting])
-    with pytest.raises(Refused, match="of the sanitisation layer was changed after the run had begun"):
+    with pytest.raises(RunStateError):
         next(steps)
 
 
 def test_a_clip_that_follows_the_weights_and_a_dropout_that_changes() -> None:
     model = Model(frozen=False)
     run = plan("sanitize", threshold_share=0.3).start(model, losses, data(), secret=3)
-    steps = train(run)
+    steps = take_steps(run)
     clips = {(next(steps), model.layer.clip)[1] for _ in range(6)}  # over the end of an epoch
     assert len(clips) > 1
     model.layer.dropout = 0.5
-    with pytest.raises(Refused, match="dropout of the sanitisation layer was changed"):
+    with pytest.raises(RunStateError):
         next(steps)
 
 
@@ -56,5 +56,5 @@ class Quiet(Sanitize):
 def test_a_layer_of_another_kind(method) -> None:
     model = Model(frozen=method == "sanitize-once")
     model.layer = Quiet(CLIP, 1.0)
-    with pytest.raises(Refused, match="Quiet is a sanitisation layer of another kind"):
+    with pytest.raises(UnsupportedModelError):
         plan(method).start(model, losses, data())

@@ -11,7 +11,7 @@ from replaced import Model
 from torch import nn
 from torch.utils.data import Dataset
 
-from hush.training import train
+from hush.training import take_steps
 
 METHODS = ["sanitize", "sanitize-once", "sanitize-frozen", "sanitize-hybrid"]
 
@@ -42,7 +42,7 @@ def named_losses(model, content):
 
 def train_weights(method, loss, rows, model=None) -> list[torch.Tensor]:
     model = model or Model(frozen=method in ("sanitize-once", "sanitize-frozen"))
-    for _ in train(plan(method).start(model, loss, rows, secret=3)):
+    for _ in take_steps(plan(method).start(model, loss, rows, secret=3)):
         pass
     return list(model.parameters())
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hush.clipping import Clipping, Start
 from hush.data_source import as_source
-from hush.errors import Refused
+from hush.errors import Refused, UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from hush.per_example.chunks import Chunk
 from hush.per_example.gradients import per_example_gradients
@@ -20,9 +20,9 @@ from hush.randomness import Secret
 from hush.sanitize import privatised
 from hush.sanitize.layer import FrozenLayer
 from hush.sanitize.privatised import Hybrid
-from hush.training import train
+from hush.training import take_steps
 
-ONE_BY_ONE = pytest.mark.filterwarnings("ignore:one backward pass an example")
+ONE_BY_ONE = pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 
 
 class Missing(Model):
@@ -133,7 +133,7 @@ def test_other_precisions(dtype) -> None:
         model.double()
     else:
         model.front = nn.Sequential(Widened(), model.front)
-    for _ in train(plan("sanitize-hybrid").start(model, losses, (features.to(dtype), labels), secret=3)):
+    for _ in take_steps(plan("sanitize-hybrid").start(model, losses, (features.to(dtype), labels), secret=3)):
         pass
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
@@ -156,7 +156,7 @@ class Widened(nn.Module):
 )
 def test_the_head_sees_rows_alone(kind, loss, value, name, monkeypatch) -> None:
     """The front does not look at what is replaced: the rows are the same, and so must the head's sums be."""
-    monkeypatch.setattr(privatised, "check_nothing_passes", lambda cut, losses: None)
+    monkeypatch.setattr(privatised, "check_no_bypass", lambda cut, losses: None)
     one, other = (sums_of(kind(frozen=False), rows, loss) for rows in neighbours(value))
     assert name in one["head"]
     assert are_same(one["head"], other["head"])
@@ -166,7 +166,7 @@ def test_the_head_sees_rows_alone(kind, loss, value, name, monkeypatch) -> None:
 
 @pytest.mark.parametrize(("kind", "loss"), [(Missing, losses), (Model, older), (Keeping, losses)])
 def test_what_passes_by_the_layer_is_refused_before_the_run(kind, loss) -> None:
-    with pytest.raises(Refused, match="by another way than the sanitisation layer"):
+    with pytest.raises(UnsupportedModelError):
         plan("sanitize-hybrid").start(kind(frozen=False), loss, data())
 
 
@@ -187,7 +187,7 @@ def test_a_branch_sees_no_company_in_the_hybrid_either(monkeypatch) -> None:
     reached = watch_rows(monkeypatch)
     found = []
     for rows in neighbours():
-        with pytest.warns(GradientWarning, match="one backward pass an example"):
+        with pytest.warns(GradientWarning, match="RuntimeError"):
             sums_of(Branching(frozen=False), rows)
         found.append(torch.cat(reached[-N:]))
         assert all(len(each) == 1 for each in reached[-N:])
@@ -196,9 +196,9 @@ def test_a_branch_sees_no_company_in_the_hybrid_either(monkeypatch) -> None:
 
 def test_a_clip_that_a_forward_sets_changes_nothing_that_is_released() -> None:
     model = Calibrating(frozen=False)
-    with pytest.warns(GradientWarning, match="one backward pass an example"):
+    with pytest.warns(GradientWarning, match="RuntimeError"):
         run = plan("sanitize-hybrid", steps=1, batch_size=N).start(model, losses, neighbours(1e6)[1], secret=3)
-    with pytest.raises(Refused, match=r"'layer.clip'.*holds other numbers after a training forward"):
+    with pytest.raises(Refused, match=r"'layer\.clip'"):
         run.step(next(run.batches()))
     assert run._query.apart.layer.copy.clip == CLIP
 

@@ -15,7 +15,7 @@ import torch
 from networks import data, losses, network, plan
 from scipy import stats
 
-from hush.training import train
+from hush.training import take_steps
 
 RUNS, DELTA, DOUBT = 60, 1e-5, 1e-4
 PIXEL, CANARY = 0, 11
@@ -34,7 +34,7 @@ def released_weights(method: str, *, there: bool, number: int, sigma: float, bro
     run = p.start(model, losses, (features, labels), secret=2 * number + there)
     if broken:
         run._noising._stds["gradient"] = 0.0
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     return model[0].weight.detach()[:, PIXEL] - before
 

