@@ -1,18 +1,25 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Both build .venv first.
+# `make test-fast` leaves out what takes long; `make test-ray` tests sweeps on a Ray cluster, which `make test` leaves out.
 # `make test-browser` opens the pages in the system's Chromium; without one its tests are skipped and say why.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-browser check clean
+.PHONY: demo test test-fast test-ray test-browser check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hush train --out demo/digits
 	$(BIN)/hush report demo/digits
 
 test: $(VENV)/.installed-test check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not ray"
+
+test-fast: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not repo and not browser and not ray"
+
+test-ray: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m ray
 
 test-browser: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]' \

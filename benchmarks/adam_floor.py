@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hush.training import train
+from hush.training import take_steps
 from optimizers import Spec, begun
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "adam_floor.jsonl"
@@ -44,7 +44,7 @@ def main() -> None:
     spec = Spec(arguments.entry, "final", arguments.lr, 0, arguments.epochs)
     _, run = begun(spec)
     every, seen = run.plan.steps // arguments.epochs, []
-    for _ in train(run):
+    for _ in take_steps(run):
         if run.next % every == 0:
             seen.append(looked_at(run.plan.rule, run.state()["rule"]))
             print(json.dumps(seen[-1]), flush=True)

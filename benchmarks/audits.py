@@ -17,7 +17,7 @@ import typer
 from scipy.stats import binom
 
 from hush._internal.storage import write_atomic
-from hush.audit.audit import audit_stage, make_audit_plan, make_audit_stage
+from hush.audit.audit import audit_claims, make_audit_plan, make_audit_setup
 from hush.audit.bounds import PRINTED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +28,8 @@ ALLOWED = int(binom.ppf(0.999, AUDITS, 1 - PRINTED))  # bounds above ε: misses 
 def run_audit(epsilon: float, number: int, runs: int) -> dict[str, Any]:
     """One audit, as plain data."""
     plan = make_audit_plan("dp-sgd", epsilon, DELTA)
-    (verdict,) = audit_stage(
-        plan, make_audit_stage(plan), runs=runs, seed=1000 * (1 + EPSILONS.index(epsilon)) + number
+    (verdict,) = audit_claims(
+        plan, make_audit_setup(plan), runs=runs, seed=1000 * (1 + EPSILONS.index(epsilon)) + number
     ).verdicts
     return {"epsilon": epsilon, "number": number, **verdict.to_json()}
 

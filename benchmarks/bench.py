@@ -25,7 +25,7 @@ from hush.bench.trial import Accounts, make
 from hush.bench.trial import load as load_problem
 from hush.datasets.evaluation import evaluate_problem
 from hush.randomness import seeded
-from hush.training import train
+from hush.training import take_steps
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 RUNS = 2476
@@ -67,7 +67,7 @@ def bare(spec: Spec) -> None:
         plan = make(trial, problem, Accounts(None))
         run = plan.start(model, problem.losses, problem.train)
         per_epoch = -(-plan.sampler.examples // 64)
-        for _ in train(run):
+        for _ in take_steps(run):
             if run.next % per_epoch == 0:
                 evaluate_problem(model, problem)
                 evaluate_problem(model, problem, part="validation")

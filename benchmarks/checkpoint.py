@@ -25,7 +25,7 @@ from hush.datasets.models import lenet5, mlp
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
 from hush.methods import make_plan
-from hush.training import train
+from hush.training import take_steps
 from models import cross_entropy, images
 
 EXAMPLES, BATCH = 60_000, 256
@@ -75,14 +75,14 @@ def measure(model: str, method: str, steps: int, directory: Path, *, every: int 
     account = once.around(charge)(run, ledger, "random images", kept)
     once.around(account.room)()
     once.around(kept.begin)(run)
-    run.covered_by(often.around(account.cover))
+    run.charged_by(once.around(account.charge))
     kept.save, kept.log = often.around(kept.save), often.around(kept.log)  # type: ignore[method-assign]
     assert run._witness is not None
     run.witnessed_by(Timed(run._witness, tags, often))
     run.step(run.batch(0))  # warm up
     often.cpu = often.wall = tags.cpu = 0.0
     cpu, wall = time.process_time(), time.perf_counter()
-    for _ in train(run, checkpoints=kept, every=every):
+    for _ in take_steps(run, checkpoints=kept, every=every):
         pass
     cpu, wall = time.process_time() - cpu - often.cpu, time.perf_counter() - wall - often.wall
     kept.close()

@@ -14,7 +14,7 @@ import math
 from dp_accounting.pld import privacy_loss_distribution
 
 from hush.accounting.gaussian import gaussian_epsilon
-from hush.accounting.pld import Part, compose, poisson_gaussian
+from hush.accounting.pld import CountedLeaf, compose, poisson_gaussian
 
 GRIDS = {10**4: (1e-4, 1e-5), 10**6: (1e-4,)}
 DELTAS = (1e-5, 1e-8, 1e-10, 1e-12, 1e-13, 1e-15, 1e-30)
@@ -23,7 +23,7 @@ DELTAS = (1e-5, 1e-8, 1e-10, 1e-12, 1e-13, 1e-15, 1e-30)
 def by_hush(steps: int, delta: float) -> float:
     """hush's own composition."""
     pair = poisson_gaussian(1.0, math.sqrt(steps), "remove", delta * 1e-7 / steps)
-    return compose([Part(pair.grid, pair.width, steps)], delta=delta).epsilon(delta)
+    return compose([CountedLeaf(pair.grid, pair.width, steps)], delta=delta).epsilon(delta)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ MISSING = 0.03
 WORDS = {"ward": 12, "region": 40, "device": 300}
 READ = (
     "from hush.tabular.problem import from_files; "
-    "p = from_files({path!r}, target='label', tell=print); print(p.summary)"
+    "p = from_files({path!r}, target='label', public=('classes',), tell=print); print(p.summary)"
 )
 PANDAS = "import pandas as pd; print(pd.read_{kind}({path!r}).shape)"
 RUN = "from hush.cli.main import run; run()"

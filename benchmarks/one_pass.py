@@ -26,7 +26,7 @@ from hush.datasets import catalogue
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import seeded
-from hush.training import train
+from hush.training import take_steps
 from optimizers import ChannelsLast, evaluated
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "one-pass.jsonl"
@@ -73,7 +73,7 @@ def measured(spec: Spec) -> dict[str, Any]:
         model = ChannelsLast(task.model())
     run = plan.start(model, task.losses, task.train, secret=spec.seed)
     started = time.process_time()
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     seconds = time.process_time() - started
     accuracy, loss = evaluated(run.model, task.test, task.losses)

@@ -31,7 +31,7 @@ from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import seeded
 from hush.run import Run
-from hush.training import train
+from hush.training import take_steps
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "optimizers.jsonl"
 VALIDATION = 0.1
@@ -158,7 +158,7 @@ def measured(spec: Spec) -> dict[str, Any]:
     """One run from its first weights to its accuracy."""
     task, run = begun(spec)
     started = time.process_time()
-    for _ in train(run):
+    for _ in take_steps(run):
         pass
     seconds = time.process_time() - started
     searching, plan = spec.phase == "search", run.plan

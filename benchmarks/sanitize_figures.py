@@ -35,7 +35,7 @@ from hush.randomness import seeded
 from hush.sanitize.adaptive import find_weight, measure_norm
 from hush.sanitize.early_stopping import find_stop, flag_flat, flag_steady, state_stop, watch_epochs
 from hush.sanitize.layer import Sanitize, insert
-from hush.training import train as take_steps
+from hush.training import take_steps
 
 VECTOR = (2.8, 0.9, 1.5)
 

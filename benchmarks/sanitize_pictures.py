@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from hush.report.svg import Axis, Cell, Point, Series, draw_cells, draw_lines
+from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_lines
 from published.pictures import arrange
 from published.records import table, wrap
 from sanitize_figures import VECTOR
@@ -40,7 +40,7 @@ def draw_all(found: dict[str, Any]) -> dict[str, str]:
 def _draw_budget(found: dict[str, Any]) -> Panel:
     rows = sorted(found["epsilon_by_sigma_and_delta"], key=lambda row: row[1])
     series = [
-        Series(f"δ = {delta:g}", [Point(sigma, epsilon) for sigma, _, epsilon in some], found["status"])
+        Series(f"δ = {delta:g}", [Dot(sigma, epsilon) for sigma, _, epsilon in some], found["status"])
         for delta, some in groupby(rows, key=lambda row: row[1])
     ]
     return _line(f"claimed ε, {found['spec']['base']['epochs']} epochs", Axis("σ"), Axis("ε", log=True), series)
@@ -49,7 +49,7 @@ def _draw_budget(found: dict[str, Any]) -> Panel:
 def _draw_norms(found: dict[str, Any]) -> Iterator[Panel]:
     for place, (title, name) in enumerate((("norm of W", "‖W‖"), ("threshold C = t·‖W‖", "C"))):
         series = [
-            Series(f"t = {share}", [Point(epoch, pair[place]) for epoch, pair in enumerate(pairs, 1)])
+            Series(f"t = {share}", [Dot(epoch, pair[place]) for epoch, pair in enumerate(pairs, 1)])
             for share, pairs in found["norm_and_clip_by_share"].items()
         ]
         yield _line(title, EPOCH, Axis(name), series)
@@ -64,8 +64,8 @@ def _draw_accuracies(found: dict[str, Any]) -> Iterator[Panel]:
 
 def _rate(kind: str, rows: Sequence[Sequence[float]], look: int) -> Iterator[Series]:
     """The best epoch as a line, the last one as points below it."""
-    yield Series(f"{kind} C, best epoch", [Point(x, best) for x, _, best in rows], look=look)
-    yield Series(f"{kind} C, last epoch", [Point(x, last) for x, last, _ in rows], line=False, look=look)
+    yield Series(f"{kind} C, best epoch", [Dot(x, best) for x, _, best in rows], look=look)
+    yield Series(f"{kind} C, last epoch", [Dot(x, last) for x, last, _ in rows], line=False, look=look)
 
 
 def _draw_convergence(found: dict[str, Any]) -> Iterator[Panel]:
@@ -81,15 +81,15 @@ def _draw_convergence(found: dict[str, Any]) -> Iterator[Panel]:
     yield _line("mean deviation of noisy outputs", EPOCH, Axis("standard deviation"), spreads)
 
 
-def _list_points(values: Sequence[float]) -> Iterator[Point]:
-    return (Point(epoch, value) for epoch, value in enumerate(values, 1))
+def _list_points(values: Sequence[float]) -> Iterator[Dot]:
+    return (Dot(epoch, value) for epoch, value in enumerate(values, 1))
 
 
-def _list_stops(stops: Sequence[Sequence[Any]]) -> Iterator[Point]:
+def _list_stops(stops: Sequence[Sequence[Any]]) -> Iterator[Dot]:
     """Each epoch at which some flag is first raised, once."""
     for epoch, accuracy in sorted({(after, accuracy) for _, _, after, accuracy, _ in stops if after is not None}):
         said = [f"window {length}, limit {limit:g}" for length, limit, after, *_ in stops if after == epoch]
-        yield Point(epoch, accuracy, "; ".join(said))
+        yield Dot(epoch, accuracy, "; ".join(said))
 
 
 def _draw_flags(found: dict[str, Any]) -> Iterator[Panel]:

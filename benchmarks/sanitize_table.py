@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.sanitize.early_stopping import Stop
-from published.records import Record, pick, read, spread, table
+from published.records import Record, is_fast, pick, read, spread, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sanitize.md"
 BEGIN, END = "<!-- made by benchmarks/sanitize_table.py -->", "<!-- end of what is made -->"
@@ -53,7 +53,8 @@ class Row:
 
     def tell_protected(self, runs: list[Record]) -> str:
         """What is protected, as the runs say; that it is a claim only, where it is one."""
-        proven = all(run["status"] == "proven" for run in runs) if runs else self.wanted["method"] != "sanitize"
+        held = all(run["status"] == "proven" or is_fast(run) for run in runs)
+        proven = held if runs else self.wanted["method"] != "sanitize"
         protected = PROTECTS[runs[0]["protects"] if runs else self.protects]
         return protected if proven else f"nothing; {protected} by its claim"
 
@@ -133,7 +134,7 @@ def tell_epsilon(runs: list[Record]) -> str:
     """The largest ε, rounded up, and always how far it can be trusted."""
     if not runs:
         return "not run"
-    statuses = sorted({run["status"] for run in runs})
+    statuses = sorted({"claimed (fast arithmetic)" if is_fast(run) else run["status"] for run in runs})
     found = max(math.inf if run["epsilon"] is None else run["epsilon"] for run in runs)
     shown = f"{math.ceil(found * 100 - 1e-9) / 100:.2f}" if math.isfinite(found) else "∞"
     return f"{shown}, {' or '.join(statuses)}" if statuses == ["proven"] else f"{shown}, **{' or '.join(statuses)}**"

@@ -1,4 +1,4 @@
-"""Your own model, your own tensors: private training in your own loop."""
+"""Train your own model on your own tensors privately, in your own loop."""
 
 import torch
 from sklearn.datasets import load_digits

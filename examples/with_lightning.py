@@ -1,7 +1,7 @@
-"""A LightningModule and a LightningDataModule, trained privately in a loop of one's own.
+"""Train a LightningModule with a LightningDataModule privately, in your own loop.
 
-Lightning's Trainer computes one gradient per batch, outside the privacy boundary, so it does not train here; the module
-stays what it is, and serves for prediction after. Its `self.log("loss")` would be private: the loop logs nothing of it.
+Lightning's Trainer computes one gradient per batch, outside the privacy boundary, so it is not used for training. The
+module is unchanged and can be used for prediction afterwards. The loss is private: the loop does not log it.
 """
 
 import lightning
@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):
     def forward(self, x):
         return self.network(x)
 
-    def losses(self, batch):  # what training_step would average: one loss per example
+    def losses(self, batch):  # one loss per example; training_step would average them
         return cross_entropy(self(batch[0]), batch[1], reduction="none")
 
 

@@ -1,7 +1,7 @@
-"""LoRA on a HuggingFace model: the adapters are trained privately, the rest of the model stays as it is.
+"""LoRA on a HuggingFace model: the adapters are trained privately, the other weights are frozen.
 
-The model is a small one of random weights; `from_pretrained` in its place is the same. Every text is padded to one
-public length, so that no row depends on the others of its batch. Only the release is saved; the loss stays private.
+The model is small and has random weights; `from_pretrained` works in the same way. Every text is padded to one public
+length, so that no row depends on the others of its batch. Only the release is saved; the loss stays private.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""TensorBoard beside a private run: what is logged is released anyway (the spent ε, the weights) or public.
+"""Log a private run to TensorBoard: only values that are public or released anyway (the spent ε, the weights).
 
-The training loss, batch sizes and gradient norms (`record.private`) are not covered by ε: keep them out of logs that
-others see.
+ε does not cover the training loss, batch sizes and gradient norms (`record.private`): do not write them to logs that
+others can see.
 """
 
 import torch

@@ -29,7 +29,8 @@ LEGEND = (
     "After two of them comes the lead of the first with its 95 % interval (Welch's, one comparison at a time: of equal "
     "methods one in twenty is called different, more where the best of several is compared with the rest). *Ahead* or "
     "*behind* is said where the interval leaves out zero, and a loss has to lead by more than it still moves from "
-    "epoch to epoch; else the two are *not distinguishable*, which does not mean equal. Of single runs the difference is "
+    "epoch to epoch; else the two are *not distinguishable*, which does not mean equal. Of single runs the difference "
+    "is "
     "given, and no verdict. Where rates were chosen, the first seed is the run by which the rate was chosen, so its "
     "figure is a little flattered; ▴ or ▾ marks the largest or smallest rate tried, beyond which a better one may lie."
 )
@@ -68,8 +69,8 @@ def render_answers() -> list[str]:
         answer_rules(),
         Answer(
             "Can noisy activations replace noisy gradients?",
-            "Not at the published ε: an audit refutes it. The table, beside methods with a proof, is in "
-            "[sanitize](sanitize.md#beside-each-other).",
+            "Not at the published ε: an audit refutes it. A comparison with proven methods is in "
+            "[sanitize](sanitize.md#comparison).",
         ),
     )
     return [

@@ -55,8 +55,8 @@ def list_too_little() -> list[Fault]:
             "Its sensitivity is 38.8 at T = 938, where 1 is claimed: ε is about 98. An audit of it "
             "over 16 steps, at a claimed ε of 4, refutes it.",
             (
-                "tests/matrices/test_single_epoch.py",
-                "tests/noise/test_streams.py",
+                "tests/matrix_factorization/test_single_epoch.py",
+                "tests/noise/test_correlated_noise.py",
                 "tests/audit/test_controls.py",
                 "tests/test_reproduction.py",
             ),
@@ -65,7 +65,7 @@ def list_too_little() -> list[Fault]:
             "DiceSGD has DP-SGD's ε with noise σC₁√(1 + 2C₂/C₁).",
             f"What clipping cuts off comes back in later steps. In the audited run {claimed} is claimed, {proven} is "
             "proven, and the audit refutes the trade-off curve that the claim implies.",
-            ("docs/audit.md", "tests/queries/test_dice.py"),
+            ("docs/audit.md", "tests/clipping/test_error_feedback.py"),
         ),
         Fault(
             "A sanitisation layer has DP-SGD's ε for Poisson batches: 98 % on MNIST at ε = 1.",
@@ -82,13 +82,13 @@ def list_too_little() -> list[Fault]:
             "The sensitivity of a factorisation over several passes, by trying signs ±1.",
             "Unsound for vectors: 1.9494 where 2.0494 can be reached (3 × 3, unit diagonal, −0.4 elsewhere). hush "
             "takes 2.3238.",
-            ("tests/matrices/test_sensitivity.py",),
+            ("tests/matrix_factorization/test_sensitivity.py",),
         ),
         Fault(
             "dp-accounting 0.6, one example replaced: its PLD doubles the sensitivity and its RDP does not.",
             "Gaussian(2): 4.377 is right, RDP's 2.166 too small. hush writes every event for its adjacency's own "
             "sensitivity.",
-            ("tests/privacy/test_accounting.py",),
+            ("tests/accounting/test_accountant.py",),
         ),
     ]
 
@@ -98,7 +98,7 @@ TOO_MUCH = (
         "Table III: ε = 2.65/3.41/5.84/9.92/23.80, by Rényi orders.",
         "Exactly 2.445/3.147/5.413/9.236/22.36 for all nodes, and 2.117/2.720/4.659/7.901/18.86 for those that its "
         "sums read.",
-        ("tests/matrices/test_tree.py",),
+        ("tests/matrix_factorization/test_tree.py",),
     ),
     Fault(
         "Table IV: σ = 0.872 for ε = 3.41 (batch 500 of 54 000, 20 epochs).",
@@ -132,7 +132,8 @@ def render_faults() -> list[str]:
         *wrap(
             "And in no published table is the choice of settings counted in ε, nor is it in those tables here that "
             "choose. It is not small: the best of a fixed grid of 60 runs, each with ε = 1.57, has 16.45 by "
-            "composition ([test_selection.py](../tests/privacy/test_selection.py)). [tune](tune.md) has a cheaper way."
+            "composition ([test_selection.py](../tests/accounting/test_selection.py)). [tune](tune.md) has a cheaper "
+            "way."
         ),
         "",
     ]

@@ -186,7 +186,7 @@ def render_ftrl() -> list[str]:
         *wrap(
             "Batch 500, 10 epochs in the same order, one tree over all of them, learning rate 1, clip 1.1, δ = 1e-5, "
             "nothing held out. The noise is the published one. The published ε is by Rényi accounting; the same "
-            "release is one Gaussian, whose exact ε is what stands here, so the published ones are larger than they "
+            "release is one Gaussian, whose exact ε is given here, so the published ones are larger than they "
             "need be, and safe. Both count every complete node of the tree as released; plain sums read only some of "
             "them, and charged for those alone (`nodes=read`) the same runs have ε = 2.117/2.720/4.659/7.901/18.86."
         ),
@@ -258,7 +258,7 @@ def _tell_tried(runs: Sequence[Record]) -> str:
         return ""
     plain = list_percent(runs)
     return (
-        " Tried: the estimate of lowest variance that all noisy nodes allow (`honaker`, the same ε, noise drawn anew) "
+        " Tried: the estimate of lowest variance that all noisy nodes allow (`honaker`, the same ε, fresh noise) "
         f"gives {tell_values(tried)}, where their plain sums give {tell_values(plain)}, at best {max(plain):.2f}."
     )
 
@@ -286,16 +286,16 @@ def render_versus() -> list[str]:
         "",
         *wrap(
             "LeNet, batch 500, clip 1.1, δ = 1e-5; DP-SGD 20 epochs at learning rate 0.1 with a tenth held out, "
-            "DP-FTRL 10 epochs at 1 with nothing held out. Here both are calibrated to the same proven ε. As in Tables "
+            "DP-FTRL 10 epochs at 1 with nothing held out. Here both are calibrated to the same ε. As in Tables "
             "I and II the text names no momentum, and without it DP-SGD's steps are a tenth of DP-FTRL's and too "
-            "short: those rows stand below. The printed σ = 0.872 does not fit its ε: 3.41 needs 0.862. DP-FTRL's "
+            "short: those rows are below. The printed σ = 0.872 does not fit its ε: 3.41 needs 0.862. DP-FTRL's "
             "noise is printed as node noise · clip / batch, another unit than DP-SGD's σ; both are in units of the "
             "clip here."
         ),
         "",
         *wrap(
             "The printed noise of DP-FTRL, 0.044/0.028/0.014, is that of a tree over all 60 000 images, and the ε "
-            "beside it is by Rényi orders: exactly it is about 3.15/5.30/12.26, so the published comparison gives "
+            "for it is by Rényi orders: exactly it is about 3.15/5.30/12.26, so the published comparison gives "
             "DP-FTRL a smaller ε than DP-SGD. Its figure at 3.41 is that of Table III at node noise 20. At equal exact "
             "ε it may have less noise than was printed, and so it has here. With a tenth held out its tree has 108 "
             "batches, to which one example adds more (16.1 in the place of 15). Plain sums read only some of the "

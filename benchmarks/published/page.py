@@ -75,18 +75,19 @@ MORE = (
     *("mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners", "setup-1-winners", "rates-tried"),
 )
 WHAT = (
-    "Accuracies and ε that were published for private training, beside what hush gets on the same data with the "
-    "published settings, as far as they are given (what differs is said at each table), with ε that is proven. Tables "
-    "I to IV are numbered as they were published. First what follows from it, then every table, last what was "
+    "Accuracies and ε that were published for private training, compared with what hush gets on the same data with the "
+    "published settings, as far as they are given (what differs is said at each table), with ε by hush's accountant. "
+    "Tables I to IV are numbered as they were published. First what follows from it, then every table, last what was "
     "[wrong](#what-is-wrong-in-published-results)."
 )
 HOW = (
     "Every figure of a run comes from the records in [results](../results/README.md): one line a run, with settings, "
     "seed and versions. `hush bench specs/NAME.toml --store STORE` makes the runs, `benchmarks/reproduction.py "
     "collect` the records, and `benchmarks/reproduction.py render` this page and its pictures. Noise is from a fixed "
-    "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is proven, for one "
-    "example's contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded "
-    "up."
+    "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is for one example's "
+    "contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded up. All "
+    "private runs were made in [fast arithmetic](sharp-edges.md#arithmetic), so their ε is claimed; the same settings "
+    "in rigorous arithmetic, today's default, have the same ε, proven."
 )
 
 RUNS = (

@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from hush.report.svg import WIDTH, Axis, Point, Series, draw_cells, draw_lines, make_standalone, text_of
+from hush.report.svg import WIDTH, Axis, Dot, Series, draw_cells, draw_lines, make_standalone, text_of
 from hush.report.svg import Cell as Square
 from published import mnist
 from published.mnist import Row
@@ -66,15 +66,15 @@ def _find_height(svg: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def average_curves(runs: Sequence[Record], figure: str = "test_accuracy", floor: float = 0.0) -> list[Point]:
+def average_curves(runs: Sequence[Record], figure: str = "test_accuracy", floor: float = 0.0) -> list[Dot]:
     """Mean and deviation over seeds at every epoch that all of them have, from the first that reaches the floor."""
-    points: list[Point] = []
+    points: list[Dot] = []
     for at in zip(*(run["curve"] for run in runs), strict=False):
         values = [point[figure] for point in at]
         mean = statistics.mean(values)
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         if points or mean >= floor:
-            points.append(Point(at[0]["epoch"], mean, spread=spread))
+            points.append(Dot(at[0]["epoch"], mean, spread=spread))
     return points
 
 
@@ -187,9 +187,9 @@ def _rates(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:
     return panels
 
 
-def _list_rates(cell: Cell, figure: str) -> list[Point]:
+def _list_rates(cell: Cell, figure: str) -> list[Dot]:
     runs = sorted(cell.finished, key=find_rate)
-    return [Point(find_rate(run), run[figure]) for run in runs]
+    return [Dot(find_rate(run), run[figure]) for run in runs]
 
 
 def _curves_chosen(swept: Sequence[Cell], methods: Sequence[str]) -> list[Panel]:

@@ -23,7 +23,8 @@ SETUPS = {  # the specs that hold a setup's rates; NAME-winners has the seeds of
     "setup-2": ("setup-2", "setup-2-finer"),
     "setup-3": ("setup-3-reduced",),
 }
-AHEAD, BEHIND, OPEN, ALONE, LOST = "ahead", "behind", "not distinguishable", "single runs", "not judged, a seed diverged"
+AHEAD, BEHIND, OPEN, ALONE = "ahead", "behind", "not distinguishable", "single runs"
+LOST = "not judged, a seed diverged"
 LAST = 2  # epochs at the end of a run over which a loss is looked at for how far it still moves
 
 
