@@ -32,7 +32,7 @@ from hush.cli import main as hush
 from hush.ledger.book import Ledger
 
 STEPS = 240
-COMMON = ["train", "--problem", "breast-cancer-mlp", "--noise-multiplier", "1", "--json", "--checkpoint-every", "5"]
+COMMON = ["train", "--problem", "breast-cancer-mlp", "--noise-multiplier", "3", "--json", "--checkpoint-every", "5"]
 SETTINGS: dict[str, list[str]] = {
     "adam": ["--method", "dp-adam", "--batch-size", "32", "--steps", str(STEPS)],
     "schedule": ["--method", "dp-sgd", "--batch-size", "32", "--steps", str(STEPS), "--set", "noise_end=0.5"],

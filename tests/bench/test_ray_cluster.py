@@ -20,7 +20,7 @@ import pytest
 from test_execute import contents
 
 from hush.bench.executors import Inline, Local
-from hush.bench.ray_cluster import OnRay
+from hush.bench.ray_cluster import SCRATCH, OnRay, _find_processes, connect
 from hush.bench.spec import read_spec
 from hush.bench.store import Store, find_start, open_store
 from hush.bench.sweep import Tally, sweep
@@ -173,3 +173,22 @@ def test_an_interrupted_driver_takes_its_cluster_with_it(tmp_path, monkeypatch) 
     other = open_store(tmp_path / "other")
     sweep(spec, other, Inline())
     assert contents(store) == contents(other)
+
+
+def test_the_next_cluster_removes_what_a_killed_driver_left(tmp_path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import sys, time\nfrom hush.bench.ray_cluster import connect\n"
+        "with connect(None) as ray:\n    print(ray.nodes()[0]['ObjectStoreSocketName'], flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        assert driver.stdout is not None
+        folder = Path(*Path(driver.stdout.readline().strip()).parts[:3])
+        driver.kill()
+    assert folder.name.startswith(SCRATCH)
+    assert folder.is_dir()
+    with connect(None):
+        assert not folder.exists()
+        assert not _find_processes(str(folder))

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from hush._internal.imports import read_versions
-from hush._internal.storage import NoLocks, make_scratch
+from hush._internal.storage import NoLocks, lock_file, make_scratch
 from hush.bench.executors import RETRIES, WAIT, Job, Watch, WorkerFailures, count_cores, try_trial
 from hush.bench.store import DISK, NotShared, SharedStoreProbe, Store, StoreFullError, open_probe
 from hush.bench.trial import RunOptions, Trial
@@ -39,6 +40,8 @@ from hush.errors import InvalidInputError, MissingDependencyError
 # Both are JSON: what is unpacked on either side is plain data, never an object. The process that gets an errand checks
 # first that it is of the same versions, and that it works on the same store.
 
+SCRATCH = "hush-ray-"  # begins the name of the folder of a cluster of this machine's own
+DRIVER = "driver"  # the file in it that its driver has locked for as long as it lives
 SAME = ("hush", "dp-accounting")
 DONE, BUSY, MET, FULL, REFUSED = "done", "busy", "met", "full", "refused"
 
@@ -313,10 +316,34 @@ def _check_address(address: str | None) -> None:
 
 def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:
     """A cluster of this machine: its logs are readable by their owner and gone at the end; no dashboard."""
-    closed = stack.enter_context(make_scratch("hush-ray-"))
+    closed = stack.enter_context(make_scratch(SCRATCH))
+    _remove_abandoned(closed.parent)
+    driver = os.open(closed / DRIVER, os.O_RDWR | os.O_CREAT, 0o600)
+    stack.callback(os.close, driver)
+    lock_file(driver)
     inner = closed / "ray"  # Ray opens its folder to everybody; the one around it stays closed
     here = {"address": "local", "num_cpus": count_cores(), "object_store_memory": OBJECTS, "_temp_dir": str(inner)}
     return here | {"include_dashboard": False}
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """End the processes and remove the folders that killed drivers left: folders whose lock nobody holds."""
+    for lock in parent.glob(f"{SCRATCH}*/{DRIVER}"):
+        with contextlib.suppress(OSError), lock.open("r+b") as file:
+            if lock.stat().st_uid == os.getuid() and lock_file(file.fileno(), wait=False):
+                for pid in _find_processes(str(lock.parent)):
+                    os.kill(pid, signal.SIGKILL)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _find_processes(word: str) -> list[int]:
+    """The processes of this user whose command line names ``word``, where the system lists them as Linux does."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and word.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
 def _leave(ray: Any, before: Any) -> None:
