@@ -40,7 +40,7 @@ from hush._internal.validate import choice
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.events import DpEvent, Profile, name_event
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError, ResumeError
 from hush.randomness import Secret, streams
 
 # Other releases on the same data, composed with training: a noisy histogram before it, noisy metrics after it.
@@ -94,12 +94,12 @@ def check_beside(releases: Sequence[ComposedRelease], event: Any, adjacency: Adj
     """Raise for releases that cannot be composed with an event under an adjacency."""
     for release in releases:
         if release.adjacency != adjacency:
-            raise Refused(
+            raise NotProvenError(
                 f"{release.name} is accounted under '{release.adjacency}' adjacency and training under '{adjacency}': "
                 f"account for both under one of them, such as adjacency '{adjacency}'"
             )
     if releases and isinstance(event, Profile):
-        raise Refused(
+        raise NotProvenError(
             f"this method is proven by a custom event, which cannot be composed with {join_names(releases)}: use "
             "dp-sgd or another method whose query is a plain sum, or leave them out"
         )
@@ -209,7 +209,7 @@ def _make(run: Covered, part: DataRelease, path: Path | None) -> Values:
     if run.next == 0:
         run.charge()  # also if the values exist: a run may be resumed with another ledger
     elif known is None:
-        raise Refused(
+        raise ResumeError(
             f"the run is at step {run.next} but has no saved {part.beside.name}, which is released before training: "
             "start a new run"
         )
@@ -228,12 +228,12 @@ def _check_held(run: Covered, part: DataRelease) -> None:
     made = _made.setdefault((run.secret.first.name, repr(part.beside)), set())
     if len(made | {part.key}) > run.plan.beside.count(part.beside):
         other = "another one like " if made else ""
-        raise Refused(
+        raise InvalidInputError(
             f"the plan's event does not include {other}{part.beside.name}: make the plan with beside=(part.beside,), "
             "once for each part"
         )
     if part.by_unit != (run.plan.unit != "example"):
-        raise Refused(
+        raise NotProvenError(
             f"the plan protects one {run.plan.unit}, and {part.beside.name} would count "
             f"{'units' if part.by_unit else 'rows'}: give the units of the rows exactly where the plan has a unit"
         )
@@ -242,7 +242,7 @@ def _check_held(run: Covered, part: DataRelease) -> None:
 
 def _check_same(before: str, now: str, part: DataRelease) -> None:
     if before != now:
-        raise Refused(
+        raise ResumeError(
             f"the noise of {part.beside.name} was drawn for other data or at another scale, and using it here would "
             "reveal the difference: use the same data and share of ε, or start a new run with another secret"
         )

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from hush._internal.tensors import Losses
-from hush.errors import DataError, HushError, InvalidInputError, Refused
+from hush.errors import DataError, HushError, InvalidInputError, UnsupportedModelError
 
 # A torch ``DataLoader`` as hush uses it: its dataset, collate function and workers, with batches drawn by the plan.
 #
@@ -346,7 +346,7 @@ def check_rows(source: Source) -> None:
             "a tensor of the collated batch does not have the examples in its first dimension: put them there"
         )
     if not all(_same(together, other) for other in again):
-        raise Refused(
+        raise UnsupportedModelError(
             "the dataset gives an example differently every time, as random transforms do, so the examples in a batch "
             "would shift the randomness of each other: remove the transforms and augment with "
             "hush.per_example.augmentation.Augmented, "
@@ -355,7 +355,7 @@ def check_rows(source: Source) -> None:
     for place in some.tolist():
         row = to_each(lambda t, place=place: t[place : place + 1], together)
         if not _same(row, source.take(some[place : place + 1]), padded=True):  # `check_parts` compares shapes
-            raise Refused(
+            raise UnsupportedModelError(
                 "the collate function, or the data's own `take`, computes an example's row from other examples too (as "
                 "mixup does), so one example would count for more than its clip norm: only stack or pad there"
             )
@@ -405,7 +405,7 @@ def refuse_other_parts(known: Parts, content: Any, rows: int) -> None:
             "batches with one or no example"
         )
     why = "cannot be compared with that of other batches" if own == usual else "depends on the examples in it"
-    raise Refused(
+    raise UnsupportedModelError(
         f"a value that is not a tensor, at content{changed[0]}, {why}: it reaches the losses of all examples in the "
         "batch, so one of them would count for more than its clip norm. Leave it out, or make it a tensor with the "
         "examples in its first dimension"

@@ -10,7 +10,9 @@
     ├── ResumeError                          checkpoint, data or code differ from the run's, or its log is missing
     ├── RunStateError                        a run used in the wrong order, process or thread
     ├── ReleaseError                         a release that does not verify or cannot be written
-    ├── DistributedError                     processes disagree, or one was lost
+    ├── DistributedError                     processes disagree
+    │   ├── LostRank                         another process is gone or does not answer
+    │   └── Stopped                          process 0 stopped the run and says why
     └── MissingDependencyError (ImportError) names the extra to install
 
 A message is one sentence: what is wrong, with the value; then what to do.
@@ -40,47 +42,43 @@ class FormatError(InvalidInputError):
     """A file written by hush that is damaged or of another version."""
 
 
-class Refused(HushError):
-    """Base of the refusals below; raise one of them."""
-
-
-class NotProvenError(Refused):
+class NotProvenError(HushError):
     """A combination without a proof; the message says the reason and the remedy."""
 
 
-class UnsupportedModelError(Refused):
+class UnsupportedModelError(HushError):
     """The model or loss mixes examples, keeps state, has hooks or layers that are not supported."""
 
 
-class BudgetExceededError(Refused):
+class BudgetExceededError(HushError):
     """The ledger has no room for the run; the message says what fits."""
 
 
-class ResumeError(Refused):
+class ResumeError(HushError):
     """A run that cannot be resumed: its checkpoint, data or code differ, or its log is missing."""
 
 
-class RunStateError(Refused):
+class RunStateError(HushError):
     """A run used in the wrong order, process or thread."""
 
 
-class ReleaseError(Refused):
+class ReleaseError(HushError):
     """A release that does not verify or cannot be written."""
 
 
-class DistributedError(Refused):
+class DistributedError(HushError):
     """Processes disagree, or one was lost."""
 
 
-class Stopped(HushError):
+class Stopped(DistributedError):
     """Process 0 has stopped the run; process 0 says why."""
 
 
-class LostRank(HushError):
+class LostRank(DistributedError):
     """Another process of this run is gone or does not answer."""
 
 
-class MissingDependencyError(Refused, ImportError):
+class MissingDependencyError(HushError, ImportError):
     """A package that is not installed; the message names the extra to install."""
 
 

@@ -35,7 +35,7 @@ from hush.accounting.selection import INDEPENDENT, Trials
 from hush.accounting.tradeoff import curve_of_guarantee, sample_points
 from hush.clipping import Claim, PlainSumProof, Query
 from hush.data_release import check_beside, compose_beside, join_names
-from hush.errors import InvalidInputError, NotProvenError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.matrix_factorization import Strategy, drop_first
 from hush.randomness import Secret
 from hush.sampling import Participation
@@ -128,7 +128,7 @@ def event_of(
 def check_proof(participation: Participation, structure: Strategy, adjacency: Adjacency) -> None:
     """Raise for combinations that are not in the table, with the reason and the remedy."""
     if structure.steps < participation.steps:
-        raise Refused(f"the noise covers {structure.steps} steps and the sampler takes {participation.steps}")
+        raise InvalidInputError(f"the noise covers {structure.steps} steps and the sampler takes {participation.steps}")
     own = own_adjacency(participation)
     match participation:
         case sampling.PoissonSampled() | sampling.WithoutReplacement() if structure.bands != 1:
@@ -246,7 +246,7 @@ def check_claims(plan: Plan) -> None:
     """Raise `NotProvenError` for a plan without a proof, unless the user accepted a claim instead."""
     query = plan.query
     if not isinstance(query, Query):
-        raise Refused(
+        raise InvalidInputError(
             f"{type(query).__name__} is not a query: implement every method of hush.clipping.Query; `claims` of a "
             "plain sum returns BY_TABLE"
         )
@@ -289,7 +289,7 @@ def _claim_training(
     """The same claims for training alone."""
     count = plan.steps if steps is None else steps
     if not 1 <= count <= plan.steps:
-        raise Refused(f"steps must be between 1 and the plan's {plan.steps}, got {count}")
+        raise InvalidInputError(f"steps must be between 1 and the plan's {plan.steps}, got {count}")
     own = _own_claims(plan, count, sigma)
     if own is not None:
         return own

@@ -17,7 +17,7 @@ from torch import Tensor
 from hush._internal.tensors import Layout, Named, State, Sums
 from hush.accounting.noise_tails import grid
 from hush.distributed.group import ProcessGroup
-from hush.errors import Refused
+from hush.errors import InvalidInputError
 from hush.noise.base import NoisyGradient, add_noise
 from hush.randomness import BLOCK, Secret, normal, streams
 
@@ -110,7 +110,7 @@ class NoiseAdder:
             step, lambda index: normal(secret, streams.noise(channel), index, like, start), self._states[channel]
         )
         if noise.pieces and state:
-            raise Refused(
+            raise InvalidInputError(
                 f"{type(noise).__name__} declares that it can be drawn in pieces but keeps a state, which pieces and "
                 "sharded checkpoints cannot pass on: set `pieces` to False"
             )

@@ -61,7 +61,7 @@ from hush.data_source import (
     is_made_by_user_code,
 )
 from hush.distributed.group import MICROBATCH, ProcessGroup
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import account_steps, check_claims, find_event, find_sensitivity, find_sigma, own_adjacency
 from hush.noise import Noise, NoiseFactory
 from hush.optimizers import Optimizer
@@ -115,7 +115,7 @@ class Plan:
             self._check_unit()
             self.check_proof()
         elif self.beside:
-            raise Refused(
+            raise NotProvenError(
                 f"method '{self.method}' adds no noise, so {join_names(self.beside)} would protect no one: "
                 "use dp-sgd or another private method"
             )
@@ -193,7 +193,9 @@ class Plan:
         left = total - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
         others = len(channels) - len(fixed)
         if left < 0 or (others and left == 0):
-            raise Refused(f"the channels {sorted(fixed)} use the whole noise budget: give them more noise, or lower σ")
+            raise InvalidInputError(
+                f"the channels {sorted(fixed)} use the whole noise budget: give them more noise, or lower σ"
+            )
         rest = math.sqrt(others / left) if others else 0.0
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()} | free
 
@@ -281,14 +283,14 @@ class Plan:
     def _check_unit(self) -> None:
         """Methods that release single rows have a proof for one row only."""
         if self.releases_rows and self.unit != "example":
-            raise Refused(
+            raise NotProvenError(
                 f"method '{self.method}' releases every row on its own and is proven for one row, not for all rows of "
                 f"one {self.unit}: leave the unit out, or use dp-sgd"
             )
 
     def _check_steps(self) -> None:
         if self.steps > self.sampler.participation.steps:
-            raise Refused(
+            raise InvalidInputError(
                 f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
             )
         for name, std in self.channel_stds().items():
@@ -350,7 +352,7 @@ class Plan:
         ε is that of the first claim and includes all composed releases."""
         validate.positive(epsilon=epsilon)
         if not self.private:
-            raise Refused(
+            raise NotProvenError(
                 f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private method"
             )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
@@ -363,14 +365,14 @@ class Plan:
         if not self.beside:
             return
         if left <= 0:
-            raise Refused(
+            raise InvalidInputError(
                 f"{join_names(self.beside)} use all of δ = {self.delta:g}: give a larger δ, or leave them out"
             )
         event = dp_event.ComposedDpEvent([release.event for release in self.beside])
         kind = accountant.default_accountant(event, self.neighbours)
         spent = accountant.epsilon(event, left, adjacency=self.neighbours, accountant=kind)
         if spent >= epsilon:
-            raise Refused(
+            raise InvalidInputError(
                 f"nothing is left of ε = {epsilon:g} for training: {join_names(self.beside)} alone cost "
                 f"ε = {rounded_up(spent)} at δ = {self.delta:g}; give them less, or raise ε"
             )
@@ -448,7 +450,7 @@ class Plan:
         ends = self.find_tails(coordinates)
         taken = ends.cost()
         if taken > SHARE * self.delta and self.trials is not None:
-            raise Refused(
+            raise NotProvenError(
                 f"noise on {coordinates} numbers costs more δ for its truncation than can be accounted for in each of "
                 "many trials: give a larger δ, or train once"
             )
@@ -488,7 +490,7 @@ class Plan:
         try:
             return self.fingerprint(trainable(model))
         except NoIdentity as error:
-            raise Refused(
+            raise InvalidInputError(
                 f"this plan takes no secret seed, because another plan could derive the same noise from it: {error}; "
                 "or leave the seed out"
             ) from error

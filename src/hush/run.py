@@ -35,7 +35,7 @@ from hush.clipping import NeedsPreparation, Start
 from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
-from hush.errors import HushError, InvalidInputError, Refused, ReleaseError, RunStateError
+from hush.errors import HushError, InvalidInputError, NotProvenError, ReleaseError, ResumeError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_attempts, account_steps, make_card, pick_secret
 from hush.noise_addition import NoiseAdder
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
@@ -286,7 +286,7 @@ class Run:
 
         `hush.guarantees` accounts for all attempts together."""
         if self.plan.releases_rows:
-            raise Refused(
+            raise ResumeError(
                 f"method '{self.plan.method}' cannot continue with fresh noise, because every record would be released "
                 "a second time: use the data, code and machine that this run began with, or start a new run with its "
                 "own secret, which is charged in full"
@@ -405,7 +405,7 @@ class Run:
 
         A checkpoint leaves out the secret, which has its own file."""
         if not self._whole:
-            raise Refused(f"step {self.next} was interrupted: resume from the last checkpoint instead")
+            raise RunStateError(f"step {self.next} was interrupted: resume from the last checkpoint instead")
         return {
             "step": self.next,
             "secret": self._secret.to_json(),
@@ -435,7 +435,7 @@ class Run:
 
     def _restore(self, state: State, compared: bool) -> None:
         if self.plan.private and self._witness is None and not compared:
-            raise Refused(
+            raise ResumeError(
                 "a private run can only be restored from a checkpoint, because a saved state does not know which sums "
                 "its noise was added to since: write checkpoints and use their restore (see docs/nothing-is-lost.md), "
                 "or start a new run with its own secret, which is charged in full"
@@ -472,7 +472,7 @@ class Run:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise: a copy of a run would add the same noise to other sums."""
-        raise Refused(
+        raise RunStateError(
             "a run cannot be copied, because two copies would add the same noise to different sums: start another run, "
             "or write checkpoints (hush.checkpointing.Checkpoints)"
         )
@@ -486,21 +486,25 @@ class Run:
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
-            raise Refused(
+            raise RunStateError(
                 "this batch was not drawn by this run, so the guarantee does not cover it: take batches from "
                 "run.batches()"
             )
         if batch.step != self.next:
-            raise Refused(f"batch {batch.step} is out of order: the run is at step {self.next} of {self.plan.steps}")
+            raise RunStateError(
+                f"batch {batch.step} is out of order: the run is at step {self.next} of {self.plan.steps}"
+            )
         if not self._whole:
-            raise Refused(
+            raise RunStateError(
                 f"step {self.next} was interrupted after its noise was drawn, and repeating it would use that noise "
                 "twice: resume from the last checkpoint instead"
             )
         if self.next >= self.plan.steps:
-            raise Refused(f"the plan has {self.plan.steps} steps and all are taken: make a plan with more steps")
+            raise RunStateError(f"the plan has {self.plan.steps} steps and all are taken: make a plan with more steps")
         if self.plan.private and not self.plan.as_accounted:
-            raise Refused("the query's bounds differ from those that were accounted: make a new plan for these bounds")
+            raise NotProvenError(
+                "the query's bounds differ from those that were accounted: make a new plan for these bounds"
+            )
         self._summing.check_threads()
 
 

@@ -29,7 +29,7 @@ from hush.checkpointing.checkpoint import LOG, OtherPlan, tell_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.data_release import find_releases
 from hush.distributed.group import Record
-from hush.errors import FormatError, HushError, InvalidInputError, Refused, ReleaseError, ResumeError
+from hush.errors import FormatError, HushError, InvalidInputError, ReleaseError, ResumeError, RunStateError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
@@ -275,7 +275,7 @@ class RunDirectory:
             differs = _compare_options(self.checkpoints.directory / OPTIONS, options, self.flags)
             if not differs:
                 raise
-            raise Refused(
+            raise ResumeError(
                 f"the run in '{self.out}' was begun with other options ({'; '.join(differs)}), which make a different "
                 "plan: leave them out, or train with another --out"
             ) from error
@@ -351,7 +351,7 @@ class RunDirectory:
 
     def save_if_whole(self, run: Run) -> None:
         """Write a checkpoint now, unless a step was interrupted."""
-        with suppress(Refused):
+        with suppress(RunStateError):
             self.save(run)
 
     def publish(

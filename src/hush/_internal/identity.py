@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from hush._internal.tensors import Named
-from hush.errors import Refused
+from hush.errors import InvalidInputError
 
 PER_STEP = {"per step": True}
 """Metadata of a dataclass field that holds a number or a function of the step, identified by its values."""
@@ -107,7 +107,7 @@ PLAIN = (dict, OrderedDict, MappingProxyType, tuple, list)
 PARENTS = (str, int, float, Mapping, tuple, list)
 
 
-class NoIdentity(Refused):
+class NoIdentity(InvalidInputError):
     """An object without an identity: it cannot be distinguished from another."""
 
 

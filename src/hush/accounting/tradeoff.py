@@ -41,7 +41,7 @@ from hush.accounting.accountant import ADJACENCIES, Accountant, Adjacency, defau
 from hush.accounting.events import Profile, find_leaves
 from hush.accounting.gaussian import gaussian_delta
 from hush.accounting.guarantee import PROTECTED, Guarantee, Protects
-from hush.errors import InvalidInputError, Refused
+from hush.errors import HushError, InvalidInputError
 
 Vector = NDArray[np.float64]
 POINTS: dict[Accountant, int] = {"pld": 4000, "gdp": 4000, "rdp": 400}  # ε at which the profile is asked, by accountant
@@ -162,7 +162,7 @@ def curve_of_guarantee(guarantee: Guarantee) -> LineCurve:
     try:
         profile = profile_of(guarantee.event, adjacency=guarantee.adjacency, accountant=accountant)
         proves = profile(guarantee.epsilon) <= 1.01 * guarantee.delta
-    except (InvalidInputError, Refused):  # no event, its readable line, or one that this accountant does not know
+    except HushError:  # no event, its readable line, or one that this accountant does not know
         return curve_of_points([own])
     if not proves:
         return curve_of_points([own])

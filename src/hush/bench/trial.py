@@ -35,7 +35,7 @@ from hush.data_source import as_source, to_each
 from hush.datasets import catalogue
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
-from hush.errors import HushError, Refused
+from hush.errors import HushError, ResumeError, RunStateError
 from hush.guarantees import find_composed_delta
 from hush.methods import PlanConfig, make_plan
 from hush.methods.config import PlanSettings, list_axes
@@ -213,7 +213,7 @@ class TrialCheckpoint:
             return self._begin(run)
         try:
             self._checkpoints.restore(run, found.saved)
-        except Refused:  # of another version of the data or of hush
+        except (ResumeError, RunStateError):  # of another version of the data or of hush
             return self._begin(start())
         progress = read_figures(self._directory).cut(found.saved.step)
         progress.resumed += 1

@@ -45,7 +45,7 @@ from hush.checkpointing.tree import flatten, revive, unflatten
 from hush.data_source import Tensors
 from hush.distributed.consistency import VARYING, Tell, digest_data, digest_frozen
 from hush.distributed.group import Record
-from hush.errors import InvalidInputError, Refused, ResumeError
+from hush.errors import InvalidInputError, ResumeError
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
 from hush.run import Run
@@ -206,7 +206,7 @@ class InUse(InvalidInputError):
     """A private directory that another process has locked."""
 
 
-class OtherPlan(Refused):
+class OtherPlan(ResumeError):
     """A checkpoint of a plan other than the one to be resumed."""
 
 
@@ -297,7 +297,7 @@ class Checkpoints:
         secret = find_secret(self.directory, facts["secret"])
         state = {**saved.state, "secret": secret.to_json()}
         if run.secret.origin == "seed" and run.secret.key != secret.first.key:
-            raise Refused(
+            raise ResumeError(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
             )
         self._digests = _check_content(run, secret.first, facts["digests"], self.tell)
@@ -397,7 +397,7 @@ def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell)
         if what == "data" and _is_unsteady(run, secret, before[what], found, tell):
             tell("the data differ from one reading to the next, so only their sums can be compared")
             continue
-        raise Refused(
+        raise ResumeError(
             f"the checkpoint was made on other {what}: resuming would add the same noise to other sums, and their "
             "difference would be free of noise; use the original, or start a new run"
         )
@@ -435,14 +435,14 @@ def _check_plan(run: Run, facts: dict[str, Any]) -> None:
     found = _identity(run)
     for which, side in (("the checkpoint's plan", facts), ("this plan", found)):
         if side["fingerprint"] is None:
-            raise Refused(f"{which} has no identity, so its run cannot be resumed: {side['why']}")
+            raise ResumeError(f"{which} has no identity, so its run cannot be resumed: {side['why']}")
     if found["fingerprint"] == facts["fingerprint"]:
         return
     before, now = dict(facts["plan"]), json.loads(json.dumps(found["plan"]))
     accounted = before.pop("accounted"), now.pop("accounted")
     differs = _differences(before, now) or _differences(*accounted)
     if all(".digest was " in text for text in differs):
-        raise Refused(
+        raise ResumeError(
             "the matrix behind the plan's noise was recomputed and differs in its last bits (it is no longer in the "
             f"cache of solved matrices): try again with OMP_NUM_THREADS={facts['threads']}, as the run had"
         )

@@ -12,7 +12,7 @@ from hush._internal.tensors import Sums
 from hush.accounting.guarantee import rounded_up
 from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags, remove_empty_tags, start_tags, tag_of
 from hush.distributed.consistency import Tell, digest_weights
-from hush.errors import Refused
+from hush.errors import RunStateError
 from hush.guarantees import Replay
 from hush.run import Run
 
@@ -100,7 +100,7 @@ def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], No
     except SumLogMissing as lost:
         return _without(run, directory, data, save, tell, str(lost))
     if tags.head["data"] != data:
-        raise Refused(
+        raise RunStateError(
             "this secret seed was used in this directory with the same plan on other data: the difference of the two "
             "models would be free of noise; use another secret seed, or none"
         )

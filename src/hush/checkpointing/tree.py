@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hush._internal.tensors import Named
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, ResumeError
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def flatten(value: Any, tensors: Named, path: str = "state", *, scratch: bool = 
         return items if isinstance(value, list) else {"$": "tuple", "items": items}
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return {"$": "object", "state": flatten(value.state_dict(), tensors, path, scratch=False)}
-    raise Refused(
+    raise ResumeError(
         f"'{path}' holds a {type(value).__name__}, which a checkpoint cannot keep without running code on load"
     )
 
@@ -65,7 +65,7 @@ def _flatten_mapping(value: Any, kept: list[Any], tensors: Named, path: str, scr
         return items
     for key in items:
         if not isinstance(key, (str, int)) or isinstance(key, bool):
-            raise Refused(f"'{path}' has the key {key!r}, which a checkpoint cannot keep: use strings or integers")
+            raise ResumeError(f"'{path}' has the key {key!r}, which a checkpoint cannot keep: use strings or integers")
     kind = "counter" if isinstance(value, Counter) else "dict"
     return {"$": kind, "items": [[key, item] for key, item in items.items()]}
 

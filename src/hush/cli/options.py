@@ -28,7 +28,7 @@ from hush.datasets import catalogue
 from hush.datasets.images import View, mirrored, shifted
 from hush.datasets.problem import Problem
 from hush.distributed.group import find_own_device
-from hush.errors import InvalidInputError, Refused, nearest
+from hush.errors import InvalidInputError, nearest
 from hush.methods import Candidate, ClippingOptions, PlanConfig, SGDOptions, find, options, recommend
 from hush.methods.config import DATA, LENGTH, PRIVACY, PlanSettings, SettingField, list_settings, option, same_option
 from hush.methods.config import METHOD as METHOD_PLANNING
@@ -271,7 +271,7 @@ def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
     if accepted:
         warn_delta(delta, examples)
         return
-    raise Refused(
+    raise InvalidInputError(
         f"{_tell_large_delta(delta, examples)}: give --delta {suggest_delta(examples):g}, or --accept-delta if you "
         "intend this"
     )

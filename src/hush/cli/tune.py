@@ -31,7 +31,7 @@ from hush.cli.options import (
 from hush.cli.train import Training, asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import Problem
-from hush.errors import InvalidInputError, Refused
+from hush.errors import DistributedError, InvalidInputError, NotProvenError, RunStateError
 from hush.ledger.book import DATASET, Ledger
 from hush.methods import make_plan
 from hush.methods.config import METHOD, PRIVACY, option
@@ -150,18 +150,18 @@ def _search(given: Tuning) -> None:
             lambda run: _judge(given, task, run),
         )
     if winner is None:
-        raise Refused("the search gave no model, which is one of its possible outcomes; its cost is spent")
+        raise RunStateError("the search gave no model, which is one of its possible outcomes; its cost is spent")
     _answer(given, task, plan, winner)
 
 
 def _check_options(given: Tuning) -> None:
     if given.strategy != "random":
-        raise Refused(
+        raise NotProvenError(
             f"a search that learns from earlier scores ('{given.strategy}') has no proof: use --strategy random, which "
             "draws every candidate independently"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise Refused(
+        raise DistributedError(
             "several processes were started, and each would run, charge and release its own search: run hush tune in "
             "one process, without torchrun"
         )
@@ -171,7 +171,7 @@ def _check_options(given: Tuning) -> None:
             "public) or --private-metrics EPS (noisy counts, which are part of every trial)"
         )
     if asks_for_releases(given):
-        raise Refused(
+        raise NotProvenError(
             "ranges and class weights that are released before training would be released again in every trial: give "
             "ranges in a --schema and weights as numbers"
         )

@@ -22,7 +22,7 @@ from hush._internal.tensors import Sums, trainable
 from hush.clipping import NeedsPreparation
 from hush.data_source import Source, Tensors
 from hush.distributed.group import ProcessGroup
-from hush.errors import Refused
+from hush.errors import DistributedError, InvalidInputError
 from hush.privacy_unit import Units
 from hush.randomness import Secret, generator, seeded, streams
 from hush.randomness.cipher import Octets, compute_tag
@@ -130,7 +130,7 @@ STANDING = streams.CONSISTENCY
 def check_shareable(plan: Plan, ranks: ProcessGroup) -> None:
     """Raise an error for a plan that several processes cannot share."""
     if ranks.world > 1 and isinstance(plan.query, NeedsPreparation):
-        raise Refused(
+        raise DistributedError(
             f"method '{plan.method}' releases rows before its first step, which is not supported on several processes: "
             "train in one process, without torchrun"
         )
@@ -139,7 +139,7 @@ def check_shareable(plan: Plan, ranks: ProcessGroup) -> None:
 def find_shards(ranks: ProcessGroup, device: torch.device) -> ProcessGroup | None:
     """The processes among which the coordinates of noise are divided, if there are several."""
     if device.type == "cuda":
-        raise Refused("noise is computed in slices on the CPU only: leave noise_shards out")
+        raise InvalidInputError("noise is computed in slices on the CPU only: leave noise_shards out")
     return ranks if ranks.world > 1 else None
 
 
@@ -159,7 +159,7 @@ def check_same(ranks: ProcessGroup, own: Mapping[str, str]) -> None:
     counts = ranks.total({"differs": {"": differs}})["differs"][""]
     names = [what for what, count in zip(own, counts.tolist(), strict=True) if count]
     if names:
-        raise Refused(
+        raise DistributedError(
             f"the processes of this run do not have the same {' and '.join(names)}, so their sums would not belong to "
             "one batch: give all of them the same files, options, seed and libraries"
         )
@@ -168,7 +168,7 @@ def check_same(ranks: ProcessGroup, own: Mapping[str, str]) -> None:
 def _digest_run(plan: Plan, model: nn.Module, source: Source, secret: Secret) -> dict[str, str]:
     data = digest_data(source, secret, lambda text: None)
     if data.startswith(VARYING):
-        raise Refused(
+        raise DistributedError(
             "the data differ from one reading to the next, so it cannot be checked that all processes have the same: "
             "draw at random in the model or its losses, or train in one process"
         )
@@ -195,7 +195,7 @@ def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
 def take_standing(sums: Sums, at: int) -> Sums:
     """The sums without that channel; an error if the checksum of a process differs."""
     if bool((sums[STANDING][""] != at).any()):
-        raise Refused(
+        raise DistributedError(
             "the processes of this run have different parameters, or a different step, secret or microbatch, so their "
             "sums do not belong to one step: use machines of one kind with the same libraries, and call share_state on "
             "all processes after process 0 has restored a checkpoint"

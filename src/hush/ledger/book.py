@@ -31,7 +31,7 @@ from hush._internal.validate import choice
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.events import to_json
 from hush.accounting.guarantee import STATUSES, Status
-from hush.errors import InvalidInputError, Refused
+from hush.errors import BudgetExceededError, InvalidInputError
 from hush.ledger.chain import Chain, Entry, Slots
 from hush.ledger.entries import (
     BY_HAND,
@@ -118,7 +118,7 @@ class Ledger:
         """The dataset's name here; refused where the ledger has a budget and the name is neither known nor ``new``."""
         check_name(dataset)
         if self._budgets and fold_name(dataset) not in self._names and not new:
-            raise Refused(
+            raise BudgetExceededError(
                 f"the ledger '{self.path}' has a budget and no dataset '{dataset}' (it has "
                 f"{', '.join(repr(name) for name in self.datasets())}): name the data with --dataset, or say that they "
                 "are other data with --new-dataset (new_dataset=True)"

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hush._internal.storage import lock_file, remove_parts, sync_file, write_atomic
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, RunStateError
 
 START = "0" * 64
 BEGINNING = b'{"line": 1, '
@@ -47,7 +47,7 @@ class Damaged(InvalidInputError):
     """A ledger that was edited, cut off or is not one; the text says where."""
 
 
-class NoTurns(Refused):
+class NoTurns(RunStateError):
     """The file system does not let processes take turns."""
 
 

@@ -28,7 +28,7 @@ from hush.checkpointing import Checkpoints
 from hush.checkpointing.checkpoint import find_secret
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.checkpointing.sum_log import SumLog, find_tags
-from hush.errors import BudgetExceededError, HushError, InvalidInputError, Refused, ResumeError, RunStateError
+from hush.errors import BudgetExceededError, HushError, InvalidInputError, ResumeError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_steps, claim_attempts, is_drawn_anew
 from hush.ledger.book import Ledger
 from hush.ledger.entries import Budget, Spend, fold_name, is_per_step
@@ -284,7 +284,7 @@ def _not_used_before(ledger: Ledger, noise: str, name: str) -> None:
         spends = [spend for dataset in ledger.datasets() for spend in ledger.spends(dataset).values()]
     for spend in spends:
         if noise and spend.noise == noise and spend.run != name:
-            raise Refused(
+            raise RunStateError(
                 f"the secret behind this run's noise was used before, by run '{spend.run}' on dataset "
                 f"'{spend.dataset}' in the ledger '{ledger.path}': on other sums the difference of the two would be "
                 "free of noise; give another secret seed or none, or resume that run"

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from hush._internal import validate
-from hush.errors import HushError, InvalidInputError, Refused
+from hush.errors import HushError, InvalidInputError, NotProvenError
 from hush.methods import bandmf
 from hush.methods.catalogue import call_method, catalogue, options
 from hush.methods.config import PlanConfig
@@ -131,7 +131,7 @@ def _recommend(
         except HushError as error:
             refusal = error  # it does not fit this setting: another adjacency, say
     if not found:
-        raise Refused(f"no candidate fits this setting: {refusal}")
+        raise NotProvenError(f"no candidate fits this setting: {refusal}")
     return tuple(sorted(found, key=lambda candidate: candidate.error))
 
 
@@ -168,5 +168,5 @@ def _plan(
         if name in options(factory):
             chosen = {**chosen, name: value}
         elif value != getattr(SGDOptions(), name):
-            raise Refused(f"{method} has no {name.replace('_', ' ')}")
+            raise InvalidInputError(f"{method} has no {name.replace('_', ' ')}")
     return call_method(factory, setting, {**vars(gradients), **chosen})

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hush._internal import validate
 from hush.accounting.accountant import ACCOUNTANTS, ADJACENCIES, Adjacency
 from hush.data_release import ComposedRelease
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import own_adjacency
 from hush.plan import Plan
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
@@ -237,7 +237,7 @@ class PlanConfig(PlanSettings):
     def listed_steps(self) -> int:
         """The steps, for noise that keeps numbers for each of them."""
         if self.total_steps > MOST_CORRELATED:
-            raise Refused(
+            raise InvalidInputError(
                 f"correlated noise is worked out step by step, for at most {MOST_CORRELATED} steps, and these are "
                 f"{self.total_steps}: take fewer, or use independent noise (dp-sgd)"
             )
@@ -254,7 +254,7 @@ class PlanConfig(PlanSettings):
         if sampling == "poisson":
             return Poisson(self.examples, self.rate, self.total_steps)
         if self.sample_rate is not None:
-            raise Refused(
+            raise NotProvenError(
                 f"a sample rate amplifies privacy only for Poisson batches, and '{sampling}' batches are not such: "
                 "use sampling 'poisson', or leave the sample rate out"
             )
@@ -269,7 +269,7 @@ class PlanConfig(PlanSettings):
         own = own_adjacency(sampler.participation)
         if self.adjacency == "add-remove":
             instead = "zero-out adjacency (the same ε)" if own == "add-remove" else f"{own} adjacency"
-            raise Refused(
+            raise NotProvenError(
                 "the number of examples was counted in the data and is taken to be public, so it is not hidden whether "
                 f"an example is there: use {instead}, or declare a number in Python, make_plan(examples=…)"
             )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hush import matrix_factorization
-from hush.errors import Refused
+from hush.errors import InvalidInputError
 from hush.matrix_factorization import Strategy, Tree
 from hush.matrix_factorization.tree import Complete, Nodes
 from hush.methods import bandmf
@@ -106,7 +106,7 @@ def dp_bandmf(
     For a large ε and many steps on batches that can be sampled.
     """
     if setting.sampling is not None or setting.sample_rate is not None:
-        raise Refused(
+        raise InvalidInputError(
             "dp-bandmf samples fixed groups in turn, at a rate that follows from batch size and bands: leave sampling "
             "and sample rate out, or use dp-sgd for plain Poisson batches"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hush.clipping import Adaptive, ClipMode, ClippedSum, Clipping, Quantile, Query
 from hush.clipping.clipped import Clipped
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.matrix_factorization import Workload
 from hush.methods.config import PlanConfig
 from hush.noise import Independent, Noise, Stages
@@ -110,12 +110,12 @@ class ClippingOptions:
 
     def _check_own_noise(self, noise: Noise) -> None:
         if self.noise_end != 1.0:
-            raise Refused(
+            raise NotProvenError(
                 "a noise schedule is proven for noise that is independent over steps, and this method brings its own, "
                 "correlated one: leave noise_end at 1, or use dp-sgd"
             )
         if self.clip_quantile is not None and self.clip_mode == "plain" and noise.structure.bands != 1:
-            raise Refused(
+            raise NotProvenError(
                 "correlated noise cancels over steps only if every step has the same clip, and an adaptive clip "
                 "changes: use clip_mode 'normalised', whose bound is 1 at every step"
             )
@@ -169,7 +169,7 @@ def put_in_place(plan: Plan, rule: TorchOptim) -> Plan:
             return replace(plan, rule=rule)
         case ClipUnits(rule=SGD()):
             return replace(plan, rule=replace(plan.rule, rule=rule))
-    raise Refused(
+    raise InvalidInputError(
         f"the rule is what makes method '{plan.method}', so no other optimizer can take its place: leave the optimizer "
         "out, or use dp-sgd, whose release is for any optimizer"
     )

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hush._internal import validate
 from hush.clipping import ClipMode, Clipping, Query
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.methods import bandmf
 from hush.methods.config import PlanConfig
 from hush.noise import Independent
@@ -38,7 +38,7 @@ def sanitize(
     ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, recomputed after each epoch.
     """
     if setting.adjacency is not None:
-        raise Refused(
+        raise NotProvenError(
             "the paper's formula is that of DP-SGD for adding or removing a record, and no other was published: leave "
             "adjacency out, or use method sanitize-once"
         )
@@ -111,7 +111,7 @@ def sanitize_hybrid(
 def _replacing(setting: PlanConfig) -> PlanConfig:
     """Under replace, the only relation in which labels and membership can be public and features private."""
     if setting.adjacency not in (None, "replace"):
-        raise Refused(
+        raise NotProvenError(
             f"released rows are compared under 'replace', not '{setting.adjacency}': every record has a row of its "
             "own, so that it shows who is in the data, and only the features behind it are hidden; leave adjacency out"
         )
@@ -127,7 +127,9 @@ def _plan(
 ) -> Plan:
     validate.choice(("adam", "sgd"), rule=chosen)
     if setting.sampling == "same-order":
-        raise Refused("rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε")
+        raise NotProvenError(
+            "rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε"
+        )
     rule: Optimizer = (Adam if chosen == "adam" else SGD)(lr, weight_decay=weight_decay)
     noise = Independent(setting.total_steps)
     return setting.plan(method, sampler=setting.sampler("shuffled"), query=query, noise=noise, rule=rule)
@@ -154,7 +156,7 @@ def label_rr(
     the examples, trained for ``first_steps`` of the steps, is the prior of the others. σ is 1/ε.
     """
     if setting.adjacency not in (None, "replace"):
-        raise Refused(
+        raise NotProvenError(
             f"labels are compared under 'replace', not '{setting.adjacency}': features and who is in the data are "
             "public, and one label changes to another; leave adjacency out"
         )

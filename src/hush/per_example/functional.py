@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.data_source import tensors_of, to_each
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import substituting
 from hush.per_example.model_rng import computing_again, drawing, drawing_only, is_by_place
@@ -131,7 +131,7 @@ def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[in
     """Replace parameters and buffers by other tensors; raise for a forward that assigns any of them itself."""
     for module in modules:
         if not isinstance(module._parameters, dict):  # torch.jit has its own container
-            raise Refused(explain_jit(_find_name(model, module)))
+            raise UnsupportedModelError(explain_jit(_find_name(model, module)))
     contents = [_Contents.of(module) for module in modules]
     assigned: list[str] = []
     remembered: list[str] = []
@@ -146,12 +146,12 @@ def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[in
         for each in contents:
             each.restore()
     if assigned:
-        raise Refused(
+        raise UnsupportedModelError(
             f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, which would bypass the "
             "noise: do not store what a forward computes in buffers or parameters, or fill them before training starts"
         )
     if remembered:
-        raise Refused(
+        raise UnsupportedModelError(
             f"'{remembered[0]}' of the {type(model).__name__} changes in a training forward, which would carry one "
             "batch's data into later ones without noise: do not store what a forward computes in attributes; set them "
             "between steps (an integer may count forwards)"
@@ -250,7 +250,7 @@ def compute_gradients(
     except RuntimeError as error:
         if not _has_reentrant_checkpoint(values):
             raise
-        raise Refused(
+        raise UnsupportedModelError(
             "reentrant checkpointing reruns a part of the model where per-example gradients cannot be tracked: use "
             "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
         ) from error
@@ -277,7 +277,7 @@ def refuse_unseen(params: Named, gradients: Iterable[Tensor | None]) -> None:
     if unseen:
         owner, _, key = unseen[0].rpartition(".")
         way = f"model.get_submodule('{owner}').{key}" if owner else f"model.{key}"
-        raise Refused(
+        raise UnsupportedModelError(
             f"parameter '{unseen[0]}' is used outside its module (kept in a list, in functools.partial or in a "
             f"closure), where its per-example gradients cannot be tracked: access it through the model, as {way}"
         )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, trainable
 from hush._internal.validate import choice
 from hush.data_source import to_each
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented, Point, average_rows, read_batch_size
 from hush.per_example.bookkeeping import record_book_keeping
 from hush.per_example.engine import (
@@ -65,7 +65,9 @@ def _record_strictly(
     try:
         return record_book_keeping(model, losses, content, n, points)
     except NoLayerRule as stop:
-        raise Refused(f"book-keeping cannot handle this model on its own: {stop.why}; use engine='auto'") from stop
+        raise UnsupportedModelError(
+            f"book-keeping cannot handle this model on its own: {stop.why}; use engine='auto'"
+        ) from stop
 
 
 _ENGINES = {
@@ -209,7 +211,9 @@ def _draw_views(losses: Augmented, content: Any, points: Sequence[Point]) -> lis
         with drawing():
             return losses.points(content, points)
     except NotPerExample as stop:
-        raise Refused(f"{stop}: augment one copy of the batch at a time, its examples in their own dimension") from stop
+        raise UnsupportedModelError(
+            f"{stop}: augment one copy of the batch at a time, its examples in their own dimension"
+        ) from stop
 
 
 @dataclass(frozen=True)

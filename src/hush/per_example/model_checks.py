@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
 from hush._internal.tensors import WIDTH, Named, fold_words
-from hush.errors import Refused, UnsupportedModelError
+from hush.errors import UnsupportedModelError
 from hush.per_example.engine import ExamplesNotIndependent
 from hush.per_example.functional import explain_jit
 
@@ -35,32 +35,32 @@ def check_model(model: nn.Module) -> None:
     """Raise for layers that mix examples, buffers that a training forward changes, and low-precision parameters."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
-            raise Refused(
+            raise UnsupportedModelError(
                 f"parameter '{name}' is complex, but clipping and noise are proven for real numbers only: store its "
                 "real and imaginary parts as two real parameters and join them in forward with torch.complex"
             )
         if parameter.requires_grad and parameter.dtype not in _PRECISE:
-            raise Refused(
+            raise UnsupportedModelError(
                 f"parameter '{name}' is {str(parameter.dtype).removeprefix('torch.')}, which is too coarse for the "
                 "proof: rounding moves a sum by more than one example may, and leaves gaps in the noise; use "
                 "model.float()"
             )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise Refused(explain_jit(name))
+            raise UnsupportedModelError(explain_jit(name))
         where = f"layer '{name}' ({type(module).__name__})"
         if isinstance(module, _MIXING) and (module.training or not module.track_running_stats):
-            raise Refused(
+            raise UnsupportedModelError(
                 f"{where} mixes the examples of a batch, so per-example gradients are not defined: convert it with "
                 "model = hush.to_group_norm(model)"
             )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats and module.training:
-            raise Refused(
+            raise UnsupportedModelError(
                 f"{where} keeps running statistics, which are released without noise: create it with "
                 "track_running_stats=False, or convert it with model = hush.to_group_norm(model)"
             )
         if hasattr(module, "weight_u") or type(module).__name__ == "_SpectralNorm":
-            raise Refused(
+            raise UnsupportedModelError(
                 f"{where} uses spectral normalisation, whose buffers change in every training forward: remove it"
             )
 
@@ -196,7 +196,7 @@ class ModelStateGuard:
         names = {name for name, _ in self._model.named_parameters(remove_duplicate=False)} | set(self._known)
         for name in self._model.state_dict():
             if name not in names:
-                raise Refused(
+                raise UnsupportedModelError(
                     f"'{name}' of the model's state is neither a parameter nor a buffer: it cannot be released"
                 )
 
@@ -271,7 +271,7 @@ def _is_known(hook: Any) -> bool:
 def refuse_new_hooks(model: nn.Module, known: dict[int, Any]) -> None:
     """Raise if the optimizer added hooks to the model: they would see activations without noise."""
     if list_hooks(model).keys() - known.keys():
-        raise Refused(
+        raise UnsupportedModelError(
             "the optimizer adds hooks to the model, which see inputs and activations of single examples without noise, "
             "so its updates are not covered: use an optimizer that reads gradients only"
         )

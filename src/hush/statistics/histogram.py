@@ -39,7 +39,7 @@ from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.calibration import smallest_sigma
 from hush.accounting.events import DpEvent
 from hush.accounting.noise_tails import Tails, check_std, grid
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError
 from hush.noise.base import add_noise
 from hush.randomness import Secret, normal, streams
 
@@ -110,7 +110,7 @@ def weigh_units(units: ArrayLike) -> Numbers:
     """1/m for each row of a unit with m rows, rounded down so that sums of them are exact."""
     _, whose, rows = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
     if len(rows) > MOST_UNITS:
-        raise Refused(f"more than {MOST_UNITS} units cannot be counted exactly: take a random part of them")
+        raise InvalidInputError(f"more than {MOST_UNITS} units cannot be counted exactly: take a random part of them")
     return np.asarray(np.floor(1 / (rows * FINEST))[whose.reshape(-1)] * FINEST, dtype=np.float64)
 
 

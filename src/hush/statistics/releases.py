@@ -23,7 +23,7 @@ from torch import nn
 from hush.data_release import DataRelease, Values
 from hush.datasets.models import Encoder
 from hush.datasets.problem import Problem
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
 from hush.statistics import class_counts, class_names, ranges
@@ -55,12 +55,12 @@ def plan_releases(
             "for a problem with private_classes=True, and for no other"
         )
     if not plan.private:
-        raise Refused(
+        raise NotProvenError(
             f"method '{plan.method}' adds no noise, so noisy releases before it would give no protection: use "
             "dp-sgd or another private method"
         )
     if (units is None) != (plan.unit == "example"):
-        raise Refused(
+        raise NotProvenError(
             f"the plan protects one {plan.unit}, and each must weigh 1 in a release before training: give the units of "
             "the rows exactly where the plan has a unit"
         )

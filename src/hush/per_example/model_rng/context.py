@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 from hush.per_example.model_rng.dispatch import Functions, Operations
 from hush.per_example.model_rng.numbers import ONE, Numbers, Places, draw_rows
 from hush.randomness import Counter, Secret, streams
@@ -71,7 +71,7 @@ class DrawLayouts:
     def of(two: DrawLog, three: DrawLog, *, rows: int = 1) -> DrawLayouts:
         """Decide from the draws on two and on three copies of one example, of ``rows`` rows each."""
         if [number for number, _ in two] != [number for number, _ in three]:
-            raise Refused(
+            raise UnsupportedModelError(
                 "the number of random draws in a forward depends on the batch size, so one more example would shift "
                 "the draws of the others: draw tensors that have the examples in one dimension"
             )
@@ -79,7 +79,9 @@ class DrawLayouts:
         for (number, a), (_, b) in zip(two, three, strict=True):
             kind = _decide_kind(a, b, rows)
             if found.setdefault(number, kind) != kind:
-                raise Refused("the model seeds torch's generator and draws different shapes from it: do not seed it")
+                raise UnsupportedModelError(
+                    "the model seeds torch's generator and draws different shapes from it: do not seed it"
+                )
         return DrawLayouts(found)
 
     @cached_property
@@ -96,7 +98,7 @@ class DrawLayouts:
         if isinstance(kind, PerExample):
             fits = kind.dim < len(shape) and shape[kind.dim] == n
         if kind is None or not fits:
-            raise Refused(
+            raise UnsupportedModelError(
                 f"random draw {number} of a forward has a different shape than in the first trial: in every forward, "
                 "draw tensors with the examples in their first dimension, or single numbers (shape ())"
             )
@@ -323,7 +325,7 @@ def _try_model(draws: RngScope, forward: Callable[[Any], Any], content: Any) -> 
             forward(few)
         rewind()
         if _read_other_generators() != others:
-            raise Refused(
+            raise UnsupportedModelError(
                 "the model, its losses or an augmentation draws from Python's random or from numpy, which is not "
                 "assigned to examples and not restored by a resume: draw with torch"
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 from hush.per_example.model_rng.numbers import Numbers
 from hush.per_example.model_rng.ops import FILLS, OPERATIONS, dropout, is_refused, make_refusal, rand, randn, randperm
 
@@ -118,7 +118,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         maps = _count_maps()
         if maps > 1:
-            raise Refused(
+            raise UnsupportedModelError(
                 "the model draws random numbers inside its own torch.func.vmap, where they cannot be assigned to "
                 "examples: draw them before the map"
             )
@@ -154,12 +154,12 @@ def _read_size(args: Any) -> tuple[int, ...]:
 
 def _check_options(func: Any, options: dict[str, Any]) -> None:
     if options.pop("generator", None) is not None:
-        raise Refused(
+        raise UnsupportedModelError(
             f"the model draws from its own generator ('{func.__name__}' with generator=…), whose numbers do not belong "
             "to examples: leave generator out, and the numbers come from the run's secret"
         )
     if options.pop("out", None) is not None:
-        raise Refused(f"the model calls '{func.__name__}' with out=…: use its result instead")
+        raise UnsupportedModelError(f"the model calls '{func.__name__}' with out=…: use its result instead")
 
 
 def _count_maps() -> int:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 from hush.randomness.cipher import BLOCK_BYTES, Keystream, encrypt_counters
 
 LONG = 4096  # rows with at least this many blocks are encrypted one by one
@@ -100,7 +100,9 @@ class Numbers:
 
     def _count_digits(self, dtype: torch.dtype) -> int:
         if dtype not in _DIGITS:
-            raise Refused(f"the model draws {str(dtype).removeprefix('torch.')} random numbers: draw real ones instead")
+            raise UnsupportedModelError(
+                f"the model draws {str(dtype).removeprefix('torch.')} random numbers: draw real ones instead"
+            )
         return _DIGITS[dtype]
 
     def draw_uniform(self, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.errors import Refused
+from hush.errors import UnsupportedModelError
 from hush.per_example.model_rng.numbers import Numbers, find_full_range
 
 Start = Callable[[Sequence[int], torch.device], Numbers]
@@ -215,9 +215,9 @@ FUSED = (
 )
 
 
-def make_refusal(name: str) -> Refused:
+def make_refusal(name: str) -> UnsupportedModelError:
     """The error for a random operation that cannot be used in private training."""
-    return Refused(f"the model uses the random operation '{name}', which {_REFUSED.get(name, FUSED)}")
+    return UnsupportedModelError(f"the model uses the random operation '{name}', which {_REFUSED.get(name, FUSED)}")
 
 
 def is_refused(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
