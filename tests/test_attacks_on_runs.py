@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from hush import InvalidInputError, Refused, make_plan
+from hush import InvalidInputError, make_plan
 from hush.accounting.guarantee import FIXED, HOOKED, TRAINED
-from hush.errors import RunStateError
+from hush.errors import ResumeError, RunStateError, UnsupportedModelError
 from hush.guarantees import Replay, ReplayHistory
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
@@ -44,10 +44,10 @@ def test_a_run_is_not_set_back_by_hand():
     run = plan.start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
     kept = run.state()
     run.step(run.batch(0))
-    with pytest.raises(Refused, match="only be restored from a checkpoint"):
+    with pytest.raises(ResumeError, match="checkpoint"):
         run.restore(kept)
     other = plan.start(nn.Linear(4, 3), cross_entropy, (X + 1, Y), secret=1)
-    with pytest.raises(Refused, match="only be restored from a checkpoint"):
+    with pytest.raises(ResumeError, match="checkpoint"):
         other.restore(run.state())
     for name, value in (("next", 0), ("history", other.history)):
         with pytest.raises(AttributeError):
@@ -68,7 +68,7 @@ def test_what_a_record_says_was_taken_is_never_less_than_the_run_knows():
 def test_a_run_is_not_copied_and_keeps_its_data():
     run = plan_for(24).start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
     for ask in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(Refused, match="a run cannot be copied"):
+        with pytest.raises(RunStateError):
             ask(run)
     for name in ("source", "ranks"):
         with pytest.raises(AttributeError):
@@ -86,17 +86,17 @@ TWICE = {
 
 @pytest.mark.parametrize("which", TWICE)
 def test_one_person_under_two_names_is_not_two_units(which):
-    with pytest.raises(InvalidInputError, match="two units"):
+    with pytest.raises(InvalidInputError, match="units"):
         number_units(TWICE[which])
     kinds = {type(name) for name in TWICE[which]}
     if kinds == {str}:
-        with pytest.raises(InvalidInputError, match="two units"):
+        with pytest.raises(InvalidInputError, match="units"):
             number_units(np.asarray(TWICE[which]))
 
 
 @pytest.mark.parametrize("missing", [("x", None), ("x", float("nan")), ("x", (1, float("nan")))])
 def test_a_key_of_several_parts_with_one_missing_names_nobody(missing):
-    with pytest.raises(InvalidInputError, match="some rows have no unit"):
+    with pytest.raises(InvalidInputError, match="unit"):
         number_units([("x", 1), missing])
 
 
@@ -128,7 +128,7 @@ def test_an_optimizer_that_looks_at_activations_is_refused(everywhere):
 
     plan = plan_for(24, optimizer=optimizer)
     try:
-        with pytest.raises(Refused, match="the optimizer adds hooks"):
+        with pytest.raises(UnsupportedModelError, match="hooks"):
             plan.start(model, cross_entropy, (X, Y))
     finally:
         for each in made:
@@ -271,5 +271,5 @@ class Standardised:
 
 
 def test_a_source_in_which_examples_meet_is_refused():
-    with pytest.raises(Refused, match="row from other examples"):
+    with pytest.raises(UnsupportedModelError, match="examples"):
         plan_for(24).start(nn.Linear(4, 3), cross_entropy, Standardised(), secret=1)

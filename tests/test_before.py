@@ -19,7 +19,7 @@ from torch.nn import functional
 from hush import make_plan
 from hush.checkpointing import Checkpoints
 from hush.data_release import DataRelease, Values, make_releases
-from hush.errors import BudgetExceededError, InvalidInputError, Refused
+from hush.errors import BudgetExceededError, InvalidInputError, NotProvenError, ResumeError
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
 from hush.plan import Plan
@@ -197,7 +197,7 @@ def test_a_run_that_goes_on_reads_the_values_and_does_not_draw_again(tmp_path: P
     never = replace(part, release=lambda secret: pytest.fail("drawn again"))
     assert torch.equal(make_releases(run, [never], private)["ranges"]["limits"], first)
     (private / "before-ranges.safetensors").unlink()
-    with pytest.raises(Refused, match="at step 5 .* the noisy ranges of the columns"):
+    with pytest.raises(ResumeError, match="5"):
         make_releases(run, [never], private)
     checkpoints.close()
 
@@ -222,16 +222,16 @@ def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pyte
     make_releases(run, [part_for(rows[0])], tmp_path)
     again = start(other, part_for(other[0]))
     assert again.secret == run.secret
-    with pytest.raises(Refused, match="was drawn for other data"):
+    with pytest.raises(ResumeError):
         make_releases(again, [part_for(other[0])], tmp_path)
-    with pytest.raises(Refused, match="was drawn for other data"):
+    with pytest.raises(ResumeError):
         make_releases(again, [part_for(other[0])])  # in this process, with nothing kept
     monkeypatch.setattr("hush.data_release._met", {})  # in another process the file knows
-    with pytest.raises(Refused, match="was drawn for other data"):
+    with pytest.raises(ResumeError):
         make_releases(again, [part_for(other[0])], tmp_path)
     one = rows[0].clone()
     one[7, 1] += 0.01
-    with pytest.raises(Refused, match="was drawn for other data"):
+    with pytest.raises(ResumeError):
         make_releases(again, [part_for(one)], tmp_path)
     assert make_releases(start(rows, part_for(rows[0])), [part_for(rows[0])], tmp_path)
 
@@ -243,7 +243,7 @@ def test_the_same_noise_never_comes_at_two_scales(tmp_path: Path, monkeypatch: p
     secret = Secret.from_seed(5, "one")
     make_releases(start(rows, part_for(rows[0]), secret), [part_for(rows[0])], tmp_path)
     for folder in (None, tmp_path):
-        with pytest.raises(Refused, match="or at another scale"):
+        with pytest.raises(ResumeError):
             make_releases(start(rows, more, secret), [more], folder)
         monkeypatch.setattr("hush.data_release._met", {})
 
@@ -253,9 +253,9 @@ def test_one_entry_of_the_plan_pays_for_one_release() -> None:
     first = part_for(rows[0])
     second = replace(first, key="again")
     run = start(rows, first)
-    with pytest.raises(Refused, match="another one like the noisy ranges"):
+    with pytest.raises(InvalidInputError, match="ranges"):
         make_releases(run, [first, second])
-    with pytest.raises(Refused, match="another one like the noisy ranges"):
+    with pytest.raises(InvalidInputError, match="ranges"):
         make_releases(run, [second])  # nor later, in a call of its own
     make_releases(run, [first])
     torch.manual_seed(0)
@@ -268,10 +268,10 @@ def test_a_release_that_counts_rows_does_not_protect_units() -> None:
     """One pair moves counts of rows twice as far as the event says; and one row changes what its pair counts as."""
     rows, noise = data()[0], calibrate_ranges(1.0, 1e-6, columns=2, adjacency="zero-out")
     by_row = plan_ranges(rows, [0, 1], noise, population=ROWS)
-    with pytest.raises(Refused, match="protects one pair, and the noisy ranges of the columns would count rows"):
+    with pytest.raises(NotProvenError, match="rows"):
         make_releases(start_on_pairs(by_row), [by_row])
     by_pair = plan_ranges(rows, [0, 1], noise, population=ROWS // 2, units=np.arange(ROWS) // 2)
-    with pytest.raises(Refused, match="protects one example, and the noisy ranges of the columns would count units"):
+    with pytest.raises(NotProvenError, match="units"):
         make_releases(start(data(), by_pair), [by_pair])
     assert make_releases(start_on_pairs(by_pair), [by_pair])
 
@@ -282,19 +282,19 @@ def test_units_are_content_too(tmp_path: Path) -> None:
     run = start_on_pairs(by_two)
     make_releases(run, [by_two], tmp_path)
     uneven = plan_ranges(rows, [0, 1], noise, population=200, units=np.minimum(np.arange(ROWS), 199))
-    with pytest.raises(Refused, match="was drawn for other data"):
+    with pytest.raises(ResumeError):
         make_releases(run, [uneven], tmp_path)
 
 
 def test_what_the_event_does_not_hold_is_refused() -> None:
     part = part_for(data()[0])
     run = make_plan("dp-sgd", **SETTING, epsilon=3.0).start(nn.Linear(2, 2), losses, data())
-    with pytest.raises(Refused, match="the plan's event does not include the noisy ranges of the columns"):
+    with pytest.raises(InvalidInputError, match="plan's"):
         make_releases(run, [part])
     less = replace(part, beside=replace(part.beside, event=dp_event.GaussianDpEvent(0.1)))
-    with pytest.raises(Refused, match="does not include"):
+    with pytest.raises(InvalidInputError):
         make_releases(start(data(), part), [less])
-    with pytest.raises(InvalidInputError, match="have the same key"):
+    with pytest.raises(InvalidInputError, match="key"):
         make_releases(start(data(), part), [part, part])
 
 
@@ -307,9 +307,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_proof_of_its_own_and_another_adjacency_are_refused() -> None:
     part = part_for(data()[0], "add-remove")
-    with pytest.raises(Refused, match="cannot be composed with the noisy ranges of the columns"):
+    with pytest.raises(NotProvenError, match="columns"):
         make_plan("dp-dice", **{**SETTING, "counted": False}, noise_multiplier=50.0, beside=(part.beside,))
-    with pytest.raises(Refused, match="is accounted under 'add-remove' adjacency"):
+    with pytest.raises(NotProvenError, match="'add-remove'"):
         make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,))
 
 

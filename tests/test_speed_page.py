@@ -33,5 +33,5 @@ def test_a_changed_figure_changes_the_pages(page: ModuleType, monkeypatch, tmp_p
 
 
 def test_a_part_that_is_none_is_not_taken(page: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="there is no part 'others'"):
+    with pytest.raises(SystemExit, match="'others'"):
         page.put("others", tmp_path / "figures.json")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from hush import make_plan
 from hush.checkpointing import Checkpoints
 from hush.data_source import Tensors
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError, ResumeError
 from hush.methods import catalogue
 from hush.privacy_unit import ROWS_PER_UNIT, Units, number_units, spread_rows
 from hush.randomness import Secret
@@ -136,20 +136,20 @@ def test_a_units_epsilon_is_that_of_as_many_examples() -> None:
 
 def test_a_plan_and_its_data_agree_about_the_unit() -> None:
     table = make_table()
-    with pytest.raises(InvalidInputError, match="protects single rows"):
+    with pytest.raises(InvalidInputError, match="rows"):
         start(make(unit="example"), table)
-    with pytest.raises(InvalidInputError, match="give unit="):
+    with pytest.raises(InvalidInputError, match="unit="):
         make().start(make_model(), losses, table.content)
-    with pytest.raises(InvalidInputError, match="rows_per_unit needs units"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit"):
         make(unit="example", examples=len(table.x)).start(make_model(), losses, table.content, rows_per_unit=2)
-    with pytest.raises(InvalidInputError, match=r"made for 240 units \(patient_id\)"):
+    with pytest.raises(InvalidInputError, match=r"240.*\(patient_id\)"):
         start(make(examples=240), table)
-    with pytest.raises(InvalidInputError, match="rows_per_unit must be a whole number"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit"):
         start(make(), table, rows_per_unit=0)
-    with pytest.raises(InvalidInputError, match="rows_per_unit must be at most 4096"):
+    with pytest.raises(InvalidInputError, match="rows_per_unit.*4096"):
         start(make(), table, rows_per_unit=10**11)
     for name in ("", " ", "a\nb", "x" * 101):
-        with pytest.raises(InvalidInputError, match="unit must be a name"):
+        with pytest.raises(InvalidInputError, match="unit"):
             make(unit=name)
     assert start(make(), table, rows_per_unit=None).source.most == ROWS_PER_UNIT
 
@@ -238,7 +238,7 @@ def test_a_run_goes_on_to_the_same_bits_and_only_with_the_same_units(tmp_path, s
     moved_row = replace(table, ids=[*table.ids[:-1], table.ids[0]])
     for other, said in ((begin(moved_row), "other data"), (begin(table, 2), "rows_per_unit was 3 and is 2")):
         kept = Checkpoints(tmp_path)
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(ResumeError, match=said):
             kept.restore(other, kept.newest().saved)
         kept.close()
     again, kept = begin(table), Checkpoints(tmp_path)
@@ -265,7 +265,7 @@ ROW_BY_ROW = ("sanitize", "sanitize-once", "sanitize-frozen", "sanitize-hybrid",
 
 @pytest.mark.parametrize("method", ROW_BY_ROW)
 def test_what_releases_rows_one_by_one_has_no_proof_for_units(method: str) -> None:
-    with pytest.raises(Refused, match="not for all rows of one patient_id"):
+    with pytest.raises(NotProvenError, match="patient_id"):
         make_plan(
             method, examples=24, batch_size=8, epochs=2, noise_multiplier=1.0, accept_claimed=True, unit="patient_id"
         )

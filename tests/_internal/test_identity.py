@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 
 from hush.checkpointing import Checkpoints
-from hush.errors import Refused
+from hush.errors import InvalidInputError, ResumeError
 from hush.methods import catalogue, make_plan
 from hush.noise import Independent, Stages
 from hush.optimizers import SGD, Adam, Cosine, Grouped, TorchOptim
@@ -85,7 +85,7 @@ def test_another_noise_schedule_does_not_take_over_the_first_ones_steps(tmp_path
     spent, stated = (scheduled(lambda step, low=low: low).guarantee().epsilon for low in (0.3, 3.0))
     assert spent > 10 * stated
     stopped(scheduled(lambda step: 0.3), tmp_path, 8)
-    with pytest.raises(Refused, match=r"another plan \(noise\.scales\.first"):
+    with pytest.raises(ResumeError, match=r"\(noise\.scales\.first"):
         resume(scheduled(lambda step: 3.0), tmp_path)
 
 
@@ -206,15 +206,15 @@ UNKNOWN = {
 def test_what_cannot_be_told_has_no_identity(which, tmp_path, capsys) -> None:
     rule, why = UNKNOWN[which]
     p = with_rule(rule)
-    with pytest.raises(Refused, match=f"takes no secret seed.*{why}"):
+    with pytest.raises(InvalidInputError, match=f"takes no secret seed.*{why}"):
         p.start(model(), losses, data(), secret=3)
     if which.startswith("an optimizer"):
         return  # it does not run either
     stopped(p, tmp_path, 2)
     assert "not resumed" in capsys.readouterr().err
-    with pytest.raises(Refused, match=f"cannot be resumed.*{why}"):
+    with pytest.raises(ResumeError, match=f"cannot be resumed.*{why}"):
         resume(p, tmp_path)
-    with pytest.raises(Refused, match="cannot be resumed"):
+    with pytest.raises(ResumeError):
         resume(plan(), tmp_path)
 
 

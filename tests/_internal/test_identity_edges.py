@@ -15,7 +15,7 @@ from torch import nn
 from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
 from hush._internal.tensors import Named, State
 from hush.clipping import Channel, ClippedSum
-from hush.errors import Refused
+from hush.errors import NotProvenError
 from hush.matrix_factorization import Diagonal
 from hush.methods import make_plan
 from hush.noise import Independent
@@ -96,7 +96,7 @@ def test_two_classes_of_named_tuples() -> None:
 def test_attributes_that_are_no_fields(kind: Callable[[Any], Any]) -> None:
     assert fingerprint(kind(1)) != fingerprint(kind(2))
     assert fingerprint(kind(1)) == fingerprint(kind(1))
-    with pytest.raises(NoIdentity, match="extra is a"):
+    with pytest.raises(NoIdentity):
         fingerprint(kind(lambda step: 1.0))
 
 
@@ -115,7 +115,7 @@ def test_an_optimizers_own_attributes_and_hooks() -> None:
 
     assert made(lambda p: Stepping(p.values(), 1)) != made(lambda p: Stepping(p.values(), 2))
     assert made(lambda p: Stepping(p.values(), 1)) == made(lambda p: Stepping(p.values(), 1))
-    with pytest.raises(NoIdentity, match="power is a"):
+    with pytest.raises(NoIdentity):
         made(lambda p: Stepping(p.values(), lambda step: 1))
 
     def hooked(p: Named) -> torch.optim.Optimizer:
@@ -152,7 +152,7 @@ def test_a_bound_that_changed_after_the_run_was_started_is_refused() -> None:
         batches = run.batches()
         run.step(next(batches))
         BOUND[0] = 100.0
-        with pytest.raises(Refused):
+        with pytest.raises(NotProvenError):
             run.step(next(batches))
     finally:
         BOUND[0] = 1.0

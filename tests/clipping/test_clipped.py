@@ -274,13 +274,13 @@ class TestClipping:
             assert factor * norm <= Clipping(clip, mode).bound * (1 + 1e-12)
 
     def test_bad_values_are_refused_by_name(self) -> None:
-        with pytest.raises(InvalidInputError, match="clip must be above zero"):
+        with pytest.raises(InvalidInputError, match="clip"):
             ClippedSum(0.0)
-        with pytest.raises(InvalidInputError, match="unknown clip mode 'automatc': did you mean 'automatic'"):
+        with pytest.raises(InvalidInputError, match="'automatc'.*'automatic'"):
             ClippedSum(1.0, "automatc")
-        with pytest.raises(InvalidInputError, match="clip must be a finite number"):
+        with pytest.raises(InvalidInputError, match="number"):
             TwoPoint(Clipping(math.nan), 0.5, 0.5)
-        with pytest.raises(InvalidInputError, match="kappa must be above 0 and at most 1"):
+        with pytest.raises(InvalidInputError, match="0.*1"):
             TwoPoint.of(Clipping(), 0.0, 0.5)
         with pytest.raises(InvalidInputError):
             ErrorFeedback(1.0, 1.0, "automatic")

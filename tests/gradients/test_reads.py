@@ -435,7 +435,7 @@ def test_torch_func_s_own_word_is_heard(monkeypatch):
     monkeypatch.setattr("hush.per_example.reads.READS", frozenset())
     monkeypatch.setattr("hush.per_example.reads._find_kind", lambda func: "")
     model = Reading(by_bool)
-    with pytest.warns(GradientWarning, match="one backward pass an example"):
+    with pytest.warns(GradientWarning, match="example"):
         take_steps(start(model, x=ODD))
     assert verdict_of(model, cross_entropy).engine == "one by one"
 

@@ -90,9 +90,9 @@ def test_what_seeds_and_checkpoints_know_it_by():
 
 
 def test_refusals():
-    with pytest.raises(InvalidInputError, match="needs 3 scales, got 2"):
+    with pytest.raises(InvalidInputError, match="3.*2"):
         Diagonal(3, (1.0, 1.0))
-    with pytest.raises(InvalidInputError, match="noise_schedule must be above zero"):
+    with pytest.raises(InvalidInputError, match="noise_schedule"):
         Diagonal(2, (1.0, 0.0))
     with pytest.raises(InvalidInputError, match="steps"):
         Diagonal(0)

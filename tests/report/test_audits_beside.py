@@ -44,7 +44,7 @@ def test_the_file_in_the_store_beside_it_or_named(store: Path, tmp_path: Path) -
     add_findings(tmp_path / "found.json", [replace(BROKEN, method="dp-y"), HELD])
     (named,) = find_audits_beside(store, tmp_path / "found.json")
     assert (named.method, named.status, named.verdict, named.epsilon_lower) == ("dp-y", "claimed", "refuted", 2.5)
-    with pytest.raises(InvalidInputError, match="there is no file"):
+    with pytest.raises(InvalidInputError, match="file"):
         find_audits_beside(store, tmp_path / "nothing.jsonl")
 
 

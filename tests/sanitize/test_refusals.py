@@ -239,7 +239,7 @@ class TestBeforeTheCharge:
         model = nn.Linear(FEATURES, CLASSES)
         run = start("label-rr", model, rows=(features, labels))
         seen = self.charged_by(run)
-        with pytest.raises(InvalidInputError, match="the labels must be whole numbers from 0 to 2"):
+        with pytest.raises(InvalidInputError, match="0.*2"):
             run.step(next(run.batches()))
         assert seen == []
 
@@ -254,14 +254,14 @@ class TestBeforeTheCharge:
         features[7, 0] = 77
         run = start("sanitize-once", make(Picky, "sanitize-once"), rows=(features, labels))
         seen = self.charged_by(run)
-        with pytest.raises(ValueError, match="no 77"):
+        with pytest.raises(ValueError, match="77"):
             run.step(next(run.batches()))
         assert seen == []
 
     def test_a_query_that_cannot_be_prepared(self):
         made = plan("label-rr")
         bare = dataclasses.replace(made, query=Bare(made.query))
-        with pytest.raises(InvalidInputError, match="Bare .* cannot be prepared"):
+        with pytest.raises(InvalidInputError):
             bare.start(nn.Linear(FEATURES, CLASSES), losses, data())
 
 

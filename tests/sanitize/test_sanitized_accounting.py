@@ -12,7 +12,7 @@ from networks import plan
 from scipy import stats
 
 from hush.accounting.gaussian import Participating, gaussian_delta
-from hush.errors import InvalidInputError, Refused
+from hush.errors import InvalidInputError, NotProvenError
 from hush.methods import make_plan
 from hush.sampling import PoissonSampled, Reshuffled
 
@@ -108,27 +108,27 @@ class TestRefused:
     @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid"])
     @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
     def test_another_adjacency(self, method, adjacency):
-        with pytest.raises(Refused, match="'replace'"):
+        with pytest.raises(NotProvenError, match="'replace'"):
             plan(method, adjacency=adjacency)
 
     def test_a_claim_that_nobody_accepted(self):
-        with pytest.raises(Refused, match="accept-claimed"):
+        with pytest.raises(NotProvenError):
             plan("sanitize", accept_claimed=False)
 
     def test_a_unit_of_several_rows(self):
         from dataclasses import replace
 
-        with pytest.raises(Refused):
+        with pytest.raises(NotProvenError):
             replace(plan("sanitize-once"), unit="patient")
 
     def test_no_noise(self):
-        with pytest.raises(InvalidInputError, match="noise_multiplier must be"):
+        with pytest.raises(InvalidInputError, match="noise_multiplier"):
             plan("sanitize-once", noise_multiplier=0.0)
 
     def test_a_number_of_releases(self):
-        with pytest.raises(InvalidInputError, match="releases must be a whole number from 1 to the 10 steps"):
+        with pytest.raises(InvalidInputError, match="1.*10"):
             plan("sanitize-frozen", releases=0)
 
     def test_an_order_that_changes_nothing(self):
-        with pytest.raises(Refused, match="use sampling 'shuffled'"):
+        with pytest.raises(NotProvenError, match="'shuffled'"):
             plan("sanitize-once", sampling="same-order")

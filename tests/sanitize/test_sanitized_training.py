@@ -61,7 +61,7 @@ def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> N
         "3.inner.bias",
     }
     assert model[3].sanitize.clip == 0.25
-    with pytest.raises(InvalidInputError, match="the model has no module 'head'"):
+    with pytest.raises(InvalidInputError, match="'head'"):
         insert_layer(catalogue.load("digits-mlp"), LayerPlace("head"), frozen=True).model()
 
 
