@@ -6,7 +6,7 @@ import copy
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -327,8 +327,8 @@ def check_repeats(source: Source) -> None:
     dataset = source.dataset if isinstance(source, Collated) else None
     places = None
     while isinstance(dataset, Subset):
-        own = np.asarray(list(map(int, dataset.indices)), np.int64)
-        own, dataset = np.where(own < 0, own + len(dataset.dataset), own), dataset.dataset
+        own, whole = np.asarray(list(map(int, dataset.indices)), np.int64), cast("Any", dataset.dataset)
+        own, dataset = np.where(own < 0, own + len(whole), own), whole
         places = own if places is None else own[places]
     if places is not None and len(different := np.unique(places)) < len(places):
         raise DataError(
