@@ -566,7 +566,7 @@ def _count_frequencies(steps: Sequence[_Tilted], counts: Sequence[int], size: in
         logs += count / 2 * np.log(np.minimum(highest, 1.0))
     over = np.flatnonzero(logs > math.log(DROPPED))
     first = int(over[-1]) + 1 if len(over) else 0  # from points 2π·first/points on, all are small enough
-    return min(math.ceil(first * size / points) + 1, size // 2 + 1)
+    return int(min(math.ceil(first * size / points) + 1, size // 2 + 1))
 
 
 def _power(values: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
