@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from hush import Refused, make_plan
+from hush import make_plan
 from hush.errors import DataError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from test_attacks import X, Y, cross_entropy, plan_for, seeded_linear

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from hush import InvalidInputError, Refused, make_plan
+from hush import InvalidInputError, make_plan
 from hush.accounting.guarantee import FIXED, HOOKED, TRAINED, UPDATED
-from hush.errors import RunStateError
+from hush.errors import ResumeError, RunStateError, UnsupportedModelError
 from hush.guarantees import Replay, ReplayHistory
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
