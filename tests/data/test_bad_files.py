@@ -43,7 +43,7 @@ def test_an_archive_that_unpacks_to_a_thousandfold(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(images, "SUSPECT", 1 << 20)
     path = archive(tmp_path / "a.npz", x=npy("(400000, 1)", content=bytes(3_200_000)), y=npy("(1,)", "<i8", bytes(8)))
     assert path.stat().st_size < 10_000
-    with pytest.raises(InvalidInputError, match="3 MiB"):
+    with pytest.raises(InvalidInputError, match="3.*MiB"):
         read_arrays(path, None)
 
 

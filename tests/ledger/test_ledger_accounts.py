@@ -104,7 +104,7 @@ class TestBudget:
         ledger = Ledger(path)
         assert ledger.budget("d", 0.5, 1e-5).epsilon == 0.5
         a = account(path, planned=900)
-        with pytest.raises(BudgetExceededError, match=r"ε = 1\..*ε = 0\.5"):
+        with pytest.raises(BudgetExceededError, match=r"ε.*=.*1\..*ε.*=.*0\.5"):
             a.charge()
         assert "a" not in Ledger(path).spends("d")
         ledger.set_budget("d", 5.0, 1e-5)
@@ -120,7 +120,7 @@ class TestBudget:
     def test_by_hand(self, path):
         ledger = Ledger(path)
         ledger.add("d", 0.5, 1e-6, run="census table")
-        with pytest.raises(InvalidInputError, match="'census table'"):
+        with pytest.raises(InvalidInputError, match="'census.*table'"):
             ledger.add("d", 0.5, 1e-6, run="census table")
         assert Ledger(path).total("d").epsilon == 0.5
 
@@ -198,7 +198,7 @@ class TestNames:
         Ledger(path).set_budget("patients", 0.5, 1e-5)
         a = account(path, dataset=name)
         assert a.dataset == "patients"
-        with pytest.raises(BudgetExceededError, match=r"1000 .*'patients'.*ε = 0\.5"):
+        with pytest.raises(BudgetExceededError, match=r"1000.*.*'patients'.*ε.*=.*0\.5"):
             a.charge()
         account(path, dataset=name, planned=1).charge()
         assert Ledger(path).datasets() == ["patients"]

@@ -46,7 +46,7 @@ def start(rule):
     ids=["bare", "average", "group"],
 )
 def test_a_scheduler_that_is_too_short_is_refused_before_the_first_step(rule) -> None:
-    with pytest.raises(InvalidInputError, match="OneCycleLR.*2.*plan's 6.*6"):
+    with pytest.raises(InvalidInputError, match="OneCycleLR.*2.*plan's.*6.*6"):
         start(rule)
 
 
