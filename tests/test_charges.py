@@ -267,7 +267,7 @@ def test_tails_that_one_run_can_afford_are_counted_whole_where_several_are_compo
         if name == "one":
             assert Ledger(ledger).total("d", p.delta).epsilon == pytest.approx(run.guarantee.epsilon, rel=1e-9)
     event = dp_event.ComposedDpEvent([spend.cost.event for spend in spends])
-    left = p.delta - 2 * STEPS * p.room.overflow - 2 * adds_up
+    left = p.delta - 2 * adds_up
     exact = epsilon(event, left, adjacency=p.neighbours)
     assert Ledger(ledger).total("d", p.delta).epsilon == pytest.approx(exact, rel=1e-9)
 

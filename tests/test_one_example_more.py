@@ -28,7 +28,7 @@ QUICK = ("plain", "alike", "powers")  # where thousands of rows are computed
 def said(name: str, stage: Stage, moved: float) -> None:
     if SEARCH:
         clips = moved * (1 + stage.plan.charge)
-        where = f"{name}, {stage.plan.room.places} places, {stage.plan.arithmetic}"
+        where = f"{name}, chunks of {stage.run.state()['chunk_rows']}, {stage.plan.arithmetic}"
         sys.stdout.write(f"\n{where}: {clips:.7f} clips of {1 + stage.plan.charge:.7f} charged\n")
 
 

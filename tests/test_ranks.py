@@ -16,6 +16,7 @@ from hush.distributed.group import SingleProcess, find_own_device
 from hush.errors import DistributedError
 from hush.methods import make_plan
 from hush.noise_addition import cut_shards
+from hush.per_example.chunks import PROCESSES, Cut
 from hush.randomness import BLOCK
 from hush.run import Run
 from hush.training import take_steps
@@ -77,9 +78,9 @@ def test_every_process_counts_what_the_record_of_process_0_knows(tmp_path: Path)
 def test_with_other_pieces_two_processes_would_sum_the_same_example() -> None:
     """Why they are refused."""
     run = plan("dp-sgd").start(model(), losses, data(), secret=1)
-    seats = [run._summing.seats().of(run.plan.room, size, 2, "fast") for size in (4, 3)]
-    taken = seats[0].assign(run.secret, 0, run.plan.room.places)
-    summed = [torch.cat([p.chosen for p in seats[rank].cut(taken, rank, 2)]).tolist() for rank in range(2)]
+    cuts = [Cut.of(rows, 400, "rigorous") for rows in (4, 3)]
+    order = cuts[0].order(run.secret, 0, 20)
+    summed = [[i for b in cuts[rank].cut(order, rank, 2) for c in b for i in c.chosen.tolist()] for rank in range(2)]
     assert set(summed[0]) & set(summed[1])
 
 
@@ -152,15 +153,10 @@ def test_a_checksum_sees_every_bit_and_every_place() -> None:
     assert checksum([vector]) == checksum([vector.clone()]) < 2**52
 
 
-def test_the_rounding_that_is_charged_holds_for_many_processes() -> None:
-    """Blocks with a place are at most as many as places, however many processes there are: a process adds zeros."""
-    room = plan("dp-sgd").room
-    run = plan("dp-sgd").start(model(), losses, data(), secret=1)
-    for world in (1, 2, 7, 100):
-        seats = run._summing.seats().of(room, 4, world, "fast")
-        filled = [n for n in range(seats.pieces) if seats.sides(n)[0] < seats.sides(n)[1]]
-        assert len(filled) <= seats.places
-        assert sum(high - low for low, high in map(seats.sides, filled)) == seats.places
+def test_more_processes_than_are_charged_for_are_refused() -> None:
+    check_shareable(plan("dp-sgd"), SingleProcess(0, PROCESSES))
+    with pytest.raises(DistributedError, match=str(PROCESSES)):
+        check_shareable(plan("dp-sgd"), SingleProcess(0, PROCESSES + 1))
 
 
 def test_rows_released_before_the_first_step_are_for_one_process() -> None:

@@ -24,7 +24,7 @@ from hush.guarantees import Replay, ReplayHistory, account_attempts
 from hush.noise import Independent, Stages
 from hush.plan import Plan
 from hush.randomness import Secret, generator
-from hush.sampling import Room, SameOrder
+from hush.sampling import SameOrder
 
 
 def composed(p: Plan, *events) -> float:
@@ -42,8 +42,9 @@ class Own:
     def participation(self) -> SameOrder:
         return SameOrder(N // BATCH, self.steps)
 
-    def room(self, chance: float) -> Room:
-        return Room(BATCH)
+    @property
+    def largest_batch(self) -> int:
+        return BATCH
 
     def indices(self, secret: Secret, step: int, population: int) -> torch.Tensor:
         order = generator(secret, "mine", 0).permutation(population)

@@ -353,7 +353,7 @@ def account_attempts(plan: Plan, history: ReplayHistory, coordinates: int = 1) -
 
 
 def find_accounted_delta(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> float:
-    """δ that `account_attempts` passes to the accountant: what noise truncation and overfull batches leave of it."""
+    """δ that `account_attempts` passes to the accountant: what noise truncation leaves of it."""
     if not plan.private or not history.again:
         return plan.delta_left()
     attempts = history.reached(plan.steps).attempts
@@ -578,7 +578,5 @@ def _write(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _tell_arithmetic(plan: Plan) -> dict[str, Any]:
-    """The cost of floating point: the places of a step, and the share that rounding adds to the bound."""
-    room = plan.room
-    lost = {"overflow": room.overflow, "delta": plan.steps * room.overflow}
-    return {"mode": plan.arithmetic, "places": room.places, "charge": plan.charge, **lost}
+    """The cost of floating point: the share that rounding adds to the bound."""
+    return {"mode": plan.arithmetic, "charge": plan.charge}

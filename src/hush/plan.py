@@ -47,6 +47,7 @@ from hush.accounting.guarantee import (
 )
 from hush.accounting.noise_tails import SHARE, Tails, check_std
 from hush.accounting.selection import Trials
+from hush.aggregation import find_rows, is_rigorous
 from hush.clipping import ADDED, Channel, HasHiddenState, NeedsPreparation, Query
 from hush.data_release import ComposedRelease, extra_delta, join_names
 from hush.data_source import (
@@ -72,7 +73,7 @@ from hush.per_example.augmentation import average_rows
 from hush.privacy_unit import Units
 from hush.randomness import Secret
 from hush.run import Run, count_coordinates
-from hush.sampling import Room, Sampler
+from hush.sampling import Sampler
 
 LEAST = 0.9  # share of the declared number of examples; with fewer, batches are much smaller than the plan's divisor
 
@@ -156,14 +157,9 @@ class Plan:
         return self.sigma * self.sensitivity
 
     @cached_property
-    def room(self) -> Room:
-        """The capacity of a step; batches that exceed it cost a share of δ over all steps."""
-        return self.sampler.room(chunks.SHARE * self.delta / self.steps)
-
-    @cached_property
     def charge(self) -> float:
         """Relative amount that floating-point rounding of sums adds to every bound."""
-        return chunks.charge(self.room.places) if self.noisy else 0.0
+        return chunks.charge(self.sampler.largest_batch) if self.noisy else 0.0
 
     @cached_property
     def channels(self) -> Mapping[str, Channel]:
@@ -200,12 +196,12 @@ class Plan:
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()} | free
 
     def delta_left(self, steps: int | None = None, attempts: int = 1) -> float:
-        """δ that remains after overfull batches, truncation of the noise, and the composed releases.
+        """δ that remains after truncation of the noise, and the composed releases.
 
         If ``steps`` were taken in several attempts, every attempt pays for its own truncation."""
         count = self.steps if steps is None else steps
         times = max(attempts, -(-count // self.steps))
-        lost = times * self.tails + count * self.room.overflow + extra_delta(self.beside)
+        lost = times * self.tails + extra_delta(self.beside)
         return self.delta - (lost if self.trials is None else self.trials.loss_factor * lost)
 
     def tails_beside(self, coordinates: int) -> float:
@@ -418,15 +414,16 @@ class Plan:
             check_parts(rows)
         check_number_types(model, losses, rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
+        if isinstance(source, Units):
+            losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         if secret is not None and not isinstance(secret, Secret):
-            secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model))
+            cut = [f"chunks of {find_rows(plan, trainable(model), source, microbatch)}"] if is_rigorous(plan) else []
+            secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
         with_tails = plan.with_tails(count_coordinates(plan, model, source))
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
         for text in _list_data_conditions(data, rows, self.unit):
             with_tails = with_tails.assuming(text)
-        if isinstance(source, Units):
-            losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         run = Run(
             with_tails,
             model,

@@ -304,7 +304,7 @@ class Run:
         Allowed before the first step, or with the same values when the run is resumed."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.checked, begun=False)
+            self._summing.restore(self.microbatch, self._summing.rows, self._summing.checked, begun=False)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -411,6 +411,7 @@ class Run:
             "secret": self._secret.to_json(),
             "history": self.history.to_json(),
             "microbatch": self.microbatch,
+            "chunk_rows": self._summing.rows,
             "world": self.ranks.world,
             "checked": self._summing.checked,
             "isolated": self._summing.isolated,
@@ -450,7 +451,9 @@ class Run:
             self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
         begun, isolated = self.next > 0, bool(state.get("isolated", False))
-        self._summing.restore(state["microbatch"], state["checked"], begun=begun, isolated=isolated)
+        self._summing.restore(
+            state["microbatch"], state["chunk_rows"], state["checked"], begun=begun, isolated=isolated
+        )
 
     @property
     def losses(self) -> Losses:
@@ -459,7 +462,7 @@ class Run:
 
     @property
     def microbatch(self) -> int:
-        """The largest number of examples in a chunk of a batch."""
+        """The largest number of examples that are computed before their gradients are summed."""
         return self._summing.microbatch
 
     def stated(self) -> Plan:

@@ -103,7 +103,7 @@ def test_attributes_that_are_no_fields(kind: Callable[[Any], Any]) -> None:
 def test_what_was_computed_once_and_kept_is_no_attribute() -> None:
     one, other = plan(), plan()
     assert one.sensitivity == 1.0
-    assert one.room.places
+    assert one.charge
     assert one.fingerprint() == other.fingerprint()
 
 

@@ -20,7 +20,7 @@ from hush.noise.base import Noise, Rows
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.result import PerExampleGradients
 from hush.randomness import Secret, generator
-from hush.sampling import PoissonSampled, Room
+from hush.sampling import PoissonSampled
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,9 @@ class CalledPoisson:
     def participation(self) -> PoissonSampled:
         return PoissonSampled(self.batch_size / self.examples, self.steps)
 
-    def room(self, chance: float) -> Room:
-        return Room(2 * self.batch_size)
+    @property
+    def largest_batch(self) -> int:
+        return 2 * self.batch_size
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         last = population - step * self.batch_size

@@ -24,7 +24,7 @@ CONSTANTS = {
     "METRICS_CONTENT": "figures content",
     "NOISE_PREVIEW": "noise show",
     "ORDER": "order",
-    "PLACES": "places",
+    "ROW_ORDER": "row order",
     "PREVIEW_ROWS": "noise",
     "RELEASE_CONTENT": "before content",
     "ROWS": "rows",

@@ -78,7 +78,7 @@ def sums_of(model, rows, loss=losses, *, in_two=True):
     source = as_source(data())
     query, _ = Hybrid(Clipping(0.01)).prepare(Start(model, loss, source, lambda: Secret.from_seed(0, "t"), STDS))
     places = torch.arange(N)
-    piece = Chunk(places, places, ((0, N),), None)
+    piece = Chunk(places, places)
     with (
         model_randomness(Secret.from_seed(1, "t"), 0, places, torch.device("cpu")),
         torch.enable_grad(),

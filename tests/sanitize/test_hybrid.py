@@ -28,7 +28,7 @@ def sums_of(model, features, labels, seed=1):
     start = Start(model, losses, as_source(data()), lambda: Secret.from_seed(0, "t"), STDS)
     query, _ = Hybrid(Clipping(0.01)).prepare(start)
     places = torch.arange(len(features))
-    piece = Chunk(places, places, ((0, len(features)),), None)
+    piece = Chunk(places, places)
     secret = Secret.from_seed(seed, "test")
     with model_randomness(secret, 0, places, torch.device("cpu")), torch.enable_grad(), microbatch_scope(piece):
         return query.piece(model, losses, (features, labels), {})

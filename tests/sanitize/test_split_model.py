@@ -62,7 +62,7 @@ def prepare(model: nn.Module, losses) -> Hybrid:
 def sum_heads(model: nn.Module, losses, features: Tensor, step: int, query: Hybrid | None = None) -> dict[str, Tensor]:
     data, query = (features, Y.clone()), query or prepare(model, losses)
     places = torch.arange(len(features))
-    piece = Chunk(places, places, ((0, len(features)),), None)
+    piece = Chunk(places, places)
     randomness = model_randomness(Secret.from_seed(1, "test"), step, places, torch.device("cpu"))
     with randomness, torch.enable_grad(), microbatch_scope(piece):
         return query.piece(model, losses, data, {})["head"]

@@ -120,7 +120,7 @@ def _check_kinds(facts: dict[str, Any], state: State) -> None:
         and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests", "secret"))
         and all(_is_count(facts.get(name, 1)) for name in ("steps", "step", "threads"))
         and facts.get("threads", 1) <= MOST_THREADS
-        and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
+        and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "chunk_rows", "world"))
         and all(isinstance(value, Tensor) for kind in ("params", "buffers") for value in state.get(kind, {}).values())
         and isinstance(state.get("noise", {}), dict)
         and (not facts.get("ledger") or all(isinstance(facts["ledger"][k], str) for k in ("name", "path", "dataset")))

@@ -23,6 +23,7 @@ from hush.clipping import NeedsPreparation
 from hush.data_source import Source, Tensors
 from hush.distributed.group import ProcessGroup
 from hush.errors import DistributedError, InvalidInputError
+from hush.per_example.chunks import PROCESSES
 from hush.privacy_unit import Units
 from hush.randomness import Secret, generator, seeded, streams
 from hush.randomness.cipher import Octets, compute_tag
@@ -129,6 +130,8 @@ STANDING = streams.CONSISTENCY
 
 def check_shareable(plan: Plan, ranks: ProcessGroup) -> None:
     """Raise an error for a plan that several processes cannot share."""
+    if ranks.world > PROCESSES:
+        raise DistributedError(f"at most {PROCESSES} processes can share a run, got {ranks.world}: use fewer")
     if ranks.world > 1 and isinstance(plan.query, NeedsPreparation):
         raise DistributedError(
             f"method '{plan.method}' releases rows before its first step, which is not supported on several processes: "
@@ -179,9 +182,10 @@ def _digest_run(plan: Plan, model: nn.Module, source: Source, secret: Secret) ->
     return {"plan": known, "weights": digest_weights(model, secret), "data": data}
 
 
-def mark_step(secret: Secret, step: int, microbatch: int) -> Tensor:
-    """What decides which examples a process sums, as numbers that reveal nothing about the secret."""
-    return torch.tensor([*secret.derive(STANDING, step), microbatch])
+def mark_step(secret: Secret, step: int, *cut: int) -> Tensor:
+    """What decides which examples a process sums (``cut`` is how a batch is cut), as numbers that reveal nothing about
+    the secret."""
+    return torch.tensor([*secret.derive(STANDING, step), *cut])
 
 
 def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:

@@ -11,7 +11,7 @@ from __future__ import annotations
 # Sampling and aggregation
 ORDER = "order"  # fixed batches and groups; stays with the first secret of a run when a fresh one replaces it
 SAMPLING = "sampling"  # coins and subsets of each step
-PLACES = "places"  # the slots of a batch
+ROW_ORDER = "row order"  # the order of the examples of a batch, which is cut into chunks
 SPOT_CHECK = "spot check"  # which steps and rows the isolation checks look at
 
 # Noise
