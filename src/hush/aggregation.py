@@ -94,7 +94,7 @@ class Aggregator:
 
     @property
     def _rigorous(self) -> bool:
-        return self._plan.noisy and self._plan.arithmetic == "rigorous"
+        return self._plan.adds_noise and self._plan.arithmetic == "rigorous"
 
     def check_threads(self) -> None:
         """Raise if the number of threads changed and the last bits depend on it."""
@@ -120,7 +120,7 @@ class Aggregator:
 
     def start(self, public: State) -> None:
         """Check the arithmetic and choose the engine, once per process and after a resume."""
-        if self._started or self._untouched is None or not self._plan.noisy:
+        if self._started or self._untouched is None or not self._plan.adds_noise:
             return
         with self._untouched.during_forward(complete=True), self._kernels():
             found = self.check_start(public)
@@ -194,7 +194,7 @@ class Aggregator:
         A model that is computed one example at a time may still remember an example (in a list, a global, a whole
         number). The number of checks is the planned one, which is public. The number of steps checked so far is not
         stated, because the secret selects these steps."""
-        if not self._plan.noisy or is_known_separate(self._model, self.losses):
+        if not self._plan.adds_noise or is_known_separate(self._model, self.losses):
             return ""
         if self.isolated:
             return FORGETFUL
@@ -202,7 +202,7 @@ class Aggregator:
 
     def seats(self) -> Seats:
         """The places of a step, cut into chunks."""
-        mode = self._plan.arithmetic if self._plan.noisy else "fast"
+        mode = self._plan.arithmetic if self._plan.adds_noise else "fast"
         return Seats.of(self._plan.room, self.microbatch, self._ranks.world, mode)
 
     def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
@@ -215,7 +215,7 @@ class Aggregator:
         return [piece.chosen for piece in self._seat(secret, step, indices)]
 
     def _watch_model(self) -> ModelStateGuard | None:
-        return ModelStateGuard(self._model, self._params) if self._plan.private else None
+        return ModelStateGuard(self._model, self._params) if self._plan.adds_noise else None
 
     def _sum_pieces(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         total: Sums | None = None
@@ -251,7 +251,7 @@ class Aggregator:
 
         Rows padded to their batch would reveal who is in it. Values that are not tensors must equal those of an empty
         batch."""
-        if self._plan.private:
+        if self._plan.adds_noise:
             if self._parts is None:
                 self._parts = list_parts(take_nothing(self._source))
             refuse_other_parts(self._parts, rows, count)
@@ -266,7 +266,7 @@ class Aggregator:
         public: State,
         digests: RowDigests | None = None,
     ) -> Sums:
-        query, checks = self._query, self._reads if self._plan.noisy else None
+        query, checks = self._query, self._reads if self._plan.adds_noise else None
         if self._reads.found and len(piece.places):
             piece, content = self._add_empty_row(piece, content)
             if digests is not None:
@@ -294,7 +294,7 @@ class Aggregator:
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret selects."""
-        return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._plan.noisy else self.losses
+        return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._plan.adds_noise else self.losses
 
 
 @contextmanager
