@@ -82,8 +82,7 @@ def list_rows() -> list[Row]:
             "features",
             {"method": "sanitize-once"},
         ),
-        *list_responses(1, "one stage"),
-        *list_responses(2, "two stages"),
+        *list_responses(),
         Row(MNIST, "`dp-sgd`, batches of 1000, averaged weights", "example", {**at, "method": "dp-sgd"}),
         *list_layer("cifar10-sanitized", CIFAR, 0.05, ("60", "57.38", "61", "60.33"), CNN),
         Row(
@@ -97,10 +96,10 @@ def list_rows() -> list[Row]:
     ]
 
 
-def list_responses(stages: int, told: str) -> list[Row]:
+def list_responses() -> list[Row]:
     """Randomised labels: after all epochs, and after the best."""
-    wanted = {"problem": "mnist-funnel", "method": "label-rr", "stages": stages}
-    whole = Row(MNIST, f"`label-rr`, {told}", "labels", wanted)
+    wanted = {"problem": "mnist-funnel", "method": "label-rr"}
+    whole = Row(MNIST, "`label-rr`", "labels", wanted)
     return [whole, replace(whole, method=f"{whole.method}, best epoch on held-out rows", stop=find_best)]
 
 

@@ -130,7 +130,7 @@ class Aggregator:
 
     def start(self, public: State) -> None:
         """Check the arithmetic and choose the engine, once per process and after a resume."""
-        if self._started or self._untouched is None or not self._plan.noisy:
+        if self._started or self._untouched is None or not self._plan.adds_noise:
             return
         with self._untouched.during_forward(complete=True), self._kernels():
             found = self.check_start(public)
@@ -234,7 +234,7 @@ class Aggregator:
         A model that is computed one example at a time may still remember an example (in a list, a global, a whole
         number). The number of checks is the planned one, which is public. The number of steps checked so far is not
         stated, because the secret selects these steps."""
-        if not self._plan.noisy or is_known_separate(self._model, self.losses):
+        if not self._plan.adds_noise or is_known_separate(self._model, self.losses):
             return ""
         if self.isolated:
             return FORGETFUL
@@ -250,7 +250,7 @@ class Aggregator:
         return [chunk.chosen for block in self._cut(secret, step, indices) for chunk in block]
 
     def _watch_model(self) -> ModelStateGuard | None:
-        return ModelStateGuard(self._model, self._params) if self._plan.private else None
+        return ModelStateGuard(self._model, self._params) if self._plan.adds_noise else None
 
     def _sum_blocks(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         total, units, blocks = _Total(), self._units.at(secret, step), self._cut(secret, step, indices)
@@ -308,7 +308,7 @@ class Aggregator:
 
         Rows padded to their batch would reveal who is in it. Values that are not tensors must equal those of an empty
         batch."""
-        if self._plan.private:
+        if self._plan.adds_noise:
             if self._parts is None:
                 self._parts = list_parts(take_nothing(self._source))
             refuse_other_parts(self._parts, rows, count)
@@ -324,7 +324,7 @@ class Aggregator:
         block: BlockSums,
         digests: RowDigests | None = None,
     ) -> Sums:
-        query, checks = self._query, self._reads if self._plan.noisy else None
+        query, checks = self._query, self._reads if self._plan.adds_noise else None
         if self._reads.found and len(piece.places):
             piece, content = self._add_empty_row(piece, content)
             if digests is not None:
@@ -353,7 +353,7 @@ class Aggregator:
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret selects."""
-        return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._plan.noisy else self.losses
+        return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._plan.adds_noise else self.losses
 
 
 class _Total:
@@ -401,7 +401,7 @@ def _is_any(ranks: ProcessGroup, flag: bool) -> bool:
 
 def is_rigorous(plan: Plan) -> bool:
     """Whether sums are computed in rigorous arithmetic: only where noise is added to them."""
-    return plan.noisy and plan.arithmetic == "rigorous"
+    return plan.adds_noise and plan.arithmetic == "rigorous"
 
 
 def find_rows(plan: Plan, params: Named, source: Source, microbatch: int) -> int:

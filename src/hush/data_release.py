@@ -1,4 +1,5 @@
-"""Releases before training (noisy ranges of columns, class counts, sanitized features): made once, charged first.
+"""Releases before training (ranges of columns, class counts, sanitised features, randomised labels): made once, charged
+first.
 
 A `DataRelease` is a `ComposedRelease` (name, event, adjacency) with the function that computes it. To use one:
 
@@ -16,6 +17,11 @@ same bits, which is the same release. Other content raises an error: the same no
 difference.
 
 Values are tensors by name, saved as safetensors, bit for bit.
+
+A plan whose ``trains_on`` is set adds no noise to sums: its run trains on released values in place of the data, and its
+guarantee is the event of that release (`PrivatisedData`). The values are drawn before the first step, in the order
+above. Training after that is post-processing: it needs no bound, no noise and no sum log, and a resumed run reads the
+values.
 """
 
 from __future__ import annotations
@@ -32,15 +38,19 @@ from typing import Any, Protocol
 from dp_accounting import dp_event
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush._internal.identity import IdentityScope
 from hush._internal.storage import PRIVATE, write_atomic
+from hush._internal.tensors import Losses
 from hush._internal.validate import choice
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.events import DpEvent, Profile, name_event
-from hush.errors import InvalidInputError, NotProvenError, ResumeError
+from hush.accounting.noise_tails import Tails
+from hush.clipping import Claim
+from hush.data_source import Source
+from hush.errors import InvalidInputError, ResumeError, RunStateError
 from hush.randomness import Secret, streams
 
 # Other releases on the same data, composed with training: a noisy histogram before it, noisy metrics after it.
@@ -141,6 +151,84 @@ class DataRelease:
     by_unit: bool = False
 
 
+class PrivatisedData(Protocol):
+    """What a run trains on in place of the data (``Plan.trains_on``), as far as it is known before there are data."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions of its claims."""
+        ...
+
+    def claims(self, sigma: float, steps: int) -> tuple[Claim, ...]:
+        """Every claim about the release with noise multiplier ``sigma`` and ``steps`` steps of training on it."""
+        ...
+
+    def find_tails(self, sigma: float, numbers: int) -> Tails | None:
+        """Where the noise on the ``numbers`` values of one record is truncated; None without Gaussian noise."""
+        ...
+
+    def bind(self, model: nn.Module, losses: Losses, source: Source, sigma: float) -> TrainingData:
+        """What a run of this model trains on. Nothing is read of a record or released here."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """The data and losses of a run with ``Plan.trains_on``. ``numbers`` values of one record get noise."""
+
+    losses: Losses
+    source: Source
+    numbers: int = 1
+    after_step: tuple[Callable[[Any], None], ...] = ()
+
+
+@dataclass(eq=False)
+class ReleasedData:
+    """A data source that holds released values in place of a part of every record.
+
+    ``put(content, values, indices)`` puts the values of these records into their content. The values are drawn before
+    the first step, from the run's first secret."""
+
+    part: DataRelease
+    source: Source
+    put: Callable[[Any, Values, Tensor], Any]
+    _drawn: tuple[bytes, Values] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: Tensor) -> Any:
+        """Released values with what is public of these records."""
+        if self._drawn is None and len(indices):
+            raise RunStateError(f"{self.part.beside.name} is drawn by the first step of a run: call run.step")
+        values = {} if self._drawn is None else self._drawn[1]
+        return self.put(self.source.take(indices), values, indices)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the values were drawn."""
+        return self._drawn is not None
+
+    def draw(self, run: Covered, folder: Path | None) -> Values:
+        """Charge, draw and save the values, or read those that this run has drawn before."""
+        secret = run.secret.first
+        if self._drawn is None or self._drawn[0] != secret.key:
+            self._drawn = secret.key, self._find(run, secret, folder)
+        return self._drawn[1]
+
+    def _find(self, run: Covered, secret: Secret, folder: Path | None) -> Values:
+        path = None if folder is None else folder / NAMED.format(key=self.part.key)
+        if run.next == 0:
+            return _make(run, self.part, secret, path, {})
+        kept = None if path is None else _read(path)
+        if kept is None or kept.noise != secret.name or kept.values is None:
+            raise ResumeError(
+                f"the run is at step {run.next} and its {self.part.beside.name} is missing from "
+                f"'{path or 'its checkpoints'}': restore the file, or start a new run"
+            )
+        return kept.values
+
+
 class HasBeside(Protocol):
     """The part of a plan that is needed here."""
 
@@ -191,7 +279,14 @@ def make_releases(run: Covered, parts: Sequence[DataRelease], folder: Path | Non
     for part in parts:
         _check_held(run, part)
     return {
-        part.key: _make(run, part, None if folder is None else folder / NAMED.format(key=part.key)) for part in parts
+        part.key: _make(
+            run,
+            part,
+            run.secret.first.child(streams.data_release(part.key)),
+            None if folder is None else folder / NAMED.format(key=part.key),
+            _met,
+        )
+        for part in parts
     }
 
 
@@ -200,12 +295,12 @@ def find_releases(folder: Path) -> list[Path]:
     return sorted(folder.glob(NAMED.format(key="*")))
 
 
-def _make(run: Covered, part: DataRelease, path: Path | None) -> Values:
-    secret = run.secret.first.child(streams.data_release(part.key))
+def _make(run: Covered, part: DataRelease, secret: Secret, path: Path | None, met: dict[str, str]) -> Values:
+    """Charge, record, release, save. ``met`` has the content that each secret's noise was added to in this process."""
     content = _digest(secret, part)
     kept = None if path is None else _read(path)
     known = kept if kept is not None and kept.noise == secret.name else None
-    _check_same(_met.setdefault(secret.name, content) if known is None else known.content, content, part)
+    _check_same(met.setdefault(secret.name, content) if known is None else known.content, content, part)
     if run.next == 0:
         run.charge()  # also if the values exist: a run may be resumed with another ledger
     elif known is None:

@@ -1,6 +1,7 @@
 """The guarantee of a plan: its privacy events, the cost of repeated steps, and every ε.
 
-A query whose channels are plain sums is accounted by the table below; any other query makes its own claims. If s steps
+A query whose channels are plain sums is accounted by the table below; any other query makes its own claims. A plan that
+trains on released values (`hush.data_release`) has the claims of that release. If s steps
 were taken and the run continues from step t with a fresh secret, then up to step T it costs
 
 | the plan                                          | costs                 |
@@ -257,8 +258,8 @@ def check_claims(plan: Plan) -> None:
         return
     if not plan.noise.structure.alike:
         raise NotProvenError(
-            f"{type(query).__name__} has its own proof, which holds for independent noise that is the same at every "
-            "step: use Independent noise without a schedule"
+            f"{type(plan.trains_on or query).__name__} has its own proof, which holds for independent noise that is "
+            "the same at every step: use Independent noise without a schedule"
         )
     if any(claim.adjacency != plan.neighbours for claim in own):
         raise NotProvenError(
@@ -336,7 +337,7 @@ def claim_attempts(plan: Plan, attempts: Iterable[Replay]) -> tuple[Claim, ...]:
 
 def account_steps(plan: Plan, steps: int | None = None, coordinates: int = 1) -> tuple[Guarantee, ...]:
     """Every ε of the first ``steps`` steps, each with its status; the proven one first."""
-    if not plan.private:
+    if not plan.has_guarantee:
         return (_promise_nothing(plan),)
     said = plan.assuming(FIXED if steps is not None and steps < plan.steps else "")
     left, beside = plan.delta_left(), plan.tails_beside(coordinates)
@@ -345,7 +346,7 @@ def account_steps(plan: Plan, steps: int | None = None, coordinates: int = 1) ->
 
 def account_attempts(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> tuple[Guarantee, ...]:
     """Every ε of the whole plan, including steps that were repeated with fresh noise on ``coordinates`` values."""
-    if not plan.private or not history.again:
+    if not plan.has_guarantee or not history.again:
         return account_steps(plan, coordinates=coordinates)
     attempts = history.reached(plan.steps).attempts
     said, left = plan.assuming(BLINDLY), find_accounted_delta(plan, history, coordinates)
@@ -354,7 +355,7 @@ def account_attempts(plan: Plan, history: ReplayHistory, coordinates: int = 1) -
 
 def find_accounted_delta(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> float:
     """δ that `account_attempts` passes to the accountant: what noise truncation leaves of it."""
-    if not plan.private or not history.again:
+    if not plan.has_guarantee or not history.again:
         return plan.delta_left()
     attempts = history.reached(plan.steps).attempts
     lost = len(attempts) * plan.tails_beside(coordinates)
@@ -364,7 +365,7 @@ def find_accounted_delta(plan: Plan, history: ReplayHistory, coordinates: int = 
 def find_composed_delta(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> float:
     """The same for a composition with other runs, where the truncation discount of a single ε does not apply."""
     left = find_accounted_delta(plan, history, coordinates)
-    return left if history.again or not plan.private else left - plan.tails_beside(coordinates)
+    return left if history.again or not plan.has_guarantee else left - plan.tails_beside(coordinates)
 
 
 def find_sigma(plan: Plan, epsilon: float, which: int = 0) -> float:
@@ -392,9 +393,10 @@ def is_drawn_anew(plan: Plan) -> bool:
 
 
 def _own_claims(plan: Plan, steps: int, sigma: float | None = None) -> tuple[Claim, ...] | None:
-    """The query's own claims about ``steps`` steps, the proven one first; None if the table applies.
-
-    The table applies to plain sums only."""
+    """The claims of what is trained on, or the query's own, about ``steps`` steps, the proven one first; None if the
+    table applies: to plain sums only."""
+    if plan.trains_on is not None:
+        return plan.trains_on.claims(plan.sigma if sigma is None else sigma, steps)
     found = _ask_query(plan, steps)
     if isinstance(found, PlainSumProof):
         if any(channel.proof != "sum" for channel in plan.query.channels.values()):
@@ -425,7 +427,7 @@ def _restate(claim: Claim, plan: Plan) -> Claim:
 def _as_run(plan: Plan, claim: Claim) -> Claim:
     """The claim about training with the composed releases; with fast arithmetic, proven becomes claimed."""
     whole = _with_beside(plan, claim)
-    if whole.status != "proven" or not plan.noisy or plan.arithmetic != "fast":
+    if whole.status != "proven" or not plan.adds_noise or plan.arithmetic != "fast":
         return whole
     return _give_reason(replace(whole, status="claimed"), FAST)
 
@@ -495,8 +497,10 @@ def _account(plan: Plan, claim: Claim, left: float, beside: float = 0.0) -> Guar
 def _list_assumptions(plan: Plan) -> tuple[str, ...]:
     """The assumptions of the guarantee, each once: of the plan, of the composed releases, of a choice among trials,
     and that parts not written by hush satisfy their contracts."""
-    theirs = [text for release in plan.beside for text in release.assumptions]
-    parts = {"sampler": plan.sampler, "query": plan.query, "noise": plan.noise}
+    theirs = [] if plan.trains_on is None else [*plan.trains_on.assumptions]
+    theirs += [text for release in plan.beside for text in release.assumptions]
+    parts: dict[str, Any] = {"sampler": plan.sampler, "query": plan.query, "noise": plan.noise}
+    parts |= {} if plan.trains_on is None else {"data release": plan.trains_on}
     theirs += [KEPT.format(kind, type(part).__qualname__) for kind, part in parts.items() if not _is_own(part)]
     theirs += [] if plan.trials is None else [INDEPENDENT]
     return tuple(dict.fromkeys((*plan.assumptions, *theirs))) if theirs else plan.assumptions

@@ -66,9 +66,6 @@ class NoiseAdder:
         """The channels with the noise of a step, divided by the public divisor; changes the sums in place."""
         shape, divisor = self._plan.noise.std(step), self._plan.divisor
         values = {name: self._add(name, named, shape, secret, step) for name, named in channels.items()}
-        for name, channel in self._plan.query.channels.items():
-            if channel.proof == "released" and name != "gradient":  # part of the gradient; needs no noise
-                values["gradient"] |= values.pop(name)
         return NoisyGradient(step, values, {n: std * shape / divisor for n, std in self._stds.items()})
 
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:

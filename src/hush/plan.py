@@ -48,8 +48,8 @@ from hush.accounting.guarantee import (
 from hush.accounting.noise_tails import SHARE, Tails, check_std
 from hush.accounting.selection import Trials
 from hush.aggregation import find_rows, is_rigorous
-from hush.clipping import ADDED, Channel, HasHiddenState, NeedsPreparation, Query
-from hush.data_release import ComposedRelease, extra_delta, join_names
+from hush.clipping import Channel, HasHiddenState, Query
+from hush.data_release import ComposedRelease, PrivatisedData, extra_delta, join_names
 from hush.data_source import (
     Source,
     as_source,
@@ -102,13 +102,14 @@ class Plan:
     unit: str = "example"  # the privacy unit that the guarantee protects, such as "patient"
     rows_per_unit: int | None = None  # largest number of rows averaged per unit; set when a run starts
     beside: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
+    trains_on: PrivatisedData | None = None  # a release that replaces the data; the guarantee is then that of it
     trials: Trials | None = None  # set if the run is the best of a random number of trials; claims include the choice
 
     def __post_init__(self) -> None:
         validate.positive_int(steps=self.steps)
         validate.positive(divisor=self.divisor)
         chunks.check_mode(self.arithmetic)
-        if self.private:
+        if self.has_guarantee:
             validate.positive(noise_multiplier=self.sigma)
             check_std(self.sigma, "the noise multiplier")
             validate.probability(delta=self.delta)
@@ -122,24 +123,14 @@ class Plan:
             )
 
     @property
-    def private(self) -> bool:
-        """Whether the plan makes any privacy claim: False for ordinary training."""
+    def adds_noise(self) -> bool:
+        """Whether noise is added to the sums of every step; False for ordinary training, on data or released values."""
         return all(channel.proof != "none" for channel in self.query.channels.values())
 
     @property
-    def noisy(self) -> bool:
-        """Whether noise is added to sums over examples; False if training uses released rows only."""
-        return self.private and any(channel.proof in ADDED for channel in self.query.channels.values())
-
-    @property
-    def releases_rows(self) -> bool:
-        """Whether every record is released on its own with noise (`hush.sanitize`)."""
-        return any(channel.proof in ("rows", "coins") for channel in self.query.channels.values())
-
-    @property
-    def has_tails(self) -> bool:
-        """Whether the noise is truncated Gaussian noise, as opposed to randomized response."""
-        return self.private and all(channel.proof != "coins" for channel in self.query.channels.values())
+    def has_guarantee(self) -> bool:
+        """Whether the plan makes any privacy claim: False for ordinary training on the data."""
+        return self.adds_noise or self.trains_on is not None
 
     @property
     def neighbours(self) -> Adjacency:
@@ -149,7 +140,7 @@ class Plan:
     @cached_property
     def sensitivity(self) -> float:
         """sens(C) under the sampler's participation: the factor by which Z is scaled because it is correlated."""
-        return find_sensitivity(self.sampler.participation, self.noise.structure) if self.private else 1.0
+        return find_sensitivity(self.sampler.participation, self.noise.structure) if self.adds_noise else 1.0
 
     @property
     def noise_std(self) -> float:
@@ -159,7 +150,7 @@ class Plan:
     @cached_property
     def charge(self) -> float:
         """Relative amount that floating-point rounding of sums adds to every bound."""
-        return chunks.charge(self.sampler.largest_batch) if self.noisy else 0.0
+        return chunks.charge(self.sampler.largest_batch) if self.adds_noise else 0.0
 
     @cached_property
     def channels(self) -> Mapping[str, Channel]:
@@ -180,10 +171,8 @@ class Plan:
     def channel_stds(self, sigma: float | None = None) -> Mapping[str, float]:
         """The noise on each channel's sum: fixed where the channel declares it; the others share the rest of 1/σ²."""
         channels = self.channels
-        if not self.private:
+        if not self.adds_noise:
             return dict.fromkeys(channels, 0.0)
-        free = {n: 0.0 for n, c in channels.items() if c.proof == "released"}
-        channels = {n: c for n, c in channels.items() if n not in free}
         fixed = {n: c.std for n, c in channels.items() if c.std is not None}
         total = (self.sigma if sigma is None else sigma) ** -2
         left = total - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
@@ -193,7 +182,7 @@ class Plan:
                 f"the channels {sorted(fixed)} use the whole noise budget: give them more noise, or lower σ"
             )
         rest = math.sqrt(others / left) if others else 0.0
-        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()} | free
+        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
     def delta_left(self, steps: int | None = None, attempts: int = 1) -> float:
         """δ that remains after truncation of the noise, and the composed releases.
@@ -208,23 +197,25 @@ class Plan:
         """δ for truncation beyond `tails` that a composition with other runs needs.
 
         The discount in `tails` (at most e^ε times the truncated mass) holds for a single ε and does not compose."""
-        if not self.has_tails:
-            return 0.0
-        return max(0.0, self.find_tails(coordinates).cost() - self.tails)
+        ends = self.find_tails(coordinates)
+        return 0.0 if ends is None else max(0.0, ends.cost() - self.tails)
 
-    def find_tails(self, coordinates: int) -> Tails:
-        """Where the noise of a run with ``coordinates`` numbers per channel is truncated; Z has one row per draw.
+    def find_tails(self, coordinates: int) -> Tails | None:
+        """Where the noise of a run with ``coordinates`` numbers per channel is truncated; Z has one row per draw. None
+        without Gaussian noise.
 
         If the whole run is one Gaussian (`hush.guarantees`), one example moves all steps together by at most one. A
         query with private state also moves steps that the example is not part of."""
+        if self.trains_on is not None:
+            return self.trains_on.find_tails(self.sigma, coordinates)
+        if not self.adds_noise:
+            return None
         part, structure = self.sampler.participation, self.noise.structure
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * structure.least_scale)
         rate = 1.0 if part.poisson_rate is None else part.poisson_rate
         if isinstance(self.query, HasHiddenState):
             mu, rate = mu * self.query.reach, 1.0
         numbers = coordinates * len(self.query.channels)
-        if isinstance(self.query, NeedsPreparation):
-            return Tails(numbers, self.query.count_releases(part, self.steps), mu, rate)
         plain = all(channel.proof == "sum" for channel in self.query.channels.values())
         shared = plain and part.one_gaussian
         return Tails(numbers, max(self.steps, structure.draws), mu, rate, shared)
@@ -236,7 +227,7 @@ class Plan:
     def with_arithmetic(self, checked: str = "") -> Self:
         """This plan, with the assumptions of its arithmetic and, after a run has ``checked`` them, the result."""
         said = any(text.startswith(INDEPENDENT_ROWS) for text in self.assumptions)
-        if said or not self.noisy or self.arithmetic != "rigorous":
+        if said or not self.adds_noise or self.arithmetic != "rigorous":
             return self
         return self.assuming(INDEPENDENT_ROWS + checked)
 
@@ -249,9 +240,11 @@ class Plan:
     def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` everything that its event is built from.
 
-        Tails are left out because they depend on the model; composed releases, trials and unit are left out if they
-        are not set. ``rows_per_unit`` changes what is summed: two runs that differ in it must not share noise."""
+        Tails are left out because they depend on the model; composed releases, what is trained on, trials and unit
+        are left out if they are not set. ``rows_per_unit`` changes what is summed: two runs that differ in it must not
+        share noise."""
         unsaid = {"tails"} | ({"beside"} if not self.beside else set())
+        unsaid |= {"trains_on"} if self.trains_on is None else set()
         unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
         unsaid |= {"rows_per_unit"} if self.rows_per_unit is None else set()
@@ -278,7 +271,7 @@ class Plan:
 
     def _check_unit(self) -> None:
         """Methods that release single rows have a proof for one row only."""
-        if self.releases_rows and self.unit != "example":
+        if self.trains_on is not None and self.unit != "example":
             raise NotProvenError(
                 f"method '{self.method}' releases every row on its own and is proven for one row, not for all rows of "
                 f"one {self.unit}: leave the unit out, or use dp-sgd"
@@ -289,9 +282,8 @@ class Plan:
             raise InvalidInputError(
                 f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
             )
-        for name, std in self.channel_stds().items():
-            if self.query.channels[name].proof != "released":
-                check_std(std)
+        for std in self.channel_stds().values() if self.adds_noise else ():
+            check_std(std)
 
     def check_proof(self) -> None:
         """Raise `NotProvenError` unless the guarantee is proven, or claimed and accepted by the user."""
@@ -347,7 +339,7 @@ class Plan:
 
         ε is that of the first claim and includes all composed releases."""
         validate.positive(epsilon=epsilon)
-        if not self.private:
+        if not self.has_guarantee:
             raise NotProvenError(
                 f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private method"
             )
@@ -410,7 +402,7 @@ class Plan:
         self._check_examples(len(source))
         if isinstance(data, (DataLoader, Source)):
             check_rows(rows)
-        if self.private:
+        if self.adds_noise:
             check_parts(rows)
         check_number_types(model, losses, rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
@@ -419,7 +411,8 @@ class Plan:
         if secret is not None and not isinstance(secret, Secret):
             cut = [f"chunks of {find_rows(plan, trainable(model), source, microbatch)}"] if is_rigorous(plan) else []
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
-        with_tails = plan.with_tails(count_coordinates(plan, model, source))
+        trained = None if plan.trains_on is None else plan.trains_on.bind(model, losses, source, plan.sigma)
+        with_tails = plan.with_tails(count_coordinates(model) if trained is None else trained.numbers)
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
         for text in _list_data_conditions(data, rows, self.unit):
@@ -433,6 +426,7 @@ class Plan:
             microbatch=microbatch,
             ranks=ranks,
             noise_shards=noise_shards,
+            trained=trained,
         )
         check_schedule(run.state()["rule"], trainable(model), plan.steps)
         return run
@@ -442,9 +436,9 @@ class Plan:
 
         ``coordinates`` is the size of the largest channel (`hush.accounting.noise_tails`). Raises if the cost is too
         high."""
-        if not self.has_tails:
-            return self
         ends = self.find_tails(coordinates)
+        if ends is None:
+            return self
         taken = ends.cost()
         if taken > SHARE * self.delta and self.trials is not None:
             raise NotProvenError(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, State, Sums, copy_into, trainable
 from hush.accounting.guarantee import CHECKED, HOOKED, TRAINED, Guarantee
 from hush.aggregation import Aggregator
-from hush.clipping import NeedsPreparation, Start
+from hush.data_release import ReleasedData, Values
 from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
@@ -43,6 +43,7 @@ from hush.privacy_unit import as_units
 from hush.randomness import Secret
 
 if TYPE_CHECKING:
+    from hush.data_release import TrainingData
     from hush.plan import Plan
     from hush.release.description import Description
     from hush.run_directory import RunDirectory
@@ -66,6 +67,7 @@ class Run:
         microbatch: int = MICROBATCH,
         ranks: ProcessGroup | None = None,
         noise_shards: bool = False,
+        trained: TrainingData | None = None,
     ) -> None:
         self._plan, self._model = plan, model
         self._ranks = ranks or SingleProcess()
@@ -76,27 +78,21 @@ class Run:
         self._params = trainable(model)
         if not self._params:
             raise InvalidInputError("the model has no parameter to train: every requires_grad is False")
-        if plan.private:
+        if plan.adds_noise:
             check_model(model)
         self.device = next(iter(self._params.values())).device
-        self._query, taken = plan.query, source
-        if plan.releases_rows and not isinstance(plan.query, NeedsPreparation):
-            raise InvalidInputError(
-                f"{type(plan.query).__name__} releases single records but cannot be prepared for a run: implement "
-                "every method of hush.clipping.NeedsPreparation"
-            )
-        if isinstance(plan.query, NeedsPreparation):
-            start = Start(model, losses, source, lambda: self._secret, plan.channel_stds())
-            self._query, taken = plan.query.prepare(start)
-        self._coordinates = count_coordinates(plan, model, source)
-        self._public, self._private = self._query.init(self._params)
+        taken = source if trained is None else trained.source
+        self._released = taken if isinstance(taken, ReleasedData) else None
+        self._coordinates = count_coordinates(model) if trained is None else trained.numbers
+        self._public, self._private = plan.query.init(self._params)
         hooks = list_hooks(model)
         self._rule = plan.rule.init(self._params)
-        if plan.private:
+        if plan.adds_noise:
             refuse_new_hooks(model, hooks)
         self._trained_before, self._noted = was_trained(model), False
         self._whole = True
-        self._after_step: list[Callable[[Record], None]] = []
+        self._after_step: list[Callable[[Record], None]] = [] if trained is None else [*trained.after_step]
+        self.private_folder: Path | None = None  # set by `hush.checkpointing.Checkpoints`
         self.directory: RunDirectory | None = None  # set by `hush.start`
         self._charge: Callable[[], None] | None = None
         self._charged = False
@@ -104,8 +100,9 @@ class Run:
         self._history = ReplayHistory()
         self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = NoiseAdder(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
+        own = losses if trained is None else trained.losses
         self._summing = Aggregator(
-            plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
+            plan, plan.query, model, self._params, own, taken, microbatch=microbatch, ranks=self.ranks
         )
         rows = as_units(taken).rows
         if isinstance(rows, Collated):
@@ -195,8 +192,7 @@ class Run:
 
     def _step(self, batch: Batch) -> Record:
         self._check(batch)
-        if isinstance(self._query, NeedsPreparation):
-            self._query.make_ready(batch.step)
+        self.draw_data()
         self.check_arithmetic()
         if self.ranks.world == 1:
             self.charge()
@@ -210,7 +206,7 @@ class Run:
         release = self._noising.release(channels, self._secret, self.next)
         update = self.plan.rule.step(self._params, release, self._rule)
         self._summing.settle()
-        self._public = self._query.observe(release, update, self._public)
+        self._public = self.plan.query.observe(release, update, self._public)
         self._next += 1
         self._history = self._history.reached(self._next)
         self._whole = True
@@ -233,6 +229,12 @@ class Run:
             yield
         finally:
             self._busy.release()
+
+    def draw_data(self) -> Values:
+        """Release what the run trains on in place of the data, once; called by `step` before the first step.
+
+        The ledger is charged before anything is drawn (`hush.data_release`). Empty if the run trains on the data."""
+        return {} if self._released is None else self._released.draw(self, self.private_folder)
 
     def check_arithmetic(self) -> None:
         """Raise if an example's arithmetic depends on other rows; called by `step` before the first step.
@@ -279,18 +281,12 @@ class Run:
 
     def witnessed_by(self, witness: NoiseReuseGuard) -> None:
         """Call ``witness.meets(sums)`` before noise is drawn, and ``witness.releasing()`` before a release."""
-        self._witness = witness if self.plan.private else None
+        self._witness = witness if self.plan.has_guarantee else None
 
     def renew(self) -> None:
         """Take the remaining steps with a fresh secret: new sampling and noise, the same fixed batches.
 
         `hush.guarantees` accounts for all attempts together."""
-        if self.plan.releases_rows:
-            raise ResumeError(
-                f"method '{self.plan.method}' cannot continue with fresh noise, because every record would be released "
-                "a second time: use the data, code and machine that this run began with, or start a new run with its "
-                "own secret, which is charged in full"
-            )
         self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
 
     def _change_secret(self, secret: Secret, history: ReplayHistory) -> None:
@@ -314,9 +310,9 @@ class Run:
     @property
     def spent(self) -> Guarantee:
         """The guarantee of the steps taken so far; if steps were repeated, that of the whole plan."""
-        if self.history.again or not self.plan.private:
+        if self.history.again or not self.plan.has_guarantee:
             return self.guarantee
-        if self.next == 0 and not self.plan.beside:
+        if self.next == 0 and not self.plan.beside and (self._released is None or not self._released.drawn):
             whole = self.guarantee
             return dataclasses.replace(whole, epsilon=0.0, event=None)
         return account_steps(self.stated(), max(1, self.next), self.coordinates)[0]
@@ -435,7 +431,7 @@ class Run:
             self._restore(state, compared)
 
     def _restore(self, state: State, compared: bool) -> None:
-        if self.plan.private and self._witness is None and not compared:
+        if self.plan.adds_noise and self._witness is None and not compared:
             raise ResumeError(
                 "a private run can only be restored from a checkpoint, because a saved state does not know which sums "
                 "its noise was added to since: write checkpoints and use their restore (see docs/nothing-is-lost.md), "
@@ -447,8 +443,6 @@ class Run:
         self._secret, self._history = Secret.from_json(state["secret"]), ReplayHistory.from_json(state["history"])
         self._drawn = (-1, self._drawn[1])  # it was drawn with the previous secret
         self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
-        if isinstance(self._query, NeedsPreparation):
-            self._query.recall(self._public)
         self._noising.restore(state["noise"], self.history.now.start)
         begun, isolated = self.next > 0, bool(state.get("isolated", False))
         self._summing.restore(
@@ -485,7 +479,7 @@ class Run:
         if self._drawn[0] != batch.step:
             self.batch(batch.step)
         sums = self._summing.sum_batch(self._secret, batch.step, self._drawn[1], self._public)
-        return sums, *self._query.finish(sums, self._public, self._private)
+        return sums, *self.plan.query.finish(sums, self._public, self._private)
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
@@ -504,15 +498,13 @@ class Run:
             )
         if self.next >= self.plan.steps:
             raise RunStateError(f"the plan has {self.plan.steps} steps and all are taken: make a plan with more steps")
-        if self.plan.private and not self.plan.as_accounted:
+        if self.plan.adds_noise and not self.plan.as_accounted:
             raise NotProvenError(
                 "the query's bounds differ from those that were accounted: make a new plan for these bounds"
             )
         self._summing.check_threads()
 
 
-def count_coordinates(plan: Plan, model: nn.Module, source: Source) -> int:
-    """The largest number of values that get noise at once: all trained parameters, or one released row."""
-    trained = max(1, sum(p.numel() for p in trainable(model).values()))
-    rows = plan.query.count_numbers(model, source) if isinstance(plan.query, NeedsPreparation) else 0
-    return max(trained, rows)
+def count_coordinates(model: nn.Module) -> int:
+    """The number of values that get noise in a step: all trained parameters."""
+    return max(1, sum(p.numel() for p in trainable(model).values()))

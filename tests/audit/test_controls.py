@@ -169,7 +169,7 @@ def test_the_sanitisation_layer_as_published() -> None:
 
 @pytest.mark.parametrize(
     ("method", "epsilon"),
-    [("sanitize-once", 4.0), ("sanitize-frozen", 4.0), ("sanitize-hybrid", 4.0), ("label-rr", 1.0)],
+    [("sanitize-once", 4.0), ("label-rr", 1.0)],
 )
 def test_released_rows_and_answers_show_what_they_may_and_no_more(method: str, epsilon: float) -> None:
     """With a quarter of the noise they show more, and the claim that is made for all of it is refuted."""

@@ -176,8 +176,7 @@ def test_every_method_says_what_it_is_for(capsys) -> None:
     assert rows["dp-sgd"]["purpose"] == purpose(find("dp-sgd"))
     noises = {name: row["noise"] for name, row in rows.items()}
     assert {name for name, noise in noises.items() if noise == "independent"} == {
-        "dp-sgd", "dp-adam", "dp-adam-bc", "dp-disk", "dp-dice", "sanitize", "sanitize-once", "sanitize-frozen",
-        "sanitize-hybrid", "label-rr",
+        "dp-sgd", "dp-adam", "dp-adam-bc", "dp-disk", "dp-dice", "sanitize", "sanitize-once", "label-rr",
     }  # fmt: skip
     statuses = {name: row["status"] for name, row in rows.items() if name not in ("sgd", "dp-dice")}
     assert statuses.pop("sanitize") == "refuted"

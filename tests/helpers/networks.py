@@ -11,7 +11,7 @@ from hush.plan import Plan
 from hush.sanitize.layer import Sanitize
 
 N, FEATURES, WIDTH, CLASSES, CLIP = 40, 6, 5, 3, 0.5
-PROVEN = ("sanitize-once", "sanitize-frozen", "sanitize-hybrid")
+PROVEN = ("sanitize-once",)
 METHODS = ("sanitize", *PROVEN)
 
 
@@ -32,7 +32,7 @@ def network(method: str = "sanitize-once", *, seed: int = 0, floor: float | None
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
-    if method in ("sanitize-once", "sanitize-frozen"):
+    if method == "sanitize-once":
         model[0].requires_grad_(False)
     return model
 

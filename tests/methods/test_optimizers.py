@@ -63,7 +63,7 @@ def test_the_optimizer_takes_the_place_of_sgd_at_the_same_guarantee(method) -> N
     ours, theirs = plan(method), plan(method, optimizer=None)
     assert isinstance(ours.rule, TorchOptim)
     assert replace(ours, rule=theirs.rule).fingerprint() == theirs.fingerprint()
-    if ours.private:
+    if ours.has_guarantee:
         assert ours.claims() == theirs.claims()
     assert not same(weights(ours), network().state_dict())
 

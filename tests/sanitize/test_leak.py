@@ -1,4 +1,4 @@
-"""The weights before the published layer give a record away; the proven variants stay within what they say.
+"""The weights before the published layer give a record away; those before released rows do not move.
 
 The canary is one record with a pixel that is zero in every other one. Without it the first layer's weights of that
 pixel never move. The attacker knows all other records, the initial weights and the released model, and says "there"
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from networks import data, losses, network, plan
 from scipy import stats
@@ -21,7 +20,7 @@ RUNS, DELTA, DOUBT = 60, 1e-5, 1e-4
 PIXEL, CANARY = 0, 11
 
 
-def released_weights(method: str, *, there: bool, number: int, sigma: float, broken: bool = False) -> torch.Tensor:
+def released_weights(method: str, *, there: bool, number: int, sigma: float) -> torch.Tensor:
     """How far the weights of the canary's pixel are from where they began, in a model that was released."""
     features, labels = data()
     features[:, PIXEL] = 0.0
@@ -32,18 +31,16 @@ def released_weights(method: str, *, there: bool, number: int, sigma: float, bro
     before = model[0].weight.detach()[:, PIXEL].clone()
     p = plan(method, noise_multiplier=sigma, steps=5, delta=DELTA)
     run = p.start(model, losses, (features, labels), secret=2 * number + there)
-    if broken:
-        run._noising._stds["gradient"] = 0.0
     for _ in take_steps(run):
         pass
     return model[0].weight.detach()[:, PIXEL] - before
 
 
-def refuted_epsilon(method: str, threshold: float, sigma: float, runs: int = RUNS, **how: bool) -> float:
+def refuted_epsilon(method: str, threshold: float, sigma: float, runs: int = RUNS) -> float:
     """Every ε below this one is refuted with 99.99 % confidence; −∞ where the attack shows nothing."""
     says = {True: 0, False: 0}
     for there in says:
-        shifts = [released_weights(method, there=there, number=k, sigma=sigma, **how) for k in range(runs)]
+        shifts = [released_weights(method, there=there, number=k, sigma=sigma) for k in range(runs)]
         says[there] = sum(float(shift.norm()) > threshold for shift in shifts)
     least = stats.beta.ppf(DOUBT / 2, says[True], runs - says[True] + 1) if says[True] else 0.0
     most = stats.beta.ppf(1 - DOUBT / 2, says[False] + 1, runs - says[False]) if says[False] < runs else 1.0
@@ -57,22 +54,8 @@ def test_the_published_layer_gives_a_record_away() -> None:
     assert refuted_epsilon("sanitize", 0.0, sigma) > 1.5 > 2 * claim.epsilon
 
 
-@pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen"])
-def test_frozen_layers_give_nothing_away(method) -> None:
-    moved = [released_weights(method, there=there, number=k, sigma=8.0) for there in (True, False) for k in range(3)]
+def test_frozen_layers_give_nothing_away() -> None:
+    once = "sanitize-once"
+    moved = [released_weights(once, there=there, number=k, sigma=8.0) for there in (True, False) for k in range(3)]
     assert all(torch.equal(shift, torch.zeros_like(shift)) for shift in moved)
-    assert refuted_epsilon(method, 0.0, 8.0, 10) == -math.inf  # a single "there" would make it finite
-
-
-def test_noisy_gradients_cover_the_record_in_the_hybrid() -> None:
-    sigma = 8.0
-    stated = plan("sanitize-hybrid", noise_multiplier=sigma, steps=5, delta=DELTA).guarantee()
-    assert stated.status == "proven"
-    typical = torch.stack(
-        [released_weights("sanitize-hybrid", there=False, number=1000 + k, sigma=sigma).norm() for k in range(9)]
-    ).median()  # runs of the attacker's own
-    assert refuted_epsilon("sanitize-hybrid", float(typical), sigma, 26) <= stated.epsilon
-
-
-def test_the_same_attack_finds_the_record_where_the_hybrid_forgets_its_noise() -> None:
-    assert refuted_epsilon("sanitize-hybrid", 0.0, 1.0, 26, broken=True) > 0.7  # all that 26 and 26 can show
+    assert refuted_epsilon(once, 0.0, 8.0, 10) == -math.inf  # a single "there" would make it finite

@@ -14,7 +14,6 @@ from scipy import stats
 from hush.accounting.gaussian import Participating, gaussian_delta
 from hush.errors import InvalidInputError, NotProvenError
 from hush.methods import make_plan
-from hush.sampling import PoissonSampled, Reshuffled
 
 PUBLISHED = {30: 2.34, 51: 3.09, 82: 4.00, 100: 4.46}
 
@@ -52,28 +51,12 @@ def test_a_clamp_to_zero_and_c_halves_mu() -> None:
     assert half == pytest.approx(plan("sanitize-once", noise_multiplier=2.0).guarantee().epsilon, rel=1e-9)
 
 
-def test_epochs_cost_nothing_once_and_their_root_in_frozen() -> None:
+def test_epochs_cost_nothing() -> None:
     once = [plan("sanitize-once", steps=steps).guarantee().epsilon for steps in (5, 50)]
     assert once[0] == once[1]
-    four = plan("sanitize-frozen", steps=20, noise_multiplier=4.0).guarantee().epsilon  # four epochs of five steps
-    assert four == pytest.approx(once[0], rel=1e-9)
-    assert plan("sanitize-frozen", steps=20, noise_multiplier=2.0, releases=1).guarantee().epsilon == once[0]
-    assert plan("sanitize-frozen", steps=20, noise_multiplier=2.0).guarantee().epsilon > 1.5 * once[0]
 
 
-def test_hybrid_is_one_gaussian_for_counted_participations() -> None:
-    p = plan("sanitize-hybrid", steps=15, noise_multiplier=4.0)  # three epochs
-    stds = {"rows": 3.0, "gradient": 5.0}
-    (claim,) = p.query.claims(Reshuffled(5, 15), stds, 15)
-    assert claim.event.noise_multiplier == pytest.approx(1 / math.sqrt(3 * (4 / 9 + 4 / 25)))
-    (part,) = p.query.claims(Reshuffled(5, 15), stds, 6)  # into the second epoch
-    assert part.event.noise_multiplier == pytest.approx(1 / math.sqrt(2 * (4 / 9 + 4 / 25)))
-    assert (claim.status, claim.protects, claim.adjacency) == ("proven", "features", "replace")
-    mu = math.sqrt(3) * 2 / 4  # σ is that of both channels together
-    assert 1 / p.event().noise_multiplier == pytest.approx(mu, rel=1e-4)
-
-
-def test_hybrid_is_a_mixture_for_coins() -> None:
+def test_a_mixture_over_coins_is_that_of_its_parts() -> None:
     steps, rate, each = 60, 0.1, 0.05
     event = Participating(steps, rate, each)
     for epsilon in (0.1, 1.0, 3.0):
@@ -81,22 +64,11 @@ def test_hybrid_is_a_mixture_for_coins() -> None:
             stats.binom.pmf(k, steps, rate) * gaussian_delta(epsilon, math.sqrt(k * each)) for k in range(1, steps + 1)
         )
         assert event.delta_of(epsilon) == pytest.approx(expected, rel=1e-6)
-    (claim,) = plan("sanitize-hybrid").query.claims(PoissonSampled(0.1, 60), {"rows": 4.0, "gradient": 4.0}, 60)
-    assert claim.event == Participating(60, 0.1, pytest.approx(0.5))
     assert Participating(1, 1.0, 1.0).delta_of(1.0) == pytest.approx(gaussian_delta(1.0, 1.0), rel=1e-6)
 
 
-def test_coins_cost_more_than_their_mean_and_less_than_all_steps() -> None:
-    mean = plan("sanitize-hybrid", steps=20, noise_multiplier=4.0).guarantee().epsilon
-    coins = plan("sanitize-hybrid", steps=20, noise_multiplier=4.0, sampling="poisson").guarantee().epsilon
-    alone = Participating(20, 1.0, 4 / 16)
-    assert mean < coins
-    assert alone.delta_of(coins) > 1e-5
-
-
-@pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid"])
-def test_a_proven_method_is_calibrated_and_says_what_it_leaves_open(method) -> None:
-    found = plan(method, noise_multiplier=None, epsilon=3.0).guarantee()
+def test_a_proven_method_is_calibrated_and_says_what_it_leaves_open() -> None:
+    found = plan("sanitize-once", noise_multiplier=None, epsilon=3.0).guarantee()
     assert 2.97 < found.epsilon <= 3.0
     said = str(found)
     assert "the features of one example changing; the rest of it is taken to be public" in said
@@ -105,11 +77,10 @@ def test_a_proven_method_is_calibrated_and_says_what_it_leaves_open(method) -> N
 
 
 class TestRefused:
-    @pytest.mark.parametrize("method", ["sanitize-once", "sanitize-frozen", "sanitize-hybrid"])
     @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
-    def test_another_adjacency(self, method, adjacency):
+    def test_another_adjacency(self, adjacency):
         with pytest.raises(NotProvenError, match="'replace'"):
-            plan(method, adjacency=adjacency)
+            plan("sanitize-once", adjacency=adjacency)
 
     def test_a_claim_that_nobody_accepted(self):
         with pytest.raises(NotProvenError):
@@ -124,10 +95,6 @@ class TestRefused:
     def test_no_noise(self):
         with pytest.raises(InvalidInputError, match="noise_multiplier"):
             plan("sanitize-once", noise_multiplier=0.0)
-
-    def test_a_number_of_releases(self):
-        with pytest.raises(InvalidInputError, match="1.*10"):
-            plan("sanitize-frozen", releases=0)
 
     def test_an_order_that_changes_nothing(self):
         with pytest.raises(NotProvenError, match="'shuffled'"):

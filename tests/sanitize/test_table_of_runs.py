@@ -102,13 +102,13 @@ def test_each_method_says_what_it_protects(script: ModuleType, monkeypatch, tmp_
     runs = [
         record("mnist-sanitized", "sanitize", 0.9, threshold_share=0.05),
         record("mnist-scattering-sanitized", "sanitize-once", 0.5),
-        record("mnist-funnel", "label-rr", 0.6, stages=1),
+        record("mnist-funnel", "label-rr", 0.6),
         record("mnist-funnel", "dp-sgd", 0.7),
     ]
     rows = lines_of(script, runs, monkeypatch, tmp_path)
     for method, cells in (
         ("`sanitize-once`", "features | 1.84, proven | 50.00 (1)"),
-        ("`label-rr`, one stage", "labels | 1.84, proven | 60.00 (1)"),
+        ("`label-rr`", "labels | 1.84, proven | 60.00 (1)"),
         ("`dp-sgd`, batches of 1000, averaged weights", "features and labels | 1.84, proven | 70.00 (1)"),
         ("`sanitize`, adaptive C", "nothing; features by its claim | 2.00, **claimed** | 90.00 (1)"),
     ):
@@ -118,8 +118,8 @@ def test_each_method_says_what_it_protects(script: ModuleType, monkeypatch, tmp_
 
 def test_randomised_labels_at_the_epoch_that_held_out_rows_like_best(script: ModuleType, monkeypatch, tmp_path) -> None:
     """They like the fourth, whatever the test set would: it has 0.1 − 4/200 less than the last."""
-    runs = [record("mnist-funnel", "label-rr", 0.6, stages=2)]
-    [best] = [line for line in lines_of(script, runs, monkeypatch, tmp_path) if "two stages, best epoch" in line]
+    runs = [record("mnist-funnel", "label-rr", 0.6)]
+    [best] = [line for line in lines_of(script, runs, monkeypatch, tmp_path) if "`label-rr`, best epoch" in line]
     assert "held-out rows (after 4 epochs)" in best
     assert "| 52.00 (1) |" in best
 

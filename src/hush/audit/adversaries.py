@@ -20,6 +20,7 @@ from hush._internal.tensors import Named, State
 from hush.audit.canary import CanarySetup
 from hush.audit.likelihood import Observation, log_ratio
 from hush.clipping.adaptive import CHANNEL
+from hush.data_release import Values
 from hush.errors import NotProvenError
 from hush.guarantees import has_proof
 from hush.noise.base import NoisyGradient
@@ -97,6 +98,11 @@ class AuditGame:
         kept = (recorder.values, recorder.stds, recorder.counts, recorder.count_stds)
         released, stds, counts, count_stds = (np.asarray(part) * self.plan.divisor for part in kept)
         return Transcript(released, stds, run.model, counts, count_stds)
+
+    def draw(self, secret: Secret, *, present: bool) -> Values:
+        """What a run releases in place of the data, with or without the canary; nothing is trained."""
+        run, _ = self._begin(secret, present)
+        return run.draw_data()
 
     def _begin(self, secret: Secret, present: bool) -> tuple[Run, RecordingOptimizer]:
         if present in self._started:
@@ -226,7 +232,7 @@ class BlackBox:
 
     def applies(self, plan: Plan) -> bool:
         """All private plans."""
-        return plan.private
+        return plan.has_guarantee
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         return -measure_loss(game.setup, game.run(secret, present=present).model)
@@ -279,8 +285,7 @@ class FeatureCanary:
 
     def applies(self, plan: Plan) -> bool:
         """Plans that train the layers before a sanitisation layer on raw features."""
-        channels = plan.query.channels
-        return "rows" in channels and plan.private and not has_proof(plan)
+        return plan.trains_on is not None and not has_proof(plan)
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The distance of these weights from their initial values."""
@@ -290,19 +295,19 @@ class FeatureCanary:
 
 @dataclass(frozen=True)
 class ReleasedValues:
-    """The released row or randomised label of the canary, read from the gradients computed from it; the canary's loss
-    is chosen so that they reveal it."""
+    """The released row or randomised label of the canary: all that training sees of it."""
 
     name: str = "released-values"
-    sees: str = "every gradient, which shows all that was released"
+    sees: str = "every released row and label"
 
     def applies(self, plan: Plan) -> bool:
         """Plans that release rows or randomised labels and train on nothing else."""
-        return plan.private and ("labels" in plan.query.channels or ("rows" in plan.query.channels and has_proof(plan)))
+        return plan.trains_on is not None and has_proof(plan)
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
-        """The sum of all gradients along the canary's direction."""
-        return float(game.run(secret, present=present).along(game.setup).sum())
+        """The sum of the numbers of the canary, the last record."""
+        values = game.draw(secret, present=present)
+        return float(sum(value[-1].double().sum() for value in values.values()))
 
 
 ALL: tuple[Adversary, ...] = (
@@ -331,7 +336,7 @@ def _read(game: AuditGame, seen: Transcript) -> list[Observation]:
 def _releases_gradients(plan: Plan, proof: str) -> bool:
     """Whether only the gradient gets noise, with this kind of proof."""
     channels = plan.query.channels
-    return plan.private and "rows" not in channels and "gradient" in channels and channels["gradient"].proof == proof
+    return plan.adds_noise and "gradient" in channels and channels["gradient"].proof == proof
 
 
 def strongest(plan: Plan) -> Adversary:

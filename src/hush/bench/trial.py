@@ -44,7 +44,6 @@ from hush.per_example.result import find_examples
 from hush.plan import Plan
 from hush.randomness import Secret, seeded, streams
 from hush.run import Run
-from hush.sanitize.problem import drop_architecture
 from hush.training import take_steps
 
 MAJOR = read_own_version().split(".")[0]
@@ -296,7 +295,7 @@ class Accounts:
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
         """ε after some of these numbers of steps, the last always among them; for at most ``POINTS`` of them."""
-        if not plan.private:
+        if not plan.has_guarantee:
             return {}
         some = pick_steps(steps)
         found = self._recall(f"epsilon after {some}", plan, lambda: [plan.guarantee(t).epsilon for t in some])
@@ -444,8 +443,7 @@ class _Trial:
         self.last: Evaluation | None = None
 
     def _release(self, folder: Path) -> Path:
-        told = drop_architecture(self.problem, self.plan.query)
-        return self.run.release(folder, description=told.describe())
+        return self.run.release(folder, description=self.problem.describe())
 
     def result(self, started: float) -> Result:
         """Take the steps that remain, then write it all down."""
@@ -537,13 +535,13 @@ class _Trial:
             "accountant": guarantee.accountant,
             "guarantee": guarantee.sentence(),
             "event": guarantee.to_json()["event_json"],
-            "lost_delta": guarantee.delta - left if plan.private else 0.0,
+            "lost_delta": guarantee.delta - left if plan.has_guarantee else 0.0,
             "assumptions": list(guarantee.assumptions),
             "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
             "planned_method": plan.method,  # what auto has chosen
-            "noise_multiplier": plan.sigma if plan.private else 0.0,
+            "noise_multiplier": plan.sigma if plan.has_guarantee else 0.0,
             "sensitivity": plan.sensitivity,
-            "noise_std": plan.noise_std if plan.private else 0.0,
+            "noise_std": plan.noise_std if plan.has_guarantee else 0.0,
             "steps": plan.steps,
             "steps_taken": self.run.next,
             "examples": plan.sampler.examples,

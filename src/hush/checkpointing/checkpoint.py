@@ -40,7 +40,7 @@ from hush._internal.storage import (
     write_atomic,
 )
 from hush._internal.tensors import Named, State, trainable
-from hush.checkpointing.noise_reuse_guard import FileNoiseReuseGuard, begin_witness, resume_witness
+from hush.checkpointing.noise_reuse_guard import ReleaseRecorder, begin_witness, resume_witness
 from hush.checkpointing.tree import flatten, revive, unflatten
 from hush.data_source import Tensors
 from hush.distributed.consistency import VARYING, Tell, digest_data, digest_frozen
@@ -233,7 +233,7 @@ class Checkpoints:
         self._fixed: dict[str, Any] = {}
         self._lines: list[str] = []
         self._run: Run | None = None
-        self._witness: FileNoiseReuseGuard | None = None
+        self._witness: ReleaseRecorder | None = None
         self.tell: Tell = _say
 
     def close(self) -> None:
@@ -304,7 +304,8 @@ class Checkpoints:
         run.restore(revive(state, run.state(), run.device), compared=True)
         self._let_go()
         self._run, self._fixed = run, {}
-        if run.plan.private and run.ranks.rank == 0:
+        run.private_folder = self.directory
+        if run.plan.has_guarantee and run.ranks.rank == 0:
             self._witness = resume_witness(run, self.directory, self._digests["data"], self.save, self.tell)
             run.witnessed_by(self._witness)
         self.name, self.ledger, self.at = facts["run"], facts["ledger"], saved.step
@@ -345,7 +346,8 @@ class Checkpoints:
         self._let_go()
         self._digests = _digests(run, run.secret.first, self.tell)
         self._run, self._fixed = run, {}
-        if run.plan.private and run.ranks.rank == 0:
+        run.private_folder = self.directory
+        if run.plan.has_guarantee and run.ranks.rank == 0:
             self._witness = begin_witness(run, self.directory, self._digests["data"], self.save, self.tell)
             run.witnessed_by(self._witness)
 

@@ -19,11 +19,44 @@ from hush.run import Run
 RELEASES = "releases.jsonl"
 
 
-class FileNoiseReuseGuard:
+class ReleaseRecorder:
+    """Lists what a run in this private directory has released. A run that adds no noise to sums needs no more."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        self.run, self._path = run, directory / RELEASES
+
+    def meets(self, sums: Sums) -> bool:
+        """Sums without noise may be computed again."""
+        return True
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def releasing(self) -> None:
+        """Before weights are released: append a line that describes the release."""
+        run = self.run
+        line = {
+            "noise": run.secret.first.name,
+            "attempt": run.history.current,
+            "step": run.next,
+            "weights": digest_weights(run.model, run.secret.first),
+        }
+        if line in read_releases(self._path):
+            return
+        before = self._path.read_bytes() if self._path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # ends an incomplete line that a crash left
+        append_durably(self._path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
+
+    def close(self) -> None:
+        """No file is open."""
+
+
+class FileNoiseReuseGuard(ReleaseRecorder):
     """The guard of one run in one private directory; ``save`` writes a checkpoint of the run."""
 
     def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
-        self.run, self.tags = run, tags
+        super().__init__(run, tags.path.parent)
+        self.tags = tags
         self._save, self._tell, self._why = save, tell, why
 
     def meets(self, sums: Sums) -> bool:
@@ -48,20 +81,9 @@ class FileNoiseReuseGuard:
         self.tags.flush()
 
     def releasing(self) -> None:
-        """Before weights are released: flush the sum log and append a line that describes the release."""
+        """The same after the sum log is flushed."""
         self.tags.flush()
-        run, path = self.run, self.tags.path.with_name(RELEASES)
-        line = {
-            "noise": run.secret.first.name,
-            "attempt": run.history.current,
-            "step": run.next,
-            "weights": digest_weights(run.model, run.secret.first),
-        }
-        if line in read_releases(path):
-            return
-        before = path.read_bytes() if path.exists() else b"\n"
-        gap = b"" if before.endswith(b"\n") else b"\n"  # ends an incomplete line that a crash left
-        append_durably(path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
+        super().releasing()
 
     def close(self) -> None:
         """Close the file."""
@@ -86,9 +108,11 @@ class FileNoiseReuseGuard:
         self._save(run)
 
 
-def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> FileNoiseReuseGuard:
+def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> ReleaseRecorder:
     """The guard of a new run. If its secret was used in this directory before (a seed), the noise was already added
     to sums."""
+    if not run.plan.adds_noise:
+        return ReleaseRecorder(run, directory)
     path = find_tags(directory, run.secret)
     remove_empty_tags(directory)
     if not path.exists():
@@ -108,10 +132,10 @@ def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], No
     return FileNoiseReuseGuard(run, tags, save, tell)
 
 
-def resume_witness(
-    run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell
-) -> FileNoiseReuseGuard:
+def resume_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> ReleaseRecorder:
     """The guard of a run that resumes from a checkpoint."""
+    if not run.plan.adds_noise:
+        return ReleaseRecorder(run, directory)
     path = find_tags(directory, run.secret)
     try:
         tags = SumLog.read(path, run.next)

@@ -67,7 +67,6 @@ from hush.cli.options import (
     warn_not_saved,
     write_settings,
 )
-from hush.clipping.base import NeedsPreparation
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
@@ -99,10 +98,9 @@ from hush.randomness import Secret, seeded
 from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
 from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
-from hush.sanitize.adaptive import AdaptiveClip
 from hush.sanitize.early_stopping import EpochSpreads, Stop, state_stop
-from hush.sanitize.privatised import Hybrid, Published, Released
-from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, drop_architecture, insert_layer
+from hush.sanitize.privatised import PublishedLayer, SanitizedFeatures
+from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, insert_layer
 from hush.statistics.metrics import NO_USE, Counts, from_counts
 from hush.statistics.private_metrics import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
 from hush.statistics.releases import check_shares, plan_releases, take_releases
@@ -220,11 +218,11 @@ def read_stop(text: str | None, plan: Plan) -> Stop | None:
     """Parse WINDOW:LIMIT for the plan's kind of threshold."""
     if text is None or text == NONE:
         return None
-    if not isinstance(plan.query, Published | AdaptiveClip):
+    if not isinstance(plan.trains_on, PublishedLayer):
         raise InvalidInputError(f"--stop needs method sanitize, not {plan.method}: give fewer --epochs instead")
     window, _, limit = text.partition(":")
     try:
-        stop = Stop(int(window), float(limit), adaptive=isinstance(plan.query, AdaptiveClip))
+        stop = Stop(int(window), float(limit), adaptive=plan.trains_on.threshold is not None)
     except ValueError as error:
         raise InvalidInputError(f"--stop takes epochs and a slope such as 10:1.2e-4, or none; got '{text}'") from error
     stop.flag([])  # raises for an invalid window or limit
@@ -315,7 +313,7 @@ class LayerOptions:
 def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
     """The problem with the layer in its model, if the method releases rows."""
     asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
-    if not isinstance(plan.query, Released | Hybrid | Published | AdaptiveClip):
+    if not isinstance(plan.trains_on, SanitizedFeatures | PublishedLayer):
         if any(value is not None for value in asked):
             raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
         return task
@@ -323,11 +321,11 @@ def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
         validate.positive_int(sanitize_width=given.sanitize_width)
     if given.sanitize_clip is not None:
         validate.positive(sanitize_clip=given.sanitize_clip)
-    place = LayerPlace(*asked, plan.query.nonnegative)
-    found = insert_layer(task, place, frozen=isinstance(plan.query, Released))
+    place = LayerPlace(*asked, plan.trains_on.nonnegative)
+    found = insert_layer(task, place, frozen=isinstance(plan.trains_on, SanitizedFeatures))
     at = found.architecture.arguments["at"]
     say(f"sanitization layer after module '{at}' of a network '{found.architecture.arguments['inner']}'")
-    return drop_architecture(found, plan.query)
+    return found
 
 
 # The metrics of `hush train`: what the user sees, and what may be released.
@@ -575,7 +573,7 @@ def plan_before(
     share = None
     if task.pending_classes is not None:
         share = CLASS_SHARE if given.private_classes is None else given.private_classes
-        if isinstance(plan.query, NeedsPreparation):
+        if plan.trains_on is not None:
             raise NotProvenError(
                 f"method '{plan.method}' needs the classes before anything is released: name them in a schema (classes "
                 "= […]), or declare them public (--public classes)"
@@ -769,7 +767,7 @@ def train(given: Training) -> None:
         plan, parts, candidates = _plan(given, task, keeper)
         read_stop(given.stop, plan)
         task = sanitise_task(task, plan, given)
-        if plan.private:
+        if plan.has_guarantee:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model().to(find_device(given.device))
@@ -803,7 +801,7 @@ def train(given: Training) -> None:
             say(f"stopped at step {run.next} of {plan.steps}: {explain_os_error(error)}; {keeper.how_to_go_on(run)}")
             raise typer.Exit(1) from error
     _answer(result, given)
-    if plan.private:
+    if plan.has_guarantee:
         warn_not_saved(given)
 
 
@@ -900,7 +898,7 @@ def _train_and_measure(
         "unit": guarantee.unit,
         "status": guarantee.status,
         "protects": guarantee.protects,
-        "noise_multiplier": run.plan.sigma if run.plan.private else 0.0,
+        "noise_multiplier": run.plan.sigma if run.plan.has_guarantee else 0.0,
         "steps": run.plan.steps,
         **measured,
         **{name: value for name, value in released.items() if name == "private_metrics"},

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from hush._internal.identity import NoIdentity
 from hush._internal.tensors import Sums, trainable
-from hush.clipping import NeedsPreparation
 from hush.data_source import Source, Tensors
 from hush.distributed.group import ProcessGroup
 from hush.errors import DistributedError, InvalidInputError
@@ -132,9 +131,9 @@ def check_shareable(plan: Plan, ranks: ProcessGroup) -> None:
     """Raise an error for a plan that several processes cannot share."""
     if ranks.world > PROCESSES:
         raise DistributedError(f"at most {PROCESSES} processes can share a run, got {ranks.world}: use fewer")
-    if ranks.world > 1 and isinstance(plan.query, NeedsPreparation):
+    if ranks.world > 1 and plan.trains_on is not None:
         raise DistributedError(
-            f"method '{plan.method}' releases rows before its first step, which is not supported on several processes: "
+            f"method '{plan.method}' does not train on sums with noise, which is not supported on several processes: "
             "train in one process, without torchrun"
         )
 

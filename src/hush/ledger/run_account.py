@@ -27,7 +27,7 @@ from hush.accounting.guarantee import Guarantee, rounded_up
 from hush.checkpointing import Checkpoints
 from hush.checkpointing.checkpoint import find_secret
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
-from hush.checkpointing.sum_log import SumLog, find_tags
+from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags
 from hush.errors import BudgetExceededError, HushError, InvalidInputError, ResumeError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_steps, claim_attempts, is_drawn_anew
 from hush.ledger.book import Ledger
@@ -390,7 +390,10 @@ def _count_steps(kept: Checkpoints, ledger: Ledger, name: str) -> int:
     secret = find_secret(kept.directory, saved.facts["secret"])
     if any(line["noise"] == secret.first.name for line in read_releases(kept.directory / RELEASES)):
         raise InvalidInputError(f"run '{name}' has released its model, so it stays counted with its plan")
-    log = SumLog.read(find_tags(kept.directory, secret), saved.step)
+    try:
+        log = SumLog.read(find_tags(kept.directory, secret), saved.step)
+    except SumLogMissing as lost:  # also of a run that trains on released values, whose steps cost nothing
+        raise InvalidInputError(f"the sum log of run '{name}' {lost}, so it stays counted with its plan") from lost
     history = ReplayHistory.from_json(saved.state["history"]).joined(log.attempts)
     if history.again:
         raise InvalidInputError(

@@ -120,7 +120,7 @@ def make_plan(
         plan = put_in_place(plan, rule)
     if setting.average not in (None, "none"):
         plan = replace(plan, rule=bind_steps(chain(plan.rule, parse_average(setting.average)), plan.steps))
-    if plan.private:
+    if plan.has_guarantee:
         return _with_noise(plan, setting, calibrate)
     if setting.noise:
         raise InvalidInputError(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")

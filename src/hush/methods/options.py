@@ -162,7 +162,7 @@ def _check_function(name: str, value: Any, example: str) -> None:
 
 def put_in_place(plan: Plan, rule: TorchOptim) -> Plan:
     """The plan with another rule in the place of SGD; refused where the method is its rule."""
-    if plan.releases_rows:
+    if plan.trains_on is not None:
         return replace(plan, rule=rule)
     match plan.rule:
         case SGD():

@@ -16,13 +16,10 @@ SPOT_CHECK = "spot check"  # which steps and rows the isolation checks look at
 
 # Noise
 ROWS = "rows"  # released rows of `hush.sanitize`
-HYBRID_ROWS = "hybrid/rows"  # released rows of sanitize-hybrid
 HISTOGRAMS = "histograms"  # noisy histograms of columns and classes
 
 # Randomised labels
 LABELS_FIRST = "labels/first"
-LABELS_SECOND = "labels/second"
-LABELS_SPLIT = "labels/split"
 
 # Digests and checks
 SECRET_NAME = "name"  # identifies a secret without revealing it

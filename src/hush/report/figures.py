@@ -13,7 +13,7 @@ from hush.report.summary import Group, Setting, group_settings, order_epsilon, t
 from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_dots, draw_lines
 
 MOST_POINTS = 60  # of a curve; more are thinned, the last always among them
-SANITIZED = ("sanitize", "sanitize-once", "sanitize-frozen", "sanitize-hybrid", "label-rr")
+SANITIZED = ("sanitize", "sanitize-once", "label-rr")
 
 
 @dataclass(frozen=True)

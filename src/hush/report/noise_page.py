@@ -214,7 +214,7 @@ class NoiseView:
 
 def view_noise(plan: Plan) -> NoiseView:
     """Look at a plan's noise; the plan's ε is what independent noise is calibrated to."""
-    if not plan.private:
+    if not plan.adds_noise:
         raise InvalidInputError(f"method '{plan.method}' adds no noise: there is nothing to show")
     structure, epsilon = plan.noise.structure, plan.guarantee().epsilon
     alone = replace(plan, noise=Independent(plan.steps), method="dp-sgd", accept_claimed=True)

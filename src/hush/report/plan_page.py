@@ -83,7 +83,7 @@ def plan_grid(
         try:
             at = replace(setting, epsilon=epsilon, batch_size=batch, epochs=epochs)
             plan = make_plan(method, at, calibrate=False, **chosen)
-            if not plan.private:
+            if not plan.has_guarantee:
                 raise InvalidInputError(f"method '{method}' adds no noise: there is nothing to plan")
             yield PlanRow(epsilon, epochs, accounts.calibrated(plan, epsilon))
             found = True

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hush.clipping import Query
 from hush.data_source import as_source
 from hush.datasets.models import Encoder, build_shipped, shipped
 from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError
-from hush.release.description import STATE_ONLY, Architecture
-from hush.sanitize.adaptive import AdaptiveClip
-from hush.sanitize.split_model import find_cut
+from hush.release.description import Architecture
+from hush.sanitize.front import take_nothing, trace_front
 
 WIDTH, CLIP = 50, 0.5
 ENDS = {"funnel": "body"}  # where a shipped network has its layer unless another place is named
@@ -50,16 +48,10 @@ def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
     return replace(task, model=build, architecture=architecture)
 
 
-def drop_architecture(task: Problem, query: Query) -> Problem:
-    """The problem without a description of its network where C follows the weights: it would name the C that the run
-    began with. Such weights are loaded into a module that their reader brings, whose C is `AdaptiveThreshold.adapt`."""
-    return replace(task, architecture=STATE_ONLY) if isinstance(query, AdaptiveClip) else task
-
-
 def freeze_before(model: nn.Module, data: Any) -> nn.Module:
-    """The model with everything before its layer frozen, found by made-up inputs in the shape of the data's."""
+    """The model with everything before its layer frozen, found by tracing it on a synthetic record."""
     params = dict(model.named_parameters())
-    for name in find_cut(model, as_source(data)).before:
+    for name in trace_front(model, take_nothing(as_source(data))).names:
         params[name].requires_grad_(False)
     return model
 
@@ -102,7 +94,5 @@ def _make_small(task: Problem, width: int, frozen: bool) -> tuple[Architecture, 
     if frozen:
         return shipped("projection", features=features, width=width, outputs=outputs), "3"
     if inputs.dtype == torch.float16:
-        raise InvalidInputError(
-            f"'{task.name}' keeps features in half precision: use sanitize-once or sanitize-frozen on them"
-        )
+        raise InvalidInputError(f"'{task.name}' keeps features in half precision: use sanitize-once on them")
     return shipped("mlp", widths=[features, 2 * width, width, outputs]), "3"

@@ -54,7 +54,7 @@ def plan_releases(
             f"the classes of '{task.name}' are released with noise exactly where they are not known: give class_share "
             "for a problem with private_classes=True, and for no other"
         )
-    if not plan.private:
+    if not plan.has_guarantee:
         raise NotProvenError(
             f"method '{plan.method}' adds no noise, so noisy releases before it would give no protection: use "
             "dp-sgd or another private method"
