@@ -32,6 +32,7 @@ NUMBERS = ("noise_multiplier", "sensitivity", "noise_std", "divisor", "steps", "
 WIDE_RIGHT, WIDE_BELIEF = 0.9, 0.99  # an attacker who may be right so often at 50:50, or so sure, is hardly held back
 EXCEPTIONS = (0.01, 0.0001)  # how rare the cases are in which an attacker may become surer than is stated
 SPACE = "\u00a0"
+RATES = np.unique(np.concatenate([np.geomspace(1e-4, 0.05, 40), np.linspace(0.0, 1.0, 101)]))  # of false alarms
 LONG = 40.0  # ε from which on its factor is given by its length
 
 EXPLAINED = {  # assumptions, by how they begin, in words for everybody
@@ -173,6 +174,11 @@ class StatementFacts:
         if self.curve is None:
             raise ValueError("nothing limits an attacker")
         return in_words(self.curve, adjacency=self.guarantee.adjacency, unit=unit, protects=self.protects)
+
+    def list_tests(self, side: float) -> str:
+        """The trade-off curve as points of a picture: misses over false alarms, in a square of this side."""
+        found = np.asarray(self.curve.beta(RATES)) if self.curve is not None else RATES
+        return " ".join(f"{side * a:.1f},{side * (1 - b):.1f}" for a, b in zip(RATES, found, strict=True))
 
     @property
     def wide(self) -> bool:
@@ -353,7 +359,7 @@ def _named(card: Mapping[str, Any]) -> dict[str, Any]:
 
 def _render(name: str, facts: StatementFacts) -> str:
     with _as_hush_writes_it():
-        return _templates(name.endswith(".html")).get_template(name).render(f=facts, draw_curve=draw_curve)
+        return _templates(name.endswith(".html")).get_template(name).render(f=facts)
 
 
 @lru_cache(maxsize=2)
@@ -392,62 +398,3 @@ def escape_markdown(text: object) -> str:
 def _list_items(text: str, style: str) -> str:
     items = [line for line in text.split("\n") if line.strip()]
     return "\n".join(f"{MARKS.get(style) or f'{number}. '}{item}" for number, item in enumerate(items, 1))
-
-
-# The trade-off curve as a small SVG: the limit on an attacker, and random guessing for comparison.
-
-LEFT, TOP, SIDE = 52, 12, 200  # where the square of the two rates lies, in units of the picture
-POINTS = np.unique(np.concatenate([np.geomspace(1e-4, 0.05, 40), np.linspace(0.0, 1.0, 101)]))
-
-
-def draw_curve(curve: Curve) -> Markup:
-    """Misses against false alarms, both in 100, with the line of those who guess."""
-    line = _path(POINTS, np.asarray(curve.beta(POINTS)))
-    right, bottom = LEFT + SIDE, TOP + SIDE
-    return Markup(
-        f'<svg viewBox="0 0 {right + 14} {bottom + 44}" role="img" aria-labelledby="curve-title">'
-        '<title id="curve-title">How seldom an attacker can miss somebody, given how many false alarms they raise'
-        "</title>"
-        f'<polygon class="out" points="{LEFT},{bottom} {line} {right},{bottom}"/>'
-        f'<path class="grid" d="{_grid()}"/>'
-        f'<path class="guess" d="M{LEFT} {TOP}L{right} {bottom}"/>'
-        f'<polyline class="best" points="{line}"/>'
-        f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
-        f"{_ticks()}{_legend()}"
-        f'<text class="name" x="{LEFT + SIDE / 2}" y="{bottom + 36}">false alarms, in 100</text>'
-        f'<text class="name" transform="translate(14 {TOP + SIDE / 2}) rotate(-90)">misses, in 100</text>'
-        "</svg>"
-    )
-
-
-def _path(across: np.ndarray, up: np.ndarray) -> str:
-    return " ".join(f"{LEFT + SIDE * a:.1f},{TOP + SIDE * (1 - b):.1f}" for a, b in zip(across, up, strict=True))
-
-
-def _grid() -> str:
-    marks = [SIDE * share for share in (0.25, 0.5, 0.75, 1.0)]
-    return "".join(f"M{LEFT + mark} {TOP}v{SIDE}M{LEFT} {TOP + SIDE - mark}h{SIDE}" for mark in marks)
-
-
-def _ticks() -> str:
-    across = (
-        f'<text x="{LEFT + SIDE * n / 100}" y="{TOP + SIDE + 15}" text-anchor="middle">{n}</text>'
-        for n in (0, 25, 50, 75, 100)
-    )
-    up = (
-        f'<text x="{LEFT - 6}" y="{TOP + SIDE * (1 - n / 100) + 4}" text-anchor="end">{n}</text>'
-        for n in (0, 25, 50, 75, 100)
-    )
-    return "".join((*across, *up))
-
-
-def _legend() -> str:
-    """In the half above the line of those who guess, where no curve ever is."""
-    x, y = LEFT + 92, TOP + 16
-    return (
-        f'<rect class="ground" x="{x - 5}" y="{y - 13}" width="108" height="50"/>'
-        f'<path class="guess" d="M{x} {y - 4}h18"/><text x="{x + 23}" y="{y}">guessing</text>'
-        f'<path class="best" d="M{x} {y + 12}h18"/><text x="{x + 23}" y="{y + 16}">best attacker</text>'
-        f'<rect class="out" x="{x}" y="{y + 23}" width="18" height="10"/>'
-        f'<text x="{x + 23}" y="{y + 32}">out of reach</text>'
-    )

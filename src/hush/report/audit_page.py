@@ -9,7 +9,7 @@ from hush.accounting.guarantee import Guarantee, rounded_down, rounded_up
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.audit import CHOOSING, Audit, Scores
 from hush.audit.bounds import PRINTED, SMALLEST_P, WOLF, Errors, Verdict, bound_epsilon, bound_mu, count_errors
-from hush.report.page import Figure, Page, Section, render_report
+from hush.report.page import Figure, Page, Section, compare_lines, render_report
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
 BINS = 40
@@ -151,20 +151,11 @@ def _draw_growth(scores: Scores, claim: Guarantee) -> Figure:
         ],
         "claimed": [claim.epsilon] * len(parts),
     }
-    series = [
-        Series(
-            name,
-            [Dot(2.0 * n, y, f"{name}, {2 * n} runs: ε = {y:.3g}") for n, y in zip(counts, ys, strict=True)],
-            look=look,
-            dash=dash,
-        )
-        for (name, ys), look, dash in zip(lines.items(), (2, 1, 7), (0, 1, 0), strict=True)
-    ]
     title = "The bound as runs are added"
     say = (
         "However well the adversary sees, few runs show little: even without one error n runs of either kind bound ε "
         "by about ln(n/3.7). A bound far below the claim is no sign of more privacy."
     )
-    svg = draw_lines(title, Axis("runs, each with one canary or none"), Axis("ε, no unit", holds=(0.0,)), series)
-    rows = tuple((int(2 * n), *(ys[i] for ys in lines.values())) for i, n in enumerate(counts))
-    return Figure(title, svg, ("runs", *lines), rows, say)
+    across = ("runs", Axis("runs, each with one canary or none"))
+    runs, up = (2 * counts).tolist(), Axis("ε, no unit", holds=(0.0,))
+    return compare_lines(title, across, up, runs, lines, say=say, looks=(2, 1, 7), dashes=(0, 1, 0), dots=True)

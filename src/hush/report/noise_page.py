@@ -21,7 +21,7 @@ from hush.noise import Independent
 from hush.plan import Plan
 from hush.randomness import Secret, normal, streams
 from hush.report.figures import place_figure
-from hush.report.page import Figure, Page, Section, render_report
+from hush.report.page import Figure, Page, Section, compare_lines, render_report
 from hush.report.rows import Row
 from hush.report.summary import Group
 from hush.report.svg import Axis, Dot, Series, draw_lines, draw_matrix
@@ -29,7 +29,7 @@ from hush.report.svg import Axis, Dot, Series, draw_lines, draw_matrix
 Steps: TypeAlias = NDArray[np.int64]
 CELLS = 40  # of a picture of a matrix, in either direction
 POINTS = 60  # of a curve
-STEP = Axis("step, number")
+STEP = ("step", Axis("step, number"))
 ADDED = Axis("noise, in lr × clip / batch")
 
 # Figures of a report. A plan is made again from what a record or a card says. It is shown only if its sensitivity is
@@ -120,16 +120,11 @@ def _draw_deviation(plan: Plan) -> Figure:
     if not isinstance(plan.noise, Independent) and isinstance(plan.event(), dp_event.GaussianDpEvent):
         alone = replace(plan, noise=Independent(plan.steps), accept_claimed=True)
         lines["independent noise, same batches"] = alone.noise_std * np.sqrt(at + 1.0)
-    return _draw_over_steps("Noise that adds up in a weight", at + 1, lines, ADDED)
+    return compare_lines("Noise that adds up in a weight", STEP, ADDED, *_list_lines(at + 1, lines))
 
 
-def _draw_over_steps(title: str, steps: Steps, lines: Mapping[str, Array], up: Axis, say: str = "") -> Figure:
-    series = []
-    for number, (name, ys) in enumerate(lines.items()):
-        found = [Dot(float(t), float(y), f"{name}, step {t}: {y:.4g}") for t, y in zip(steps, ys, strict=True)]
-        series.append(Series(name, found, dots=False, look=(0, 1, 7)[number], dash=number))
-    rows = tuple((int(t), *(float(ys[i]) for ys in lines.values())) for i, t in enumerate(steps))
-    return Figure(title, draw_lines(title, STEP, up, series), ("step", *lines), rows, say)
+def _list_lines(steps: Steps, lines: Mapping[str, Array]) -> tuple[list[int], dict[str, list[float]]]:
+    return steps.tolist(), {name: values.tolist() for name, values in lines.items()}
 
 
 def _draw_matrices(C: Array, inverse: Array, say: tuple[str, str] = ("", "")) -> Iterator[Figure]:
@@ -343,7 +338,7 @@ def _draw_accumulated(view: NoiseView) -> Figure:
         "disturbs the model."
     )
     rows = tuple((int(t), *(float(band[i]) for band in bands.values())) for i, t in enumerate(view.steps))
-    return Figure(title, draw_lines(title, STEP, ADDED, series), ("step", *bands), rows, say)
+    return Figure(title, draw_lines(title, STEP[1], ADDED, series), ("step", *bands), rows, say)
 
 
 def _draw_histogram(entries: Array, tree: bool) -> Figure:
@@ -366,4 +361,4 @@ def _draw_each(view: NoiseView) -> Figure:
     }
     say = "Correlated noise may be larger at each step than independent noise, and still far smaller in the sum."
     up = Axis("standard deviation, in clips", holds=(0.0,))
-    return _draw_over_steps("Noise of every single step", view.steps, lines, up, say)
+    return compare_lines("Noise of every single step", STEP, up, *_list_lines(view.steps, lines), say=say)

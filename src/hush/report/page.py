@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -20,7 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from hush._internal.text import as_json_data, make_printable
-from hush.report.svg import BASE
+from hush.report.svg import BASE, Axis, Dot, Series, draw_lines
 
 UNSAFE: dict[str, str | int | None] = {
     "<": "\\u003c",
@@ -44,6 +44,34 @@ class Figure:
     problem: str = ""
     methods: tuple[str, ...] = ()
     epsilons: tuple[str, ...] = ()
+
+
+def compare_lines(
+    title: str,
+    x: tuple[str, Axis],
+    up: Axis,
+    at: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    *more: Series,
+    say: str = "",
+    looks: Sequence[int] = (0, 1, 7),
+    dashes: Sequence[int] = (0, 1, 2),
+    dots: bool = False,
+) -> Figure:
+    """A figure of lines over the same values, of which ``x`` is the name in the data and the axis."""
+    name, across = x
+    series = [
+        Series(
+            line,
+            [Dot(a, b, f"{line}, {name} {a:g}: {b:.4g}") for a, b in zip(at, values, strict=True)],
+            dots=dots,
+            look=look,
+            dash=dash,
+        )
+        for (line, values), look, dash in zip(lines.items(), looks, dashes, strict=False)
+    ]
+    rows = tuple((a, *(values[i] for values in lines.values())) for i, a in enumerate(at))
+    return Figure(title, draw_lines(title, across, up, [*series, *more]), (name, *lines), rows, say)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hush.methods import PlanConfig, make_plan
 from hush.methods.auto import MARGIN
 from hush.plan import Plan
 from hush.randomness import seeded
-from hush.report.page import DownloadTable, Figure, Page, Section, TableCell, TableRow, render_report
+from hush.report.page import DownloadTable, Figure, Page, Section, TableCell, TableRow, compare_lines, render_report
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
 # What a private run would be up against, before any data is touched: noise over ε × batch size × epochs, and time.
@@ -312,21 +312,17 @@ def _draw_over_batches(title: str, rows: Sequence[PlanRow], best: PlanRow, value
 
 def _draw_correlated(rows: Sequence[PlanRow], outlook: Sensitivity) -> Figure:
     method = outlook.chosen.plan.method
-    names = (method, f"noise that cancels over steps ({CORRELATED})")
-    series = []
-    for number, name in enumerate(names):
-        points = [(point[0], point[1 + number]) for point in outlook.curve]
-        series.append(Series(name, [Dot(x, y, f"{name}, ε = {x:g}: {y:.3g}") for x, y in points], look=number))
-    series.append(_mark(outlook.chosen.epsilon, outlook.chosen.run_noise))
+    epsilons, own, correlated = zip(*outlook.curve, strict=True)
+    lines = {method: own, f"noise that cancels over steps ({CORRELATED})": correlated}
     title = "When correlated noise wins"
     say = (
         "At the recommended batch size and epochs, over ε. Noise that cancels over steps gives up the sampling that "
         f"protects {method}; where its line lies lower it leaves less noise in the weights, and where it lies lower by "
         "half it is the better choice."
     )
-    across = Axis("ε (log scale)", log=True, marks=tuple(point[0] for point in outlook.curve))
-    svg = draw_lines(title, across, Axis(f"{_name_share(outlook)}, log", log=True), series)
-    return Figure(title, svg, ("epsilon", *names), outlook.curve, say)
+    across, up = Axis("ε (log scale)", log=True, marks=epsilons), Axis(f"{_name_share(outlook)}, log", log=True)
+    best = _mark(outlook.chosen.epsilon, outlook.chosen.run_noise)
+    return compare_lines(title, ("epsilon", across), up, epsilons, lines, best, say=say, dashes=(0, 0), dots=True)
 
 
 def _name_share(outlook: Sensitivity) -> str:
