@@ -50,7 +50,7 @@ from hush.accounting.events import DpEvent, Profile, name_event
 from hush.accounting.noise_tails import Tails
 from hush.clipping import Claim
 from hush.data_source import Source
-from hush.errors import InvalidInputError, ResumeError, RunStateError
+from hush.errors import InvalidInputError, NotProvenError, ResumeError, RunStateError
 from hush.randomness import Secret, streams
 
 # Other releases on the same data, composed with training: a noisy histogram before it, noisy metrics after it.

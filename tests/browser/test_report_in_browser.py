@@ -1,4 +1,4 @@
-"""The report in a browser: it opens alone, filters, answers, downloads what the store holds, and can be read by all."""
+"""Pages in a browser: they open alone, filter, answer, download what they show, and can be read by all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hush.cli import main
 from hush.report.page import render_report
 from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
@@ -176,10 +177,44 @@ def test_a_figure_downloads_as_csv_svg_and_png(page: Any) -> None:
     assert Path(waited.value.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_overflows(browser: Any, address: str, width: int) -> None:
+@pytest.fixture(scope="session")
+def addresses(address: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One page of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    size = ("--examples", "2000", "--epsilon", "3")
+    assert main(["plan", "--examples", "60000", "--out", str(folder / "plan.html")]) == 0
+    assert main(["noise", "show", "--method", "dp-blt", *size, "--out", str(folder / "noise.html")]) == 0
+    assert main(["audit", "--method", "dp-sgd", "--runs", "40", "--page", str(folder / "audit.html")]) == 0
+    return {"report": address} | {path.stem: path.as_uri() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["plan", "noise", "audit"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_pages_of_commands_open_alone_and_their_points_can_be_read(
+    browser: Any, addresses: dict[str, str], kind: str, width: int
+) -> None:
     opened = browser.new_page(viewport={"width": width, "height": 900})
-    opened.goto(address)
+    said: list[str] = []
+    asked: list[str] = []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.goto(addresses[kind])
+    show_all(opened)
+    assert asked == [addresses[kind]]
+    assert said == []
+    for number in range(opened.locator(".picture svg").count()):
+        opened.locator(".picture svg").nth(number).focus()
+        opened.keyboard.press("ArrowRight")
+        assert opened.inner_text("#live")
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["report", "plan", "noise", "audit"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overflows(browser: Any, addresses: dict[str, str], kind: str, width: int) -> None:
+    opened = browser.new_page(viewport={"width": width, "height": 900})
+    opened.goto(addresses[kind])
     show_all(opened)
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
     wide = """() => [...document.querySelectorAll('main *, header *, form *')].filter((element) =>
@@ -189,7 +224,10 @@ def test_nothing_overflows(browser: Any, address: str, width: int) -> None:
     opened.close()
 
 
-def test_text_in_figures_stays_inside_them(page: Any) -> None:
+@pytest.mark.parametrize("kind", ["report", "plan", "noise", "audit"])
+def test_text_in_figures_stays_inside_them(browser: Any, addresses: dict[str, str], kind: str) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.goto(addresses[kind])
     show_all(page)
     outside = """() => [...document.querySelectorAll('.picture svg')].flatMap((svg) => {
       const box = svg.getBoundingClientRect();
@@ -199,7 +237,17 @@ def test_text_in_figures_stays_inside_them(page: Any) -> None:
           own.bottom > box.bottom + 1);
       }).map((text) => `${text.textContent} in ${svg.getAttribute('aria-label')}`);
     })"""
+    assert page.locator(".picture svg").count() > 2
     assert page.evaluate(outside) == []
+    over = """() => [...document.querySelectorAll('.picture svg')].flatMap((svg) => {
+      const all = [...svg.querySelectorAll('text:not([transform])')];
+      const texts = all.map((text) => [text, text.getBoundingClientRect()]);
+      return texts.flatMap(([one, a], i) => texts.slice(i + 1).filter(([_, b]) => a.width && b.width &&
+        a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2).map(([other]) =>
+        `${one.textContent} over ${other.textContent} in ${svg.getAttribute('aria-label')}`));
+    })"""
+    assert page.evaluate(over) == []
+    page.close()
 
 
 def test_every_axis_has_a_title(page: Any) -> None:
@@ -211,17 +259,18 @@ def test_every_axis_has_a_title(page: Any) -> None:
             assert figures.nth(number).locator(f".{name}").text_content().strip()
 
 
+@pytest.mark.parametrize("kind", ["report", "plan", "noise", "audit"])
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", [390, 1440])
-def test_axe_finds_nothing(browser: Any, address: str, theme: str, width: int) -> None:
+def test_axe_finds_nothing(browser: Any, addresses: dict[str, str], kind: str, theme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: make test-browser")
     context = browser.new_context(
         color_scheme=theme, viewport={"width": width, "height": 900}, bypass_csp=True, reduced_motion="reduce"
     )
     opened = context.new_page()
-    opened.goto(address)
+    opened.goto(addresses[kind])
     show_all(opened)
-    opened.locator("#utility summary").first.click()
+    opened.locator("main figure summary").first.click()
     found = axe.Axe().run(opened)
     told = [(v["id"], [node["html"][:160] for node in v["nodes"]][:3]) for v in found.response["violations"]]
     assert told == []

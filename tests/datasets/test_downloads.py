@@ -106,6 +106,13 @@ def test_a_broken_connection_is_continued_where_it_stopped(server: Server, tmp_p
     assert (tmp_path / "toy" / "rows").read_bytes() == ROWS
 
 
+def test_a_connection_that_breaks_off_at_once_is_tried_again(server: Server, tmp_path: Path) -> None:
+    server.content, server.breaks = {"rows": ROWS, "marks": MARKS}, {"rows": [0, 0], "marks": [0, 0, 0]}
+    with pytest.raises(registry.DownloadError, match="delivered marks .the connection broke off 3 times in a row"):
+        get(dataset(Folder(server.url)), tmp_path)
+    assert (tmp_path / "toy" / "rows").read_bytes() == ROWS
+
+
 def test_an_interrupted_program_continues_at_its_next_start(server: Server, tmp_path: Path) -> None:
     server.content = {"rows": ROWS, "marks": MARKS}
 
@@ -123,6 +130,21 @@ def test_an_interrupted_program_continues_at_its_next_start(server: Server, tmp_
     assert ("rows", f"bytes={have}-", len(ROWS) - have) in server.asked
     assert (tmp_path / "toy" / "rows").read_bytes() == ROWS
     assert left(tmp_path) == ["toy/marks", "toy/rows"]
+
+
+def test_storing_is_all_or_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.content = {"rows": ROWS, "marks": MARKS}
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            get(dataset(Folder(server.url)), tmp_path)
+    assert left(tmp_path) == []
+    get(dataset(Folder(server.url)), tmp_path)
+    assert (tmp_path / "toy" / "rows").stat().st_mode & 0o777 == 0o644  # others may read the cache
 
 
 def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:

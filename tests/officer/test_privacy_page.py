@@ -23,10 +23,12 @@ from hush.accounting.tradeoff import best_odds, curve_of_event, curve_of_guarant
 from hush.errors import InvalidInputError
 from hush.guarantees import make_card
 from hush.methods import make_plan
-from hush.release.statement.facts import EXPLAINED, one_in, read_card
-from hush.release.statement.render import (
+from hush.release.statement import (
+    EXPLAINED,
     escape_markdown,
+    one_in,
     page_of_card,
+    read_facts,
     render_privacy_page,
     render_privacy_text,
     text_of_card,
@@ -167,7 +169,7 @@ def test_the_numbers_are_those_of_the_odds(card: dict[str, Any], page: str, text
 def test_the_worst_case_is_rare_and_not_ruled_out(card: dict[str, Any], adjacency: Any) -> None:
     """Two beliefs of the odds, never rounded down; the first is that of the table."""
     other = restate(card, adjacency=adjacency)
-    curve, text = read_card(other).curve, render_privacy_text(other, **GIVEN)
+    curve, text = read_facts(other).curve, render_privacy_text(other, **GIVEN)
     assert curve is not None
     (told,) = re.findall(r"^- \*\*The worst case\.\*\* (.*)$", text, re.MULTILINE)
     assert "That is made rare, not ruled out" in told
@@ -186,7 +188,7 @@ def test_a_delta_that_allows_certainty_is_told() -> None:
 def test_the_curve_is_the_event_s_and_never_above_it(card: dict[str, Any]) -> None:
     plan = make_plan("dp-sgd", **SMALL, epsilon=3.0)
     exact = curve_of_event(plan.event(), adjacency="zero-out")
-    found = read_card(card).curve
+    found = read_facts(card).curve
     assert found is not None
     rates = np.linspace(0.0, 1.0, 21)
     assert np.all(found.beta(rates) <= exact.beta(rates))
@@ -207,7 +209,7 @@ def test_an_event_that_cannot_be_written_down_leaves_points_of_its_curve() -> No
     card = json.loads(json.dumps(make_card(plan, steps_taken=plan.steps)))
     assert card["guarantee"]["event_json"] is None
     true = curve_of_guarantee(plan.guarantee())
-    found, alone = read_card(card).curve, curve_of_points([(plan.guarantee().epsilon, plan.delta)])
+    found, alone = read_facts(card).curve, curve_of_points([(plan.guarantee().epsilon, plan.delta)])
     assert found is not None
     rates = np.linspace(0.0, 1.0, 21)
     assert np.all(found.beta(rates) <= true.beta(rates) + 1e-12)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import MOST_BYTES, read_figures
 
 from hush.cli import main
 from hush.release.folder import read_json
@@ -93,6 +94,8 @@ def test_the_command_writes_two_files_and_the_private_one_is_closed(
     assert told["private"] == str(run / "private" / "report.html")
     assert (run / "private" / "report.html").stat().st_mode & 0o077 == 0
     released, private = (Path(told[name]).read_text() for name in ("out", "private"))
+    assert max(len(page.encode()) for page in (released, private)) < MOST_BYTES
+    assert read_figures(released).keys() < read_figures(private).keys()
     for word in ("Training loss", "Batch sizes", "Clipped share", "This page is private"):
         assert word in private
         assert word not in released

@@ -6,10 +6,10 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from pages import read_data
 
 from hush.accounting.guarantee import AuditFinding
 from hush.cli import main
@@ -33,13 +33,6 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-
-
-def read_data(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +140,8 @@ def test_names_with_html_in_them_are_text(tmp_path: Path) -> None:
     names = make_record(2, problem=HOSTILE, lr=1.0, class_names=[HOSTILE + str(i) for i in range(10)])
     text = render_report(make_store_page(read_results(write_store(tmp_path / "store", [hostile, failed, names]))))
     plain = Tags(text).found
-    assert [tag for tag, _ in plain].count("script") == 2
+    figures = sum(len(section["figures"]) for section in read_data(text)["sections"])
+    assert [tag for tag, _ in plain].count("script") == 2 + figures
     assert not [tag for tag, attributes in plain if tag == "img" or "onerror" in attributes]
     assert "\u202e" not in text
     for section in read_data(text)["sections"]:

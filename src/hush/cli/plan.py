@@ -28,6 +28,7 @@ from hush.report.plan_page import (
     count_weights,
     explain_outlook,
     explain_row,
+    list_cells,
     name_columns,
     nearby_plans,
     plan_grid,
@@ -247,16 +248,4 @@ def _show(rows: Sequence[PlanRow], best: PlanRow) -> None:
     columns, meaning = name_columns(best)
     show_block(meaning)
     show()
-    show_table("", columns, (_cells(row, best) for row in rows))
-
-
-def _cells(row: PlanRow, best: PlanRow) -> list[str]:
-    cells = [
-        "→" if row is best else "",
-        f"{row.epsilon:g}",
-        str(row.batch_size),
-        f"{row.epochs:g}",
-        str(row.plan.steps),
-    ]
-    cells += [f"{row.plan.sigma:.3g}", f"{row.step_noise:.3g}", f"{row.run_noise:.3g}"]
-    return cells if row.minutes is None else [*cells, f"{row.minutes:.2g}"]
+    show_table("", columns, (list_cells(row, best) for row in rows))

@@ -1,33 +1,55 @@
-"""The figures of a store that are lines and dots: utility against ε, curves, ε spent, seeds, best settings, time."""
+"""The charts of a store's report, in the order of the page.
+
+A chart is a function of the groups of runs that yields figures, with the id, heading and first words of its section
+in the decorator `chart`. To add one, write it here.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hush.bench.selection_cost import read_number
+from hush.report.page import Figure, Section
 from hush.report.rows import Row
 from hush.report.summary import Group, Setting, group_settings, order_epsilon, tell_figure, tell_mean
 from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_dots, draw_lines
 
 MOST_POINTS = 60  # of a curve; more are thinned, the last always among them
 SANITIZED = ("sanitize", "sanitize-once", "label-rr")
+NAMES = {"batch_size": "batch size, examples", "epochs": "epochs, passes"}
+MOST_CLASSES = 40
+Draw = Callable[[Sequence[Group]], Iterator[Figure]]
+CHARTS: list[tuple[str, str, str, Draw]] = []  # id, heading and first words of a section, and what draws it
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A picture and its data; ``problem``, ``methods`` and ``epsilons`` are what filters find it by."""
+def chart(id: str, title: str, say: str) -> Callable[[Draw], Draw]:
+    """Give the figures of a function a section of the report, after those above it."""
 
-    section: str
-    title: str
-    problem: str
-    methods: tuple[str, ...]
-    epsilons: tuple[str, ...]
-    svg: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    def register(draw: Draw) -> Draw:
+        CHARTS.append((id, title, say, draw))
+        return draw
+
+    return register
+
+
+def list_sections(groups: Sequence[Group]) -> list[Section]:
+    """Every chart under its heading; one without figures is left out."""
+    found = [
+        Section(id, title, say, tuple(figure for figure in draw(groups) if figure.svg))
+        for id, title, say, draw in CHARTS
+    ]
+    return [section for section in found if section.figures]
+
+
+def place_figure(
+    groups: Sequence[Group], title: str, svg: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
+) -> Figure:
+    """A figure that filters find by its groups, which have one problem."""
+    methods, epsilons = (tuple(dict.fromkeys(getattr(g, name) for g in groups)) for name in ("method", "epsilon"))
+    problem = groups[0].problem if groups else ""
+    return Figure(title, svg, columns, tuple(rows), "", problem, methods, epsilons)
 
 
 def _look(groups: Sequence[Group]) -> dict[str, int]:
@@ -44,6 +66,12 @@ def measure_axis(metric: str, part: str = "test") -> Axis:
     )
 
 
+@chart(
+    "utility",
+    "Utility against ε",
+    "Mean over seeds of the best setting; bars are one standard deviation. A dashed line with hollow marks is a "
+    "claimed ε, a dotted one with crosses a refuted one: neither is a guarantee.",
+)
 def draw_utility(groups: Sequence[Group]) -> Iterator[Figure]:
     """Mean and spread of the best setting over ε, a picture for each problem."""
     look = _look(groups)
@@ -63,7 +91,7 @@ def draw_utility(groups: Sequence[Group]) -> Iterator[Figure]:
         title = f"Utility against ε on {problem}"
         svg = draw_lines(title, Axis("ε, no unit (log scale)", log=True), measure_axis(metric), series)
         columns = ("problem", "method", "epsilon", "status", f"mean_test_{metric}", "spread", "seeds")
-        yield Figure("utility", title, problem, _methods(drawn), _epsilons(drawn), svg, columns, rows)
+        yield place_figure(drawn, title, svg, columns, rows)
 
 
 def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float], look: int) -> Series:
@@ -79,211 +107,31 @@ def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float]
     return Series(method, points, groups[0].status, method, look=look)
 
 
-def draw_curves(groups: Sequence[Group]) -> Iterator[Figure]:
-    """Test accuracy and loss over epochs, of the best run of each method."""
-    for name in ("accuracy", "loss"):
-        yield from _draw_over_epochs(groups, "curves", f"test_{name}", measure_axis(name), f"Test {name} over epochs")
+@chart(
+    "heat-batch",
+    "Learning rate × batch size",
+    "Mean over seeds of the best other settings in each cell. The frame with a star is the best cell by the part that "
+    "chooses; hatched cells have diverged or failed; ! marks a cell some of whose runs did. For a loss its log₁₀ is "
+    "shown, and darker is less.",
+)
+def draw_over_batches(groups: Sequence[Group]) -> Iterator[Figure]:
+    """The metric over learning rate × batch size."""
+    return _draw_heatmaps(groups, "batch_size")
 
 
-def draw_spending(groups: Sequence[Group]) -> Iterator[Figure]:
-    """ε over epochs, of the best run of each method."""
-    yield from _draw_over_epochs(groups, "spending", "epsilon", Axis("ε so far, no unit"), "ε over epochs")
+@chart("heat-epochs", "Learning rate × epochs", "As above, over the number of epochs.")
+def draw_over_epochs(groups: Sequence[Group]) -> Iterator[Figure]:
+    """The metric over learning rate × epochs."""
+    return _draw_heatmaps(groups, "epochs")
 
 
-def _draw_over_epochs(groups: Sequence[Group], section: str, name: str, up: Axis, what: str) -> Iterator[Figure]:
-    look = _look(groups)
-    for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
-        series, rows = [], []
-        for g in some:
-            points = [] if g.best is None else _list_points(g.best, name)
-            if g.best is None or not points:
-                continue
-            key = g.best.key
-            told = [Dot(x, y, f"{g.method}, epoch {x:g}: {_tell(y, up)}, run {key}") for x, y in points]
-            series.append(Series(g.method, told, g.status, g.method, look=look[g.method]))
-            rows += [(problem, g.method, epsilon, g.status, key, x, y) for x, y in points]
-        if series:
-            title = f"{what}: {problem}, ε = {epsilon}"
-            svg = draw_lines(title, Axis("epoch, passes over the data"), up, series)
-            columns = (
-                "problem",
-                "method",
-                "epsilon",
-                "status",
-                "key",
-                "epoch",
-                name.replace("epsilon", "epsilon_so_far"),
-            )
-            yield Figure(section, title, problem, _methods(some), (epsilon,), svg, columns, tuple(rows))
-
-
-def _list_points(row: Row, name: str) -> list[tuple[float, float]]:
-    found = [(read_number(point.get("epoch")), read_number(point.get(name))) for point in row.curve]
-    points = [(x, y) for x, y in found if x is not None and y is not None]
-    every = -(-len(points) // MOST_POINTS) if points else 1
-    return points[::-1][::every][::-1]
-
-
-def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
-    """The test figure of every seed of the best setting."""
-    look = _look(groups)
-    for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
-        drawn = [g for g in some if g.chosen is not None and len(g.chosen.rows) > 1]
-        if not drawn:
-            continue
-        series, rows = [], []
-        for g in drawn:
-            found = [(row, row.figure("test")) for row in g.chosen.rows] if g.chosen else []
-            points = [
-                Dot(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {tell_figure(y, g.metric)}, run {row.key}")
-                for row, y in found
-                if y is not None
-            ]
-            series.append(Series(g.method, points, g.status, g.method, look=look[g.method]))
-            rows += [(problem, g.method, epsilon, row.key, row.config.get("seed"), y) for row, y in found]
-        title = f"Seed by seed: {problem}, ε = {epsilon}"
-        svg = draw_dots(title, measure_axis(drawn[0].metric), Axis("method"), series)
-        columns = ("problem", "method", "epsilon", "key", "seed", f"test_{drawn[0].metric}")
-        if svg:
-            yield Figure("seeds", title, problem, _methods(drawn), (epsilon,), svg, columns, tuple(rows))
-
-
-def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
-    """The learning rate and the epochs of the best setting at each batch size."""
-    look = _look(groups)
-    for name, axis in (
-        ("lr", Axis("best learning rate (log scale)", log=True)),
-        ("epochs", Axis("best number of epochs")),
-    ):
-        for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
-            series, rows = [], []
-            for g in some:
-                points = _list_best(g, name)
-                told = [Dot(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
-                series += [Series(g.method, told, g.status, g.method, look=look[g.method])] if len(points) > 1 else []
-                rows += [(problem, g.method, epsilon, x, y) for x, y in points] if len(points) > 1 else []
-            if series:
-                title = f"{axis.title.partition(' (')[0].capitalize()} by batch size: {problem}, ε = {epsilon}"
-                svg = draw_lines(title, Axis("batch size, examples (log scale)", log=True), axis, series)
-                columns = ("problem", "method", "epsilon", "batch_size", f"best_{name}")
-                yield Figure("settings", title, problem, _methods(some), (epsilon,), svg, columns, tuple(rows))
-
-
-def _list_best(group: Group, name: str) -> list[tuple[float, float]]:
-    sign = 1.0 if group.metric == "accuracy" else -1.0
-    found = []
-    for batch, rows in _split(group.rows, lambda row: row.number("batch_size")):
-        settings = [s for s in group_settings(rows) if s.values and s.rows[0].number(name) is not None]
-        if batch is not None and settings:
-            best = max(settings, key=lambda s: s.score(group.chosen_by, sign))
-            found.append((float(batch), best.rows[0].number(name) or 0.0))
-    return sorted(found)
-
-
-def draw_times(groups: Sequence[Group]) -> Iterator[Figure]:
-    """Training time of every run, and inference time of one example."""
-    kinds = (
-        ("train_seconds", "Training time", "training time, s (log scale)"),
-        ("inference_seconds", "Inference time", "inference, s an example (log scale)"),
-    )
-    look = _look(groups)
-    for name, what, unit in kinds:
-        for problem, some in _split(groups, lambda g: g.problem):
-            series, rows = [], []
-            for method, own in _split(some, lambda g: g.method):
-                found = [(row, row.number(name)) for g in own for row in g.rows]
-                points = [Dot(y, 0.0, f"{method}: {y:.3g} s, run {row.key}") for row, y in found if y]
-                series.append(
-                    Series(
-                        method, points[:: -(-len(points) // MOST_POINTS) or 1], own[0].status, method, look=look[method]
-                    )
-                )
-                rows += [(problem, method, row.epsilon_label, row.key, y) for row, y in found if y]
-            title = f"{what} on {problem}"
-            svg = draw_dots(title, Axis(unit, log=True), Axis("method"), series)
-            columns = ("problem", "method", "epsilon", "key", name)
-            if svg:
-                yield Figure("times", title, problem, _methods(some), _epsilons(some), svg, columns, tuple(rows))
-
-
-def draw_sanitized(groups: Sequence[Group]) -> Iterator[Figure]:
-    """Methods that release noisy activations or labels: utility over the noise of the layer."""
-    mine = [g for g in groups if g.method in SANITIZED and g.chosen is not None]
-    for problem, some in _split(mine, lambda g: g.problem):
-        series, rows = [], []
-        for (method, share), own in _split(
-            [row for g in some for row in g.rows], lambda r: (r.method, r.options.get("threshold_share"))
-        ):
-            name = f"{method}, threshold {share:g}" if isinstance(share, (int, float)) else method
-            found = [(s.rows[0].number("noise_multiplier"), s) for s in group_settings(own)]
-            drawn = sorted((x, s.mean, s.rows[0]) for x, s in found if x and s.mean is not None)
-            points = [Dot(x, y, f"{name}, σ = {x:g}: {tell_figure(y, r.metric)}, run {r.key}") for x, y, r in drawn]
-            status = next(g.status for g in some if g.method == method)
-            series.append(Series(name, points, status, method))
-            rows += [(problem, method, share, status, x, r.number("epsilon"), y) for x, y, r in drawn]
-        title = f"Noise of the layer against utility on {problem}"
-        across = Axis("noise multiplier σ, no unit (log scale)", log=True)
-        svg = draw_lines(title, across, measure_axis(some[0].metric), series)
-        columns = (
-            "problem",
-            "method",
-            "threshold_share",
-            "status",
-            "noise_multiplier",
-            "epsilon",
-            f"mean_test_{some[0].metric}",
-        )
-        if svg:
-            yield Figure("sanitized", title, problem, _methods(some), _epsilons(some), svg, columns, tuple(rows))
-
-
-def _split(items: Sequence[Any], by: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
-    found: dict[Any, list[Any]] = {}
-    for item in items:
-        found.setdefault(by(item), []).append(item)
-    return list(found.items())
-
-
-def _mean(group: Group) -> float:
-    value = None if group.chosen is None else group.chosen.mean
-    return float("nan") if value is None else value
-
-
-def _seeds(group: Group) -> int:
-    return 0 if group.chosen is None else len(group.chosen.values)
-
-
-def _methods(groups: Sequence[Group]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(g.method for g in groups))
-
-
-def _epsilons(groups: Sequence[Group]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(g.epsilon for g in groups))
-
-
-def _tell_group(group: Group) -> str:
-    return f"{group.method}, ε = {group.epsilon} ({group.status}): {tell_mean(group)}"
-
-
-def _tell(value: float, axis: Axis) -> str:
-    return f"{100 * value:.2f} %" if axis.percent else f"{value:.4g}"
-
-
-# The figures of a store that are grids of cells: heatmaps over two settings, and confusion matrices.
-
-SECTIONS = {"batch_size": "heat-batch", "epochs": "heat-epochs"}
-NAMES = {"batch_size": "batch size, examples", "epochs": "epochs, passes"}
-MOST_CLASSES = 40
-
-
-def draw_heatmaps(groups: Sequence[Group], name: str) -> Iterator[Figure]:
+def _draw_heatmaps(groups: Sequence[Group], name: str) -> Iterator[Figure]:
     """The metric over learning rate × ``name``, a picture for each group that varies one of the two."""
     for group in groups:
         rates = sorted({value for row in group.rows if (value := row.number("lr")) is not None})
         others = sorted({value for row in group.rows if (value := row.number(name)) is not None})
-        if len(rates) * len(others) < 2:
-            continue
-        yield _draw_heatmap(group, name, rates, others)
+        if len(rates) * len(others) >= 2:
+            yield _draw_heatmap(group, name, rates, others)
 
 
 def _draw_heatmap(group: Group, name: str, rates: Sequence[float], others: Sequence[float]) -> Figure:
@@ -300,8 +148,7 @@ def _draw_heatmap(group: Group, name: str, rates: Sequence[float], others: Seque
     svg = draw_cells(title, Axis("learning rate, no unit"), Axis(NAMES[name]), columns, rows, cells)
     named = ("problem", "method", "epsilon", "lr", name, f"mean_test_{group.metric}", "outcomes", "keys")
     data = tuple(_make_data(group, place, found[place], name) for place in found)
-    place = group.problem, (group.method,), (group.epsilon,)
-    return Figure(SECTIONS[name], title, *place, svg, named, data)
+    return place_figure([group], title, svg, named, data)
 
 
 def _list_rows(group: Group, rate: float, name: str, other: float) -> list[Row]:
@@ -347,6 +194,57 @@ def _make_data(group: Group, place: tuple[float, float], setting: Setting | None
     return (*group.place, *place, None if setting is None else setting.mean, outcomes, keys)
 
 
+@chart("curves", "Accuracy and loss over epochs", "On the test part, of the best run of each method.")
+def draw_curves(groups: Sequence[Group]) -> Iterator[Figure]:
+    """Test accuracy and loss over epochs, of the best run of each method."""
+    for name in ("accuracy", "loss"):
+        yield from _draw_over_epochs(groups, f"test_{name}", measure_axis(name), f"Test {name} over epochs")
+
+
+@chart(
+    "spending",
+    "ε over epochs",
+    "What the best run of each method had spent after each epoch, where its record says so.",
+)
+def draw_spending(groups: Sequence[Group]) -> Iterator[Figure]:
+    """ε over epochs, of the best run of each method."""
+    yield from _draw_over_epochs(groups, "epsilon", Axis("ε so far, no unit"), "ε over epochs")
+
+
+def _draw_over_epochs(groups: Sequence[Group], name: str, up: Axis, what: str) -> Iterator[Figure]:
+    look = _look(groups)
+    for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
+        series, rows = [], []
+        for g in some:
+            points = [] if g.best is None else _list_points(g.best, name)
+            if g.best is None or not points:
+                continue
+            key = g.best.key
+            told = [Dot(x, y, f"{g.method}, epoch {x:g}: {_tell(y, up)}, run {key}") for x, y in points]
+            series.append(Series(g.method, told, g.status, g.method, look=look[g.method]))
+            rows += [(problem, g.method, epsilon, g.status, key, x, y) for x, y in points]
+        if series:
+            title = f"{what}: {problem}, ε = {epsilon}"
+            svg = draw_lines(title, Axis("epoch, passes over the data"), up, series)
+            columns = (
+                "problem",
+                "method",
+                "epsilon",
+                "status",
+                "key",
+                "epoch",
+                name.replace("epsilon", "epsilon_so_far"),
+            )
+            yield place_figure(some, title, svg, columns, rows)
+
+
+def _list_points(row: Row, name: str) -> list[tuple[float, float]]:
+    found = [(read_number(point.get("epoch")), read_number(point.get(name))) for point in row.curve]
+    points = [(x, y) for x, y in found if x is not None and y is not None]
+    every = -(-len(points) // MOST_POINTS) if points else 1
+    return points[::-1][::every][::-1]
+
+
 def read_confusion(record: Any, name: str = "confusion") -> list[list[float]] | None:
     """A square matrix of counts; None where the record holds none."""
     found = record.get(name)
@@ -376,6 +274,12 @@ def draw_confusion(title: str, counts: Sequence[Sequence[float]], classes: Seque
     return draw_cells(title, Axis("predicted class"), Axis("true class"), classes, classes, cells)
 
 
+@chart(
+    "confusion",
+    "Confusion matrices",
+    "Of the best run of each group: how many of each true class were taken for which. Darker is a larger share of the "
+    "true class.",
+)
 def draw_confusions(groups: Sequence[Group]) -> Iterator[Figure]:
     """The confusion matrix of each group's best run."""
     for group in groups:
@@ -389,4 +293,150 @@ def draw_confusions(groups: Sequence[Group]) -> Iterator[Figure]:
         svg = draw_confusion(title, counts, classes)
         data = tuple((group.best.key, name, *row) for name, row in zip(classes, counts, strict=True))
         columns = ("key", "true class", *(f"predicted {name}" for name in classes))
-        yield Figure("confusion", title, group.problem, (group.method,), (group.epsilon,), svg, columns, data)
+        yield place_figure([group], title, svg, columns, data)
+
+
+@chart("seeds", "Seed by seed", "The test figure of every seed of the best setting; the bar is their mean.")
+def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
+    """The test figure of every seed of the best setting."""
+    look = _look(groups)
+    for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
+        drawn = [g for g in some if g.chosen is not None and len(g.chosen.rows) > 1]
+        if not drawn:
+            continue
+        series, rows = [], []
+        for g in drawn:
+            found = [(row, row.figure("test")) for row in g.chosen.rows] if g.chosen else []
+            points = [
+                Dot(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {tell_figure(y, g.metric)}, run {row.key}")
+                for row, y in found
+                if y is not None
+            ]
+            series.append(Series(g.method, points, g.status, g.method, look=look[g.method]))
+            rows += [(problem, g.method, epsilon, row.key, row.config.get("seed"), y) for row, y in found]
+        title = f"Seed by seed: {problem}, ε = {epsilon}"
+        svg = draw_dots(title, measure_axis(drawn[0].metric), Axis("method"), series)
+        columns = ("problem", "method", "epsilon", "key", "seed", f"test_{drawn[0].metric}")
+        yield place_figure(drawn, title, svg, columns, rows)
+
+
+@chart("settings", "Best learning rate and epochs by batch size", "The best setting at each batch size.")
+def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
+    """The learning rate and the epochs of the best setting at each batch size."""
+    look = _look(groups)
+    for name, axis in (
+        ("lr", Axis("best learning rate (log scale)", log=True)),
+        ("epochs", Axis("best number of epochs")),
+    ):
+        for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
+            series, rows = [], []
+            for g in some:
+                points = _list_best(g, name)
+                told = [Dot(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
+                series += [Series(g.method, told, g.status, g.method, look=look[g.method])] if len(points) > 1 else []
+                rows += [(problem, g.method, epsilon, x, y) for x, y in points] if len(points) > 1 else []
+            if series:
+                title = f"{axis.title.partition(' (')[0].capitalize()} by batch size: {problem}, ε = {epsilon}"
+                svg = draw_lines(title, Axis("batch size, examples (log scale)", log=True), axis, series)
+                columns = ("problem", "method", "epsilon", "batch_size", f"best_{name}")
+                yield place_figure(some, title, svg, columns, rows)
+
+
+def _list_best(group: Group, name: str) -> list[tuple[float, float]]:
+    sign = 1.0 if group.metric == "accuracy" else -1.0
+    found = []
+    for batch, rows in _split(group.rows, lambda row: row.number("batch_size")):
+        settings = [s for s in group_settings(rows) if s.values and s.rows[0].number(name) is not None]
+        if batch is not None and settings:
+            best = max(settings, key=lambda s: s.score(group.chosen_by, sign))
+            found.append((float(batch), best.rows[0].number(name) or 0.0))
+    return sorted(found)
+
+
+@chart(
+    "times",
+    "Training and inference time",
+    "Seconds as recorded, on whatever machine a run was on; the bar is the mean.",
+)
+def draw_times(groups: Sequence[Group]) -> Iterator[Figure]:
+    """Training time of every run, and inference time of one example."""
+    kinds = (
+        ("train_seconds", "Training time", "training time, s (log scale)"),
+        ("inference_seconds", "Inference time", "inference, s an example (log scale)"),
+    )
+    look = _look(groups)
+    for name, what, unit in kinds:
+        for problem, some in _split(groups, lambda g: g.problem):
+            series, rows = [], []
+            for method, own in _split(some, lambda g: g.method):
+                found = [(row, row.number(name)) for g in own for row in g.rows]
+                points = [Dot(y, 0.0, f"{method}: {y:.3g} s, run {row.key}") for row, y in found if y]
+                series.append(
+                    Series(
+                        method, points[:: -(-len(points) // MOST_POINTS) or 1], own[0].status, method, look=look[method]
+                    )
+                )
+                rows += [(problem, method, row.epsilon_label, row.key, y) for row, y in found if y]
+            title = f"{what} on {problem}"
+            svg = draw_dots(title, Axis(unit, log=True), Axis("method"), series)
+            columns = ("problem", "method", "epsilon", "key", name)
+            yield place_figure(some, title, svg, columns, rows)
+
+
+@chart(
+    "sanitized",
+    "Noisy activations and labels",
+    "Methods that protect features or labels alone. What is claimed of sanitize was refuted by an audit.",
+)
+def draw_sanitized(groups: Sequence[Group]) -> Iterator[Figure]:
+    """Methods that release noisy activations or labels: utility over the noise of the layer."""
+    mine = [g for g in groups if g.method in SANITIZED and g.chosen is not None]
+    for problem, some in _split(mine, lambda g: g.problem):
+        series, rows = [], []
+        for (method, share), own in _split(
+            [row for g in some for row in g.rows], lambda r: (r.method, r.options.get("threshold_share"))
+        ):
+            name = f"{method}, threshold {share:g}" if isinstance(share, (int, float)) else method
+            found = [(s.rows[0].number("noise_multiplier"), s) for s in group_settings(own)]
+            drawn = sorted((x, s.mean, s.rows[0]) for x, s in found if x and s.mean is not None)
+            points = [Dot(x, y, f"{name}, σ = {x:g}: {tell_figure(y, r.metric)}, run {r.key}") for x, y, r in drawn]
+            status = next(g.status for g in some if g.method == method)
+            series.append(Series(name, points, status, method))
+            rows += [(problem, method, share, status, x, r.number("epsilon"), y) for x, y, r in drawn]
+        title = f"Noise of the layer against utility on {problem}"
+        across = Axis("noise multiplier σ, no unit (log scale)", log=True)
+        svg = draw_lines(title, across, measure_axis(some[0].metric), series)
+        columns = (
+            "problem",
+            "method",
+            "threshold_share",
+            "status",
+            "noise_multiplier",
+            "epsilon",
+            f"mean_test_{some[0].metric}",
+        )
+        yield place_figure(some, title, svg, columns, rows)
+
+
+def _split(items: Sequence[Any], by: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(by(item), []).append(item)
+    return list(found.items())
+
+
+def _mean(group: Group) -> float:
+    value = None if group.chosen is None else group.chosen.mean
+    return float("nan") if value is None else value
+
+
+def _seeds(group: Group) -> int:
+    return 0 if group.chosen is None else len(group.chosen.values)
+
+
+def _tell_group(group: Group) -> str:
+    return f"{group.method}, ε = {group.epsilon} ({group.status}): {tell_mean(group)}"
+
+
+def _tell(value: float, axis: Axis) -> str:
+    return f"{100 * value:.2f} %" if axis.percent else f"{value:.4g}"

@@ -23,9 +23,9 @@ from hush.accounting.guarantee import STATUSES, Guarantee, rounded_up
 from hush.bench.selection_cost import read_number
 from hush.errors import HushError, InvalidInputError
 from hush.release.folder import CARD, MODEL, PRIVATE_PART, find_release, read_json
-from hush.report.figures import Figure, draw_confusion, read_confusion
-from hush.report.noise_page import rebuild_plan, view_plan
-from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
+from hush.report.figures import draw_confusion, read_confusion
+from hush.report.noise_page import draw_plan, rebuild_plan
+from hush.report.page import DownloadTable, Figure, Page, Section, TableCell, TableRow
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
 POINTS = 12  # numbers of steps whose ε is computed
@@ -173,11 +173,7 @@ def _make_confusion(title: str, counts: list[list[float]], classes: Sequence[str
     names = list(classes) if len(classes) == len(counts) else [str(i) for i in range(len(counts))]
     columns = ("true class", *(f"predicted {name}" for name in names))
     rows = tuple((name, *row) for name, row in zip(names, counts, strict=True))
-    return _figure("confusion", title, draw_confusion(title, counts, names), columns, rows)
-
-
-def _figure(section: str, title: str, svg: str, columns: tuple[str, ...], rows: tuple[tuple[Any, ...], ...]) -> Figure:
-    return Figure(section, title, "", ("",), ("",), svg, columns, rows)
+    return Figure(title, draw_confusion(title, counts, names), columns, rows)
 
 
 def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple[Figure, ...], str]:
@@ -204,7 +200,7 @@ def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple
     svg = draw_lines(title, Axis("epoch, passes over the data"), Axis("ε so far, no unit"), series)
     rows = tuple((t, t / rate, e) for t, e in spent)
     said = f"At δ = {rounded_up(guarantee.delta)}, by the accountant of the whole run."
-    return (_figure("spending", title, svg, ("step", "epoch", "epsilon"), rows),), said
+    return (Figure(title, svg, ("step", "epoch", "epsilon"), rows),), said
 
 
 def _steps_an_epoch(card: Mapping[str, Any]) -> float:
@@ -230,9 +226,8 @@ def _draw_noise(card: Mapping[str, Any]) -> tuple[tuple[Figure, ...], str]:
     plan = rebuild_plan(str(card.get("method")), public, {}, sigma, read_number(guarantee.get("delta")), sensitivity)
     if plan is None:
         return (), "The noise of this run cannot be drawn from its card alone: `hush noise show` draws a method's."
-    figures = tuple(_figure("noise", *drawn) for drawn in view_plan(plan))
     return (
-        figures,
+        tuple(draw_plan(plan)),
         "Standard deviation of the noise that has added up in a weight, and how it is correlated over steps.",
     )
 
@@ -265,5 +260,5 @@ def _draw_steps(steps: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
         every = -(-len(rows) // MOST) or 1
         points = [Dot(float(t), y, f"step {t}: {y:.4g}") for t, y in rows[::every]]
         svg = draw_lines(title, Axis("step, number"), Axis(unit), [Series("", points)])
-        figures += [_figure("training", title, svg, ("step", name), tuple(rows))] if svg else []
+        figures += [Figure(title, svg, ("step", name), tuple(rows))] if svg else []
     return tuple(figures)

@@ -6,20 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hush.accounting.guarantee import rounded_down
-from hush.report.figures import (
-    Figure,
-    draw_best_settings,
-    draw_confusions,
-    draw_curves,
-    draw_heatmaps,
-    draw_sanitized,
-    draw_seeds,
-    draw_spending,
-    draw_times,
-    draw_utility,
-)
+from hush.report.figures import list_sections
 from hush.report.noise_page import draw_noise
-from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
+from hush.report.page import DownloadTable, Page, TableCell, TableRow
 from hush.report.rows import Reading, Row
 from hush.report.summary import (
     Group,
@@ -32,46 +21,6 @@ from hush.report.summary import (
     tell_price,
 )
 
-# What the report of a store says above its tables and figures.
-
-HEADINGS = {
-    "utility": (
-        "Utility against ε",
-        "Mean over seeds of the best setting; bars are one standard deviation. A dashed line with hollow marks is a "
-        "claimed ε, a dotted one with crosses a refuted one: neither is a guarantee.",
-    ),
-    "heat-batch": (
-        "Learning rate × batch size",
-        "Mean over seeds of the best other settings in each cell. The frame with a star is the best cell by the part "
-        "that chooses; hatched cells have diverged or failed; ! marks a cell some of whose runs did. For a loss its "
-        "log₁₀ is shown, and darker is less.",
-    ),
-    "heat-epochs": ("Learning rate × epochs", "As above, over the number of epochs."),
-    "curves": ("Accuracy and loss over epochs", "On the test part, of the best run of each method."),
-    "spending": (
-        "ε over epochs",
-        "What the best run of each method had spent after each epoch, where its record says so.",
-    ),
-    "confusion": (
-        "Confusion matrices",
-        "Of the best run of each group: how many of each true class were taken for which. Darker is a larger share of "
-        "the true class.",
-    ),
-    "seeds": ("Seed by seed", "The test figure of every seed of the best setting; the bar is their mean."),
-    "settings": ("Best learning rate and epochs by batch size", "The best setting at each batch size."),
-    "times": (
-        "Training and inference time",
-        "Seconds as recorded, on whatever machine a run was on; the bar is the mean.",
-    ),
-    "sanitized": (
-        "Noisy activations and labels",
-        "Methods that protect features or labels alone. What is claimed of sanitize was refuted by an audit.",
-    ),
-    "noise": (
-        "Correlated noise",
-        "The noise that adds up in a weight over steps, C and C⁻¹. Darker is larger; signs are in the points' texts.",
-    ),
-}
 COLUMNS = ("problem", "method", "ε", "audited lower bound", "best run", "best setting, mean ± spread", "runs")
 SAY = (
     "Best run and best setting are chosen by the validation part, and their test figures are shown. The ε is that of "
@@ -96,7 +45,6 @@ def make_store_page(reading: Reading, *, title: str = "") -> Page:
     """The page of everything that was read."""
     groups = make_groups(reading)
     noise, unseen = draw_noise(groups)
-    figures = [*_draw_all(groups), *noise]
     return Page(
         title=title or f"Runs of {reading.name}",
         findings=tell_findings(reading, groups),
@@ -106,36 +54,12 @@ def make_store_page(reading: Reading, *, title: str = "") -> Page:
         table_columns=COLUMNS,
         table=[_make_table_row(group) for group in groups],
         overview=_make_overview(groups),
-        sections=list_sections(figures),
+        sections=[*list_sections(groups), *noise],
         troubles=[_tell_trouble(row) for row in reading.rows if row.outcome != "finished"],
         runs=_make_runs(reading),
         choices=_list_choices(groups),
         notes=[*reading.notes, *unseen, *_tell_choice(groups)],
     )
-
-
-def _draw_all(groups: Sequence[Group]) -> list[Figure]:
-    return [
-        *draw_utility(groups),
-        *draw_heatmaps(groups, "batch_size"),
-        *draw_heatmaps(groups, "epochs"),
-        *draw_curves(groups),
-        *draw_spending(groups),
-        *draw_confusions(groups),
-        *draw_seeds(groups),
-        *draw_best_settings(groups),
-        *draw_times(groups),
-        *draw_sanitized(groups),
-    ]
-
-
-def list_sections(figures: Sequence[Figure]) -> list[Section]:
-    """Figures under their headings; a heading without figures is left out."""
-    found = [
-        Section(name, *words, tuple(figure for figure in figures if figure.section == name and figure.svg))
-        for name, words in HEADINGS.items()
-    ]
-    return [section for section in found if section.figures]
 
 
 def _make_table_row(group: Group) -> TableRow:
