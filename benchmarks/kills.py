@@ -180,7 +180,7 @@ def dying_in_release(name: str, number: int, after: bool, arguments: list[str]) 
 
     release, real = Run.release, getattr(os, name)
 
-    def releasing(self: Run, directory: Any) -> Path:
+    def releasing(self: Run, *into: Any, **details: Any) -> Path:
         seen = 0
 
         def dying(*given: Any, **options: Any) -> Any:
@@ -195,7 +195,7 @@ def dying_in_release(name: str, number: int, after: bool, arguments: list[str]) 
 
         setattr(os, name, dying)
         try:
-            return release(self, directory)
+            return release(self, *into, **details)
         finally:
             setattr(os, name, real)
 

@@ -13,8 +13,12 @@ from scipy.stats import norm
 
 from hush.accounting.gaussian import gaussian_epsilon
 from hush.accounting.pld import (
+    DROPPED,
     CountedLeaf,
     Direction,
+    Grid,
+    _count_frequencies,
+    _Tilted,
     chernoff_delta,
     compose,
     laplace,
@@ -140,6 +144,43 @@ def test_a_finer_grid_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = [numerical_epsilon(q, s, t, 1e-5, d) for q, s, t, d in settings]
     for a, b in zip(coarse, fine, strict=True):
         assert b <= a <= b * (1 + 2e-5)
+
+
+class TestFrequenciesThatAreLeftOut:
+    """In a long composition only the lowest frequencies are computed."""
+
+    SIZE, COUNTS = 2**17, (300_000, 200_000, 7)
+
+    def steps(self) -> list[_Tilted]:
+        pairs = [
+            poisson_gaussian(0.01, 20.0, "remove", 1e-18),
+            poisson_gaussian(0.02, 30.0, "add", 1e-18),
+            laplace(500.0),
+        ]
+        return [_Tilted.of(pair.grid(pairs[0].width / 400), 5.0) for pair in pairs]
+
+    def test_they_are_as_small_as_is_charged(self) -> None:
+        kept = _count_frequencies(self.steps(), self.COUNTS, self.SIZE)
+        every = [step.frequencies(self.SIZE // 2 + 1, self.SIZE) for step in self.steps()]
+        with np.errstate(divide="ignore"):
+            logs = sum(count * np.log(np.abs(values)) for values, count in zip(every, self.COUNTS, strict=True))
+        assert logs[kept:].max() <= math.log(DROPPED) < logs[: kept // 8].max()
+        assert kept < self.SIZE // 50
+
+    def test_the_lowest_are_those_of_a_whole_transform(self) -> None:
+        for step in self.steps():
+            whole = step.frequencies(self.SIZE // 2 + 1, self.SIZE)
+            assert np.abs(step.frequencies(50, self.SIZE) - whole[:50]).max() < 1e-14
+
+    def test_none_is_left_out_where_losses_come_in_lumps(self) -> None:
+        lumps = Grid(1e-3, -50, np.where(np.arange(101) % 2, 0.0, 1 / 51), 0.0)  # every second cell is empty
+        assert _count_frequencies([_Tilted.of(lumps, 5.0)], (10**6,), self.SIZE) == self.SIZE // 2 + 1
+
+    @pytest.mark.parametrize("delta", [1e-3, 1e-9])
+    def test_epsilon_is_the_same_without_leaving_any_out(self, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = numerical_epsilon(0.01, 20.0, 500_000, delta)
+        monkeypatch.setattr("hush.accounting.pld._count_frequencies", lambda steps, counts, size: size // 2 + 1)
+        assert found == pytest.approx(numerical_epsilon(0.01, 20.0, 500_000, delta), rel=1e-9)
 
 
 def test_chernoff_shortcut_is_sound() -> None:

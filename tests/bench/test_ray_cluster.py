@@ -179,7 +179,8 @@ def test_the_next_cluster_removes_what_a_killed_driver_left(tmp_path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         "import sys, time\nfrom hush.bench.ray_cluster import connect\n"
-        "with connect(None) as ray:\n    print(ray.nodes()[0]['ObjectStoreSocketName'], flush=True)\n"
+        "with connect(None) as ray:  # which keeps what Ray prints from sys.stdout\n"
+        "    print(ray.nodes()[0]['ObjectStoreSocketName'], file=sys.__stdout__, flush=True)\n"
         "    time.sleep(600)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -500,16 +500,73 @@ def _window(product: Product, tilt: float) -> tuple[float, float]:
 def _convolve(product: Product, tilt: float, low: float, high: float) -> Composed:
     h, start = product.step, math.floor(low / product.step)
     size = fft.next_fast_len(max(math.ceil(high / h) - start + 2, 16), real=True)
-    spectrum, origin = np.ones(size // 2 + 1, dtype=np.complex128), 0
-    for grid, count in zip(product.grids, product.counts, strict=True):
-        masses, offset = _folded(grid, tilt, size)
-        spectrum *= _power(fft.rfft(masses), count)
-        origin += offset * count
+    steps = [_Tilted.of(grid, tilt) for grid in product.grids]
+    kept = _count_frequencies(steps, product.counts, size) if product.steps > LONG else size // 2 + 1
+    spectrum, origin = np.zeros(size // 2 + 1, dtype=np.complex128), 0
+    spectrum[:kept] = 1.0
+    for grid, step, count in zip(product.grids, steps, product.counts, strict=True):
+        spectrum[:kept] *= _power(step.frequencies(kept, size), count)
+        origin += (grid.start + step.centre) * count
     tilted = np.maximum(np.roll(fft.irfft(spectrum, size), (origin - start) % size), 0.0)
     reach = math.sqrt(min(size, 1 / -math.expm1(-2 * tilt * h)))  # cells that a tail sums, in the L2 sense
     rounding = 8 * UNIT * (product.steps + 1) * math.log2(size) * reach * float(np.linalg.norm(tilted))
+    rounding += reach * DROPPED if kept <= size // 2 else 0.0
     moment = product.log_moment(tilt) + ROUNDING * product.steps
     return Composed(product, tilt, moment, start, tilted, 2 * OUTSIDE + rounding)
+
+
+@dataclass(frozen=True)
+class _Tilted:
+    """The tilted masses of one step, and the cell next to their mean, which is cell 0 of their Fourier transform."""
+
+    masses: Vector
+    centre: int
+
+    @classmethod
+    def of(cls, grid: Grid, tilt: float) -> _Tilted:
+        with np.errstate(divide="ignore"):
+            powers = np.log(grid.masses) + tilt * grid.losses
+        weights = np.exp(powers - powers.max())
+        weights /= weights.sum()
+        return cls(weights, round(float(weights @ np.arange(len(weights)))))
+
+    def frequencies(self, kept: int, size: int) -> NDArray[np.complex128]:
+        """The lowest frequencies of the Fourier transform of the masses, wrapped to ``size`` cells."""
+        if kept * len(self.masses) > MOST_TERMS or kept > size // 2:
+            lead = -self.centre % size
+            padded = np.zeros(-(-(lead + len(self.masses)) // size) * size)
+            padded[lead : lead + len(self.masses)] = self.masses
+            return np.asarray(fft.rfft(padded.reshape(-1, size).sum(axis=0))[:kept])
+        turns = np.outer(np.arange(kept), np.arange(len(self.masses)) - self.centre) % size
+        return np.asarray((self.masses * np.exp(-2j * math.pi / size * turns)).sum(axis=1))
+
+
+# **Long compositions.** The loss of very many steps is smooth, so all but the lowest frequencies of its distribution
+# are next to 0 and need not be computed. Let f(w) = |E exp(iwX)|² = E cos w(X − X') for one step's tilted loss X in
+# cells, with an independent copy X' and standard deviation s. Since |f''| ≤ E(X − X')² = 2s², between two points that
+# are v apart f is at most the larger of its values there plus v²/8·2s². This bounds every step on every interval of a
+# coarse set of frequencies, hence the product over all steps. If that is at most `DROPPED` from some frequency on,
+# leaving these frequencies out moves the masses by at most `DROPPED` in the L2 norm (Parseval), which is charged.
+
+DROPPED = 1e-30  # magnitude below which frequencies are left out
+MOST_TERMS = 2**20  # of a Fourier sum that is taken directly
+
+
+def _count_frequencies(steps: Sequence[_Tilted], counts: Sequence[int], size: int) -> int:
+    """How many of the lowest frequencies exceed `DROPPED` in the composition of these steps, an upper bound."""
+    points = 2 ** math.ceil(math.log2(16 * max(len(step.masses) for step in steps)))
+    if points > size:
+        return size // 2 + 1
+    logs = np.zeros(points // 2)
+    for step, count in zip(steps, counts, strict=True):
+        cells = np.arange(len(step.masses)) - step.centre
+        variance = float(step.masses @ cells**2)  # about any cell it is at least s²
+        squares = np.abs(step.frequencies(points // 2 + 1, points)) ** 2
+        highest = np.maximum(squares[1:], squares[:-1]) + (2 * math.pi / points) ** 2 * variance / 4 + 1e-12
+        logs += count / 2 * np.log(np.minimum(highest, 1.0))
+    over = np.flatnonzero(logs > math.log(DROPPED))
+    first = int(over[-1]) + 1 if len(over) else 0  # from points 2π·first/points on, all are small enough
+    return int(min(math.ceil(first * size / points) + 1, size // 2 + 1))
 
 
 def _power(values: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
@@ -522,16 +579,3 @@ def _power(values: NDArray[np.complex128], count: int) -> NDArray[np.complex128]
         if count & 1:
             found = found * square
     return found
-
-
-def _folded(grid: Grid, tilt: float, size: int) -> tuple[Vector, int]:
-    """The tilted masses, wrapped to ``size`` cells with their mean at cell 0, and the loss of that cell in steps."""
-    with np.errstate(divide="ignore"):
-        powers = np.log(grid.masses) + tilt * grid.losses
-    weights = np.exp(powers - powers.max())
-    weights /= weights.sum()
-    centre = round(float(weights @ np.arange(len(weights))))
-    lead = -centre % size
-    padded = np.zeros(-(-(lead + len(weights)) // size) * size)
-    padded[lead : lead + len(weights)] = weights
-    return padded.reshape(-1, size).sum(axis=0), grid.start + centre

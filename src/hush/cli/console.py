@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import io
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +25,7 @@ from hush._internal.text import as_json_data, dump_json, make_printable
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 PATIENCE = 2.0  # seconds before a status line is shown
+REFRESH = 0.1  # seconds between two states of a progress bar
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 _output = Console(highlight=False, soft_wrap=True, emoji=False)
 
@@ -80,7 +83,21 @@ def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
 def show_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr; nothing if stderr is not a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=_errors, transient=True, disable=quiet or not _errors.is_terminal)
+    return _ProgressBar(
+        *columns, console=_errors, transient=True, auto_refresh=False, disable=quiet or not _errors.is_terminal
+    )
+
+
+class _ProgressBar(Progress):
+    """A bar without a thread that refreshes it: see `delayed_status`."""
+
+    _shown = -1.0
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        if time.monotonic() - self._shown > REFRESH:
+            self._shown = time.monotonic()
+            self.refresh()
 
 
 def accept_any_encoding() -> None:
@@ -118,15 +135,23 @@ class DelayedStatus:
 
 @contextmanager
 def delayed_status(doing: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that reports progress; the reports appear on stderr only if the task takes long."""
-    patience = DelayedStatus(doing)
-    timer = threading.Timer(PATIENCE, patience.remind)
-    timer.daemon = True
-    timer.start()
+    """Yields a function that reports progress; the reports appear on stderr only if the task takes long.
+
+    `threading.Thread.start` waits for ever if the new thread runs out of memory before its first line, so the thread is
+    started without it; without memory for one, nothing is reported."""
+    patience, ended = DelayedStatus(doing), threading.Event()
+
+    def remind() -> None:
+        with suppress(MemoryError, RuntimeError):
+            if not ended.wait(PATIENCE):
+                patience.remind()
+
+    with suppress(MemoryError, RuntimeError):
+        _thread.start_new_thread(remind, ())
     try:
         yield patience.tell
     finally:
-        timer.cancel()
+        ended.set()
 
 
 # Interruption of a command: by a signal between two steps, or by the operating system.

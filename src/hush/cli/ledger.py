@@ -232,8 +232,8 @@ def _scope(unit: str | None, protects: str | None) -> Scope | None:
 
 def _about(row: dict[str, Any]) -> str:
     """The unit and part that a spend is about, unless it is one whole row."""
-    scope = Scope(row["unit"], row["protects"])
-    return "" if scope == Scope() else f", for {scope.in_words()}"
+    about = (row["unit"], row["protects"])
+    return "" if about == (ROW, "example") else f", for {Scope(*about).in_words()}"
 
 
 def _show_totals(entry: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -315,7 +314,8 @@ class Ledger:
             spend = self._shared[id(entry)] = spend_of(entry)
         else:  # a line like that of ``entry``, which is kept by its template
             like = self._shared[id(entry)]
-            spend = replace(like, run=own.run.decode(), at=own.at.decode(), noise=own.noise.decode())
+            named = {"run": own.run.decode(), "at": own.at.decode(), "noise": own.noise.decode()}
+            spend = Spend(**{**vars(like), **named})  # replace() takes twice as long
         self._check_same(spend)
         key = (fold_name(spend.dataset), spend.run)
         self._names.setdefault(key[0], spend.dataset)
