@@ -35,7 +35,7 @@ def off_the_grid(value: torch.Tensor, std: float) -> int:
 @pytest.mark.parametrize("std", [1e-9, 0.003, 1.0, 1.5, 700.0])
 def test_the_grid_is_a_power_of_two_well_below_the_noise(std: float) -> None:
     assert math.log2(grid(std)).is_integer()
-    assert std / 2**11 < grid(std) <= std / 2**10
+    assert std / 2**7 < grid(std) <= std / 2**6
 
 
 @pytest.mark.parametrize("shape", [(100_000,), (300, 400), (7, 5, 3, 3)])

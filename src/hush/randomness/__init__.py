@@ -20,7 +20,7 @@ in `hush.noise`, draws of a model in `hush.per_example.model_rng`.
 from hush.randomness import streams
 from hush.randomness.counter import Counter
 from hush.randomness.generators import generator, public_seeds, seeded
-from hush.randomness.normals import BLOCK, add_normal, normal, normal_of_key
+from hush.randomness.normals import BLOCK, add_normal, count_pairs, normal, normal_of_key
 from hush.randomness.secret import Secret
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Counter",
     "Secret",
     "add_normal",
+    "count_pairs",
     "generator",
     "normal",
     "normal_of_key",

@@ -26,6 +26,12 @@ BLOCK = 2 * PAIRS
 WORD = 8  # bytes
 
 
+def count_pairs(size: int) -> int:
+    """The number of pairs of which a vector of ``size`` numbers has at least one number."""
+    blocks, rest = divmod(size, BLOCK)
+    return blocks * PAIRS + min(PAIRS, rest)
+
+
 def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0) -> Tensor:
     """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step).
 
