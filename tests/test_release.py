@@ -35,7 +35,7 @@ def off_the_grid(value: torch.Tensor, std: float) -> int:
 @pytest.mark.parametrize("std", [1e-9, 0.003, 1.0, 1.5, 700.0])
 def test_the_grid_is_a_power_of_two_well_below_the_noise(std: float) -> None:
     assert math.log2(grid(std)).is_integer()
-    assert std / 2**11 < grid(std) <= std / 2**10
+    assert std / 2**7 < grid(std) <= std / 2**6
 
 
 @pytest.mark.parametrize("shape", [(100_000,), (300, 400), (7, 5, 3, 3)])
@@ -81,11 +81,11 @@ def test_the_sum_cannot_be_told_from_the_last_bits() -> None:
     assert torch.equal(noisy, (noisy / grid(7.0)).round() * grid(7.0))
 
 
-@pytest.mark.parametrize(("dtype", "reach"), [(torch.float64, 9.4), (torch.float32, 6.66)])
-def test_how_far_the_noise_reaches(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, reach: float) -> None:
-    """With all bits zero the radius is largest. P(|z| > 9.4) = 5e-21; beyond 6.66 it is 3e-11, too much for a model."""
+def test_how_far_the_noise_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all bits zero the radius is largest; the angle is then 1/8 turn before the first axis."""
     monkeypatch.setattr("hush.randomness.cipher.Keystream.fill", lambda self, buffer: buffer.fill(0))
-    assert float(normal_of_key(b"0" * 32, 1, dtype)) == pytest.approx(reach, abs=0.02)
+    found = normal_of_key(b"0" * 32, BLOCK, torch.float64)[[0, BLOCK // 2]]
+    assert float(found.norm()) == pytest.approx(math.sqrt(150 * math.log(2)), rel=1e-12)
 
 
 def test_pieces_of_a_vector_are_the_vector() -> None:

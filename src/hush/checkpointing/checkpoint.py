@@ -55,7 +55,7 @@ from hush.run import Run
 # Any safetensors reader opens it. The digest is BLAKE2b over the JSON and over every tensor's name, type, shape and
 # bytes, so a file that was cut short, partly overwritten or damaged on disk is never mistaken for a checkpoint.
 
-FORMAT = "hush checkpoint 4"
+FORMAT = "hush checkpoint 5"
 MOST_THREADS = 4096
 
 

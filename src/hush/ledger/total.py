@@ -35,7 +35,15 @@ from typing import Any
 from dp_accounting import dp_event
 
 from hush._internal.validate import choice
-from hush.accounting.accountant import MOST_LEAVES, SMALLEST_DELTA, Accountant, Adjacency, default_accountant, epsilon
+from hush.accounting.accountant import (
+    MOST_LEAVES,
+    SMALLEST_DELTA,
+    Accountant,
+    Adjacency,
+    default_accountant,
+    epsilon,
+    imprecise_epsilon,
+)
 from hush.accounting.events import CountedEvents, find_leaves, rebuild
 from hush.accounting.guarantee import (
     PROTECTED,
@@ -350,6 +358,7 @@ def use_filter(
         order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
         joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
         spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in charge_beside(costs))
+        lost += (1 + math.exp(min(epsilon, 700.0))) * find_leaves(joint).imprecise_delta
         return Filtered(order, spent, max(allowed[order], 0.0), lost, SET_ASIDE * delta)
     except HushError:
         return None
@@ -483,7 +492,7 @@ def coarsen(parts: CountedEvents, most: int) -> CountedEvents:
         for kind, count in free:
             cells[kind[0], *(math.floor(math.log(x) / width) for x in (*kind[1], *kind[2]))].append((kind, count))
         if len(fixed) + len(cells) <= most or width > 100:
-            return CountedEvents(parts.mu, (*fixed, *(_worst_of(cell) for cell in cells.values())))
+            return replace(parts, others=(*fixed, *(_worst_of(cell) for cell in cells.values())))
         width *= 2
 
 
@@ -530,6 +539,8 @@ def find_epsilon(event: Any, delta: float, adjacency: Adjacency) -> float:
         leaves = find_leaves(event)
     except HushError:
         return math.inf
+    if leaves != leaves.ideal:
+        return imprecise_epsilon(lambda d: find_epsilon(rebuild(leaves.ideal), d, adjacency), leaves, delta)
     single = [CountedEvents(0.0, (leaf,)) for leaf in leaves.others]
     if leaves.mu > 0:
         single.append(CountedEvents(leaves.mu, ()))

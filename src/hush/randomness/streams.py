@@ -1,9 +1,9 @@
 """The name of every random stream: the only place where these strings are written.
 
 A key is derived from (secret, stream name, step), so a renamed stream changes every seeded run, and two purposes that
-share a name share their randomness. The strings are data and never change; add a new one for a new purpose.
-
-
+share a name share their randomness. The strings are data and never change; add a new one for a new purpose. A 2 at
+the end of a name marks noise made by the transform of `hush.randomness.kernel`; without it the same bits were used by
+an earlier transform.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ROW_ORDER = "row order"  # the order of the examples of a batch, which is cut in
 SPOT_CHECK = "spot check"  # which steps and rows the isolation checks look at
 
 # Noise
-ROWS = "rows"  # released rows of `hush.sanitize`
-HISTOGRAMS = "histograms"  # noisy histograms of columns and classes
+ROWS = "rows2"  # released rows of `hush.sanitize`
+HISTOGRAMS = "histograms2"  # noisy histograms of columns and classes
 
 # Randomised labels
 LABELS_FIRST = "labels/first"
@@ -49,12 +49,12 @@ BATCH_EFFECT = "company"  # a public secret for measuring the effect of other ro
 
 def noise(channel: str) -> str:
     """The noise added to a channel's sum."""
-    return f"noise/{channel}"
+    return f"noise2/{channel}"
 
 
 def private_metrics(part: str) -> str:
     """The noise of released metrics: of the confusion matrix or of the histograms."""
-    return f"figures {part}"
+    return f"figures2 {part}"
 
 
 def data_release(key: str) -> str:
