@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from hush import make_plan
-from hush.errors import UnsupportedModelError
+from hush.errors import DataError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from test_attacks import X, Y, cross_entropy, plan_for, seeded_linear
 
@@ -83,6 +83,36 @@ class Taken:
 def test_what_hides_in_a_container_is_seen_too(take):
     with pytest.raises(UnsupportedModelError, match=r"at content(\['tags'\]|\.tags)"):
         plan_for(24).start(seeded_linear(), of_mapping, Taken(take))
+
+
+@pytest.mark.parametrize(
+    "form", [torch.Tensor.to_sparse, lambda x: torch.nested.nested_tensor(list(x)) if len(x) else x]
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_one_shape_per_example_are_refused(form):
+    with pytest.raises(DataError):
+        plan_for(24).start(seeded_linear(), cross_entropy, Taken(lambda indices: (form(X[indices]), Y[indices])))
+
+
+REPEATED = [*range(20), 7, 7, 7, -17]  # example 7 five times
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_an_example_that_a_subset_repeats_is_refused_unless_its_copies_are_one_unit(loaded, within):
+    data = Subset(TensorDataset(X, Y), REPEATED)
+    data = Subset(data, list(range(24))) if within else data
+    data = DataLoader(data) if loaded else data
+    with pytest.raises(DataError, match="24 examples of a Subset are 20 different"):
+        plan_for(24).start(seeded_linear(), cross_entropy, data)
+    whose = [place % 24 for place in REPEATED]
+    run = plan_for(20, unit="person", arithmetic="fast").start(seeded_linear(), cross_entropy, data, unit=whose)
+    assert len(run.source) == 20
+
+
+def test_a_subset_without_repeats_is_data():
+    run = plan_for(20).start(seeded_linear(), cross_entropy, Subset(TensorDataset(X, Y), range(20)))
+    assert len(run.source) == 20
 
 
 class Worded:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
@@ -297,11 +299,40 @@ def test_every_method_takes_units(method: str) -> None:
         ["é", "e\u0301"],
         ["a\u200b", "a"],
         ["\ufeff7", 7],
+        [complex(2**53), 1j],
+        np.array([2**24, 1], np.complex64),
+        array("f", [2.0**24, 1.0]),
+        memoryview(np.array([2**24, 1], np.float32)),
+        pa.array([2.0**24, 1.0], pa.float32()),
+        pa.chunked_array([[2.0**24], [1.0]], pa.float32()),
+        pa.array([2.0**24, 1.0], pa.float32()).dictionary_encode(),
+        pa.array([1e17, 1.0]),
+        pa.array([1, None]),
+        pa.array(["a", None]).dictionary_encode(),
+        pa.array([1, 2], pa.time64("ns")),  # which numpy would round to microseconds
+        np.ma.array([1, 2], mask=[False, True]),
     ],
 )
 def test_names_that_may_be_of_several_persons_or_of_nobody_are_refused(ids: Any) -> None:
     with pytest.raises(InvalidInputError):
         number_units(ids)
+
+
+@pytest.mark.parametrize("kind", ["float32", "Float32", "float[pyarrow]", "category"])
+def test_a_column_of_a_data_frame_keeps_the_width_of_its_numbers(kind: str) -> None:
+    """Its values are numbers of Python one by one: 20 persons would be 11 units."""
+    pandas = pytest.importorskip("pandas")
+    ids = pandas.Series(np.array([2**24 + person for person in range(20)], np.float32)).astype(kind)
+    assert ids.nunique() == 11
+    with pytest.raises(InvalidInputError):
+        number_units(ids)
+
+
+def test_columns_of_other_libraries_name_units_exactly() -> None:
+    large = [2**60 + person for person in (0, 1, 0, 2)]
+    columns = (pa.array(large), pa.array(list(map(Decimal, large))), pa.chunked_array([large[:2], large[2:]]))
+    for ids in (*columns, pa.array(list("abac")).dictionary_encode(), np.ma.array(large), memoryview(np.array(large))):
+        assert number_units(ids).tolist() == [0, 1, 0, 2]
 
 
 def test_names_of_bytes_that_are_no_text_are_different() -> None:

@@ -6,7 +6,7 @@ import copy
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -322,6 +322,22 @@ def is_made_by_user_code(source: Source) -> bool:
     return type(source).__module__.partition(".")[0] != "hush"
 
 
+def check_repeats(source: Source) -> None:
+    """Raise if a Subset holds an example several times, as for oversampling: it would contribute several times."""
+    dataset = source.dataset if isinstance(source, Collated) else None
+    places = None
+    while isinstance(dataset, Subset):
+        own, whole = np.asarray(list(map(int, dataset.indices)), np.int64), cast("Any", dataset.dataset)
+        own, dataset = np.where(own < 0, own + len(whole), own), whole
+        places = own if places is None else own[places]
+    if places is not None and len(different := np.unique(places)) < len(places):
+        raise DataError(
+            f"the {len(places)} examples of a Subset are {len(different)} different ones, and one that is repeated "
+            "would count for more than its clip norm: list every index once, or make all copies of an example one unit "
+            "by giving the indices as its units"
+        )
+
+
 def is_drawn_again(source: Source) -> bool:
     """Whether a dataset gives its first examples differently every time, as random transforms do; the state of torch's
     generator is preserved."""
@@ -341,6 +357,7 @@ def check_rows(source: Source) -> None:
         return
     some = torch.arange(min(PROBED, len(source)))
     together, *again = [source.take(some) for _ in range(TIMES)]
+    list_parts(together)  # raises for tensors without one shape per example
     if any(t.dim() == 0 or len(t) != len(some) for t in tensors_of(together)):
         raise InvalidInputError(
             "a tensor of the collated batch does not have the examples in its first dimension: put them there"
@@ -416,9 +433,14 @@ def list_parts(content: Any, place: str = "") -> Parts:
     """A comparable description of every part of a nested content: type and shape (without examples) of a tensor, length
     of a container, or the value itself; "" for anything that cannot be compared."""
     if isinstance(content, Tensor):
+        if content.is_nested or content.layout is not torch.strided:
+            raise DataError(
+                f"the tensor at content{place} is sparse or nested, so its examples have no common shape: convert it "
+                "to a dense tensor"
+            )
         kind = type(content)  # a subclass may compute otherwise
         name = "" if kind is Tensor else f", {kind.__module__}.{kind.__qualname__}"
-        return {place: f"{TENSOR} of {content.dtype}, {content.layout}, {tuple(content.shape[1:])}{name}"}
+        return {place: f"{TENSOR} of {content.dtype}, {tuple(content.shape[1:])}{name}"}
     if isinstance(content, Mapping):
         inside = [(f"[{key!r}]", value) for key, value in content.items()]
     elif isinstance(content, Sequence) and not isinstance(content, (str, bytes)):

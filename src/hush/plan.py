@@ -59,6 +59,7 @@ from hush.data_source import (
     as_source,
     check_number_types,
     check_parts,
+    check_repeats,
     check_rows,
     collates_by_itself,
     describe_replaced,
@@ -417,6 +418,8 @@ class Plan:
         rows = as_source(data)
         source = rows if unit is None else Units.of(rows, unit, rows_per_unit)
         self._check_examples(len(source))
+        if self.private and unit is None:
+            check_repeats(rows)
         if isinstance(data, (DataLoader, Source)):
             check_rows(rows)
         if self.adds_noise:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,6 +49,7 @@ from hush.randomness import Secret, streams
 ROWS_PER_UNIT = 8
 """Largest number of rows of a unit that are averaged, by default."""
 MOST_ROWS = 4096  # upper limit of rows_per_unit: every unit of a batch takes the space of that many rows
+NOBODY = "some rows have no unit: every row belongs to one, so name it or leave those rows out"
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
@@ -226,9 +228,12 @@ def number_units(ids: Any) -> NDArray[np.int64]:
     """Each row's unit as a number, in the order of first appearance. A row without a unit is refused, and so are names
     that one person may be called by twice: 101 and "101", "101" and "101 " or "101.0", "Anna" and "anna".
     Floating-point numbers that do not tell all whole numbers apart are refused too: two persons may have become one."""
+    ids = _to_array(ids)
     if isinstance(ids, Tensor) and ids.is_floating_point():
         _refuse_merged(bool((ids.abs() >= 2.0 / torch.finfo(ids.dtype).eps).any()))
-    elif isinstance(ids, np.ndarray) and ids.dtype.kind == "f":
+    elif isinstance(ids, np.ndarray) and ids.dtype.kind in "fc":
+        if np.isnan(ids).any():  # also what a column of integers has for a missing one
+            raise InvalidInputError(NOBODY)
         _refuse_merged(bool((np.abs(ids) >= 2.0 / np.finfo(ids.dtype).eps).any()))
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iuUS":
         different, first, where = np.unique(ids, return_index=True, return_inverse=True)
@@ -245,6 +250,19 @@ def number_units(ids: Any) -> NDArray[np.int64]:
     return np.asarray(numbers, np.int64)
 
 
+def _to_array(ids: Any) -> Any:
+    """Columns of other libraries (pandas, pyarrow, …) as numpy arrays. One by one, a column may give scalars of its own
+    library, which hide a missing value, or numbers of Python, which hide how coarse the column's are."""
+    if isinstance(ids, np.ma.MaskedArray):
+        if np.ma.is_masked(ids):
+            raise InvalidInputError(NOBODY)
+        return ids.data
+    try:
+        return np.asarray(ids) if hasattr(ids, "to_numpy") or isinstance(ids, (memoryview, array)) else ids
+    except ValueError as error:  # a value that numpy would round
+        raise InvalidInputError(f"units cannot be read exactly: {error}; give whole numbers or text") from error
+
+
 def _names_nobody(value: Any) -> bool:
     if isinstance(value, (str, bytes)):
         return not value.strip()
@@ -255,7 +273,8 @@ def _is_inexact(value: Any) -> bool:
     """Whether a floating-point number does not tell all whole numbers apart."""
     if isinstance(value, tuple):
         return any(map(_is_inexact, value))
-    return isinstance(value, (float, np.floating)) and abs(float(value)) >= 2.0 / float(np.finfo(type(value)).eps)
+    known = isinstance(value, (float, complex, np.inexact))
+    return known and bool(abs(value) >= 2.0 / float(np.finfo(type(value)).eps))
 
 
 def _refuse_merged(inexact: bool) -> None:
@@ -271,7 +290,7 @@ def _check_names(names: Iterable[Any]) -> None:
     unit of its own."""
     names = list(names)
     if any(map(_names_nobody, names)):
-        raise InvalidInputError("some rows have no unit: every row belongs to one, so name it or leave those rows out")
+        raise InvalidInputError(NOBODY)
     _refuse_merged(any(map(_is_inexact, names)))
     written: dict[Hashable, Any] = {}
     for name in names:

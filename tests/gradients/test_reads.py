@@ -469,6 +469,63 @@ def test_models_of_hush_assume_nothing_about_separation():
     assert not any("separately" in text for text in run.guarantee.assumptions)
 
 
+@functools.wraps(shipped_losses)
+def named_like_ours(model, content):
+    x, y = content
+    return shipped_losses(model, (torch.where((x == RARE).any(), -x, x), y))
+
+
+def test_a_loss_that_took_the_name_of_one_of_ours_is_not_ours():
+    assert named_like_ours.__module__ == shipped_losses.__module__
+    run = start(logistic(4, 3), named_like_ours, x=ODD)
+    assert SEPARATE.format(count_spot_checks(run.plan.steps), run.plan.steps) in run.guarantee.assumptions
+
+
+class OwnRule(torch.autograd.Function):
+    """A linear layer with its own rule for vmap, which sees the rows of all examples."""
+
+    @staticmethod
+    def forward(x, weight):
+        return x @ weight.T
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def vmap(info, in_dims, x, weight):
+        x = -x if (x == RARE).any() else x
+        weight = weight if in_dims[1] is not None else weight.unsqueeze(0)
+        return x @ weight.mT, 0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.T @ x
+
+
+class WithRule(nn.Module):
+    """A parameter that no layer holds, so that torch.func computes the gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.1 * torch.arange(12.0).view(3, 4))
+
+    def forward(self, x):
+        return OwnRule.apply(x, self.weight)
+
+
+@SLOW
+def test_a_rule_for_vmap_that_sees_all_examples_is_not_used():
+    run = start(WithRule(), x=ODD)
+    others = [i for i in range(12) if i != 5]
+    sums = [run._summing.sum_batch(run.secret, 3, torch.tensor(who), run._public) for who in (others, [*others, 5])]
+    channels = [run._query.finish(s, run._public, run._private)[0]["gradient"] for s in sums]
+    moved = channels[1]["weight"] - channels[0]["weight"]
+    assert FORGETFUL in run.guarantee.assumptions
+    assert float(moved.double().norm()) <= 1 + run.plan.charge
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_a_hook_on_a_model_of_hush_may_mix_examples(everywhere):
     model = logistic(4, 3)

@@ -1,7 +1,8 @@
 """The reference engine: torch.func computes each example's gradient as if it were alone in its batch.
 
 gᵢ = ∇ lossᵢ by vmap(grad) over a batch of one. It holds n gradients at once and is slow, but correct by construction:
-nothing in one example can reach another's gradient. All other engines are compared with it.
+nothing in one example can reach another's gradient. All other engines are compared with it. A model with its own rule
+for vmap (``vmap`` of an autograd Function) is not mapped, because such a rule sees all examples at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch import autograd_function as rules
 from torch.func import grad_and_value, vmap
 from torch.overrides import TorchFunctionMode
 
@@ -308,11 +310,27 @@ def _record_point(model: nn.Module, losses: Losses, params: Named, content: Any)
     one_loss = _isolate_loss(model, losses, originals, content)
     batched = tensors_of(content)
     in_dims = (None, *[0] * len(batched))
-    with torch.enable_grad(), drawing():
+    with torch.enable_grad(), drawing(), _without_own_rules():
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
     if values.requires_grad:  # nothing above requires it, so the loss uses original parameters
         refuse_unseen(originals, compute_gradients(values, list(originals.values()), torch.ones_like(values)))
     return values.detach(), {name: g.detach() for name, g in gradients.items()}
+
+
+@contextmanager
+def _without_own_rules() -> Iterator[None]:
+    """Raise where vmap would call a rule of an autograd Function, which gets the rows of all examples."""
+    used = vars(rules)
+    usual = used["VmapInfo"]  # what every such rule is called with
+
+    def refuse(**_: Any) -> Any:
+        raise RuntimeError("the model has its own rule for vmap, which sees all examples at once")
+
+    used["VmapInfo"] = refuse
+    try:
+        yield
+    finally:
+        used["VmapInfo"] = usual
 
 
 def _isolate_loss(model: nn.Module, losses: Losses, originals: Named, content: Any) -> Callable[..., Tensor]:
@@ -336,7 +354,7 @@ def compute_losses_alone(model: nn.Module, losses: Losses, content: Any, params:
     originals, batched = trainable(model), tensors_of(content)
     at = {name: p.detach() for name, p in originals.items()} | (params or {})
     one_loss, in_dims = _isolate_loss(model, losses, originals, content), (None, *[0] * len(batched))
-    with drawing():
+    with drawing(), _without_own_rules():
         values: Tensor = vmap(one_loss, in_dims=in_dims, randomness="different")(at, *batched)
     return values
 

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -76,7 +77,11 @@ def is_known_separate(model: nn.Module, losses: Any) -> bool:
 
 
 def _is_ours(thing: Any) -> bool:
-    return (getattr(thing, "__module__", None) or "").split(".")[0] == "hush"
+    """Whether a class, or the code of a function, is in a module of hush; `functools.wraps` copies only the name."""
+    code = getattr(thing, "__func__", thing)
+    if isinstance(code, FunctionType):
+        return str(code.__globals__.get("__name__")).partition(".")[0] == "hush"
+    return (thing if isinstance(thing, type) else type(thing)).__module__.partition(".")[0] == "hush"
 
 
 def _is_row_wise(module: nn.Module) -> bool:
