@@ -11,12 +11,13 @@ from torch import nn
 
 from hush.clipping import Query
 from hush.data_source import as_source
-from hush.datasets.models import Encoder, build_shipped, shipped
+from hush.datasets.models import build_shipped, shipped
 from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError
 from hush.release.description import STATE_ONLY, Architecture
 from hush.sanitize.adaptive import AdaptiveClip
 from hush.sanitize.split_model import find_cut
+from hush.tabular.columns import Encoder
 
 WIDTH, CLIP = 50, 0.5
 ENDS = {"funnel": "body"}  # where a shipped network has its layer unless another place is named
