@@ -17,24 +17,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from hush.data_source import Tensors
-from hush.datasets.models import (
-    VAE,
-    Encoder,
-    Funnel,
-    ResidualBlock,
-    lenet5,
-    logistic,
-    mlp,
-    p1,
-    p2,
-    small_cnn,
-    vae_losses,
-)
+from hush.datasets.models import VAE, Funnel, ResidualBlock, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.sampling import Poisson
-from hush.tabular.columns import Column
+from hush.tabular.columns import Encoder, Number
 from replay import distance
 
 CLIP = 0.5
@@ -93,7 +81,7 @@ def residual(model: nn.Module, content: Any) -> Tensor:
     return (predict(model, content[0]) - content[1]).abs()
 
 
-COLUMNS = [Column(name=f"c{i}", kind="number") for i in range(3)]
+COLUMNS = [Number(f"c{i}") for i in range(3)]
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.datasets.models import Encoder, mlp, small_cnn
+from hush.datasets.models import mlp, small_cnn
 from hush.errors import InvalidInputError, MissingDependencyError
 from hush.release.description import Architecture, Description, describe_table
-from hush.release.export import FORMATS, describe_columns, describe_pixels, export_program, export_release
-from hush.tabular.columns import Column
-from hush.tabular.encode import read_table
+from hush.release.export import FORMATS, describe_pixels, export_program, export_release
+from hush.tabular.columns import Category, Encoder, Number, describe_columns
+from hush.tabular.rows import read_table
 from hush.tabular.schema import Schema
 
 COLUMNS = (
-    Column("ward", "category", values=("north", "south", "east")),
-    Column("age", "number", low=0, high=110),
-    Column("income", "number"),
-    Column("town", "category", buckets=7),
-    Column("pressure", "number", low=60.5, high=220.1, fill=120),
-    Column("weight", "number", fill=-3.5),
+    Category("ward", values=("north", "south", "east")),
+    Number("age", low=0, high=110),
+    Number("income"),
+    Category("town", buckets=7),
+    Number("pressure", low=60.5, high=220.1, fill=120),
+    Number("weight", fill=-3.5),
 )
 ROWS = [
     {"ward": "north", "age": "54", "income": "1e3", "town": "Zürich", "pressure": "130", "weight": "70.1"},
@@ -113,7 +113,7 @@ def read(path: Path) -> Tensor:
     """The rows as hush reads them: numbers and codes."""
     lines = [",".join([*ROWS[0], "y"])] + [",".join([*row.values(), "no"]) for row in ROWS]
     path.write_text("\n".join(lines) + "\n")
-    rows, _ = read_table(path, Schema((*COLUMNS, Column("y", "category")), "y", ("no", "yes")))
+    rows, _ = read_table(path, Schema((*COLUMNS, Category("y")), "y", ("no", "yes")))
     return rows
 
 
@@ -159,7 +159,7 @@ def test_the_same_logits_without_hush(tmp_path: Path, kind: str, images: bool) -
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_release_from_cells_to_logits_without_hush(tmp_path: Path, kind: str) -> None:
     """Text cells are encoded by the JSON alone and computed by the file alone: the logits are those of the release."""
-    schema = Schema((*COLUMNS, Column("y", "category")), "y", ("no", "yes"))
+    schema = Schema((*COLUMNS, Category("y")), "y", ("no", "yes"))
     rows = read(tmp_path / "rows.csv")
     torch.manual_seed(2)
     model = nn.Sequential(Encoder(COLUMNS), mlp([Encoder(COLUMNS).width, 8, 2]))

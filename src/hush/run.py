@@ -378,8 +378,7 @@ class Run:
         told = description or Description("other")
         try:
             content = pack_release(self.model, self._card(dataset, None), told)
-            if told.schema is None or not any(column.awaited for column in told.schema.columns):
-                Description.from_json(told.to_json(), None if told.schema is None else told.schema.to_json())
+            Description.from_json(told.to_json(), None if told.schema is None else told.schema.to_json())
         except HushError as error:
             raise ReleaseError(f"this run could be trained but not released: {error}") from error
         except Exception as error:  # its text may quote the data, so only its type is shown

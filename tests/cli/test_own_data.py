@@ -114,13 +114,14 @@ def test_parts_of_a_table_train_as_the_whole(own: Path, capsys, monkeypatch: pyt
     results = []
     for data, long in ((own, False), (parts, False), (parts / "*.csv", False), (parts / "*.csv", True)):
         with monkeypatch.context() as patched:
-            patched.setattr("hush.tabular.cache.MAPPED", 0 if long else 1 << 28)
+            patched.setattr("hush.tabular.rows.MAPPED", 0 if long else 1 << 28)
             out = own.with_name(f"run{len(results)}")
             code, said, err = call(capsys, *TRAIN, "--data", data, "--out", out)
             assert code == 0, err
             results.append({name: json.loads(said)[name] for name in ("test_loss", "test_auc", "epsilon")})
             assert call(capsys, "train", "--out", out, "--resume")[0] == 0
     assert results == [results[0]] * 4
+    assert not list(own.with_name("cache").rglob("*.npy"))
 
 
 def test_a_test_file_may_lack_a_class(tmp_path: Path, capsys) -> None:

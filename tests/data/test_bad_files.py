@@ -13,10 +13,11 @@ from hush.bench.spec import Lines, read_spec
 from hush.datasets import images
 from hush.datasets.images import read_arrays
 from hush.errors import InvalidInputError
-from hush.tabular.columns import Column
-from hush.tabular.encode import numbers
+from hush.tabular.cells import LONGEST_NUMBER, TextColumn
+from hush.tabular.columns import Number
+from hush.tabular.columns.number import numbers
 from hush.tabular.problem import from_files
-from hush.tabular.reader import LONGEST_NUMBER, TextColumn, pieces
+from hush.tabular.reader import pieces
 from hush.tabular.schema import read_schema
 
 
@@ -108,9 +109,9 @@ def test_a_schema_file_that_is_none(tmp_path, content) -> None:
 def test_a_number_of_four_hundred_digits() -> None:
     with pytest.raises(InvalidInputError, match="number"):
         positive(lr=10**400)
-    with pytest.raises(InvalidInputError, match="number"):
-        Column("a", "number", low=0, high=10**5000)
-    with pytest.raises(InvalidInputError, match="1"):
+    with pytest.raises(InvalidInputError, match="must be a finite number"):
+        Number("a", low=0, high=10**5000)
+    with pytest.raises(InvalidInputError, match="whole number of at least 1"):
         positive_int(steps=-(10**5000))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hush.tabular.columns import GAP
-from hush.tabular.encode import read_numbers, read_table
+from hush.tabular.cells import TextColumn
+from hush.tabular.columns import GAP, Category
+from hush.tabular.columns.evidence import MAJORITY
+from hush.tabular.columns.number import read_numbers
 from hush.tabular.inspect import infer, infer_schema
-from hush.tabular.profiling import MAJORITY
-from hush.tabular.reader import TextColumn
+from hush.tabular.rows import read_table
+from hush.tabular.schema import Schema, public_columns
 
 ROWS = 400
 STRAYS = ["x", "?!", "7", "1.5", "1,5", "2020-01-01", "12\x00", "inf", '"', "yes and no and so on", "٣", "9" * 500]
@@ -101,3 +105,43 @@ def test_inferred_kinds_are_an_assumption(tmp_path: Path) -> None:
     assert len(inferred) == 1
     given = {"columns": {"x": {"kind": "flag"}, "y": {"kind": "category"}}, "classes": ["u", "v"]}
     assert not [text for text in infer_schema(path, "y", given).assumed if "kinds" in text]
+
+
+def mix_table(rows: int, seed: int) -> list[list[str]]:
+    """Rows of all kinds of cells, ordinary and stray."""
+    draw = random.Random(seed)
+    return [
+        [draw.choice(STRAYS if draw.random() < 0.1 else ["", *cells]) for cells in ORDINARY.values()]
+        for _ in range(rows)
+    ]
+
+
+def test_a_row_is_encoded_alike_whatever_the_other_rows_are(tmp_path: Path) -> None:
+    """By a given schema, each row of a permuted, a longer and a shorter table has the bits that it has alone."""
+    facts = {
+        "flag": {"kind": "flag"},
+        "bits": {"kind": "flag"},
+        "comma": {"decimal": ",", "missing": True},
+        "date": {"kind": "date"},
+        "dotted": {"format": "dd.mm.yyyy"},
+        "moment": {"time": True},
+        "category": {"kind": "category", "missing": True},
+        "sentence": {"buckets": 5},
+        "id": {"values": ["A-1", "A-2"]},
+    }
+    columns = {kind: facts.get(kind, {"kind": "number", "missing": True}) for kind in ORDINARY}
+    schema = Schema((*public_columns(columns).values(), Category("y")), "y", ("u", "v"))
+    table, draw = mix_table(300, 1), random.Random(2)
+
+    def encode(rows: list[list[str]], name: str) -> list[bytes]:
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[*columns, "y"], *([*row, "u"] for row in rows)])
+        return [row.tobytes() for row in read_table(tmp_path / name, schema)[0].numpy()]
+
+    whole = encode(table, "whole.csv")
+    order = draw.sample(range(300), 300)
+    assert encode([table[place] for place in order], "permuted.csv") == [whole[place] for place in order]
+    assert encode([*mix_table(200, 3), *table, *mix_table(50, 4)], "added.csv")[200:500] == whole
+    kept = sorted(draw.sample(range(300), 40))
+    assert encode([table[place] for place in kept], "removed.csv") == [whole[place] for place in kept]
+    assert [encode([table[place]], "one.csv")[0] for place in kept[:15]] == [whole[place] for place in kept[:15]]

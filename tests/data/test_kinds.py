@@ -10,24 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hush.errors import DataError, InvalidInputError
-from hush.tabular.columns import GAP, Column
-from hush.tabular.encode import numbers, read_table
-from hush.tabular.inspect import infer, infer_schema, inspect_table
-from hush.tabular.reader import (
-    COMMA,
+from hush.tabular.cells import TextColumn
+from hush.tabular.columns import GAP, Category, Date, Flag, Id, Ignored, Number, Text
+from hush.tabular.columns.date import (
     DAY_FIRST,
     DOTTED,
     FORMATS,
     ISO,
     MONTH_FIRST,
-    POINT,
-    TextColumn,
     has_time,
     is_written_with_slashes,
     parse_date,
-    parse_flag,
-    parse_number,
 )
+from hush.tabular.columns.flag import parse_flag
+from hush.tabular.columns.number import COMMA, POINT, numbers, parse_number
+from hush.tabular.inspect import infer, infer_schema, inspect_table
+from hush.tabular.rows import read_table
 from hush.tabular.schema import public_columns
 
 MANY = 100
@@ -41,29 +39,29 @@ def write(folder: Path, **columns: list[str]) -> Path:
 
 
 KINDS = {
-    "plain numbers": (["1", "2.5", "-3e2"], Column("x", "number", missing=True)),
-    "a stray word": (["1.5"] * 95 + ["pending"] * 5, Column("x", "number", missing=True)),
-    "six stray words": (["1.5"] * 94 + ["pending"] * 6, Column("x", "category", missing=True)),
-    "gaps do not count": (["7", "", "NA", "?"], Column("x", "number", missing=True)),
-    "decimal commas": (["1,5", "2"], Column("x", "number", missing=True, decimal=COMMA)),
-    "commas and thousands": (["1.234,5", "2"], Column("x", "number", missing=True, decimal=COMMA)),
-    "points and thousands": (["1,234.5", "1,234"], Column("x", "number", missing=True)),
-    "thousands twice": (["1,234,567", "1,234"], Column("x", "number", missing=True)),
-    "Swiss thousands": (["1'234.5", "12"], Column("x", "number", missing=True)),
-    "ISO dates": (["2020-01-31", "1999-12-01"], Column("x", "date")),
-    "ISO times": (["2020-01-31T10:30", "1999-12-01 23:59:59Z"], Column("x", "date", time=True)),
-    "dotted dates": (["31.01.2020", "1.2.1999", ""], Column("x", "date", form=DOTTED)),
-    "yes and no": (["yes", "No", ""], Column("x", "flag")),
-    "ja and nein": (["ja", "nein"], Column("x", "flag")),
-    "bits": (["0", "1"], Column("x", "flag")),
-    "true and false": (["True", "False"], Column("x", "flag")),
-    "yes and maybe": (["yes", "no", "maybe"], Column("x", "category", missing=True)),
-    "words of two pairs": (["yes", "false"], Column("x", "category", missing=True)),
-    "words": (["red", "green", "blue"], Column("x", "category", missing=True)),
-    "codes": ([f"A-{place}" for place in range(MANY)], Column("x", "id")),
-    "names": ([f"Ann{'abcdefghij'[p // 10]}{'abcdefghij'[p % 10]}" for p in range(MANY)], Column("x", "text")),
-    "sentences": ([f"it was number {place} of all" for place in range(MANY)], Column("x", "text")),
-    "nothing": (["", "NA"], Column("x", "ignore")),
+    "plain numbers": (["1", "2.5", "-3e2"], Number("x", missing=True)),
+    "a stray word": (["1.5"] * 95 + ["pending"] * 5, Number("x", missing=True)),
+    "six stray words": (["1.5"] * 94 + ["pending"] * 6, Category("x", missing=True)),
+    "gaps do not count": (["7", "", "NA", "?"], Number("x", missing=True)),
+    "decimal commas": (["1,5", "2"], Number("x", missing=True, decimal=COMMA)),
+    "commas and thousands": (["1.234,5", "2"], Number("x", missing=True, decimal=COMMA)),
+    "points and thousands": (["1,234.5", "1,234"], Number("x", missing=True)),
+    "thousands twice": (["1,234,567", "1,234"], Number("x", missing=True)),
+    "Swiss thousands": (["1'234.5", "12"], Number("x", missing=True)),
+    "ISO dates": (["2020-01-31", "1999-12-01"], Date("x")),
+    "ISO times": (["2020-01-31T10:30", "1999-12-01 23:59:59Z"], Date("x", time=True)),
+    "dotted dates": (["31.01.2020", "1.2.1999", ""], Date("x", form=DOTTED)),
+    "yes and no": (["yes", "No", ""], Flag("x")),
+    "ja and nein": (["ja", "nein"], Flag("x")),
+    "bits": (["0", "1"], Flag("x")),
+    "true and false": (["True", "False"], Flag("x")),
+    "yes and maybe": (["yes", "no", "maybe"], Category("x", missing=True)),
+    "words of two pairs": (["yes", "false"], Category("x", missing=True)),
+    "words": (["red", "green", "blue"], Category("x", missing=True)),
+    "codes": ([f"A-{place}" for place in range(MANY)], Id("x")),
+    "names": ([f"Ann{'abcdefghij'[p // 10]}{'abcdefghij'[p % 10]}" for p in range(MANY)], Text("x")),
+    "sentences": ([f"it was number {place} of all" for place in range(MANY)], Text("x")),
+    "nothing": (["", "NA"], Ignored("x")),
 }
 
 

@@ -11,26 +11,13 @@ import numpy as np
 import pytest
 
 from hush.errors import InvalidInputError
-from hush.tabular import profiling, reader
-from hush.tabular.columns import Column
-from hush.tabular.encode import numbers, read_numbers, read_table
-from hush.tabular.inspect import infer
-from hush.tabular.profiling import ColumnProfile, ColumnProfiler
-from hush.tabular.reader import (
-    COMMA,
-    DAY_FIRST,
-    DOTTED,
-    FORMATS,
-    ISO,
-    ONLY_COMMA,
-    UNAMBIGUOUS,
-    WITH_COMMA,
-    TextColumn,
-    WordCounts,
-    find_dates,
-    parse_date,
-    parse_number,
-)
+from hush.tabular import inspect, reader
+from hush.tabular.cells import TextColumn, WordCounts
+from hush.tabular.columns import Column, Date, Evidence, Flag, Number
+from hush.tabular.columns.date import DAY_FIRST, DOTTED, FORMATS, ISO, UNAMBIGUOUS, find_dates, parse_date
+from hush.tabular.columns.number import COMMA, ONLY_COMMA, WITH_COMMA, numbers, parse_number, read_numbers
+from hush.tabular.inspect import ColumnProfiler, infer
+from hush.tabular.rows import read_table
 
 pa = pytest.importorskip("pyarrow")
 
@@ -72,11 +59,11 @@ POOLS = {
 }
 GIVEN = {
     "nothing": None,
-    "ISO dates": Column("x", "date"),
-    "day first": Column("x", "date", form=DAY_FIRST, time=True),
-    "dotted": Column("x", "date", form=DOTTED),
-    "flag": Column("x", "flag"),
-    "decimal comma": Column("x", "number", decimal=COMMA, missing=True),
+    "ISO dates": Date("x"),
+    "day first": Date("x", form=DAY_FIRST, time=True),
+    "dotted": Date("x", form=DOTTED),
+    "flag": Flag("x"),
+    "decimal comma": Number("x", decimal=COMMA, missing=True),
 }
 
 
@@ -93,12 +80,11 @@ def mix(seed: int, main: str, rows: int = 120) -> list[str]:
     return cells
 
 
-def look_at(pieces: Sequence[Sequence[str]], given: Column | None) -> ColumnProfile:
-    looker = ColumnProfiler(ColumnProfile("x", True, given, frozenset(POOLS["flags"])))
+def look_at(pieces: Sequence[Sequence[str]], given: Column | None) -> Evidence:
+    looker = ColumnProfiler(Evidence("x", True, classes=frozenset(POOLS["flags"])), given)
     for piece in pieces:
         looker.add(TextColumn.of(piece))
-    looker.settle()
-    return looker.evidence
+    return looker.settle()
 
 
 @pytest.mark.parametrize("given", GIVEN.values(), ids=list(GIVEN))
@@ -174,7 +160,7 @@ def test_little_room_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_text("\n".join(["\t".join([*columns, "y"]), *lines]) + "\n")
     monkeypatch.setattr(reader, "BLOCK", 4000)
     whole = infer(path, "y", {}, ("ranges", "categories")).inspection
-    monkeypatch.setattr(profiling, "ROOM", 0)
+    monkeypatch.setattr(inspect, "ROOM", 0)
     assert infer(path, "y", {}, ("ranges", "categories")).inspection == whole
     assert {form for form in UNAMBIGUOUS if whole.seen["dates"].counts[form]} >= {ISO}
 
@@ -209,12 +195,3 @@ def test_the_first_gap_and_the_first_strange_label_are_numbered() -> None:
         found = look_at([cells[:1], cells[1:]], None)
         alone = look_at([cells], None)
         assert (found.first_gap, found.first_other) == (alone.first_gap, alone.first_other)
-
-
-def test_evidence_in_json_is_the_same() -> None:
-    for main in POOLS:
-        seen = look_at([mix(1, main)], None)
-        again = ColumnProfile("x", True, None, frozenset(POOLS["flags"]))
-        again.fill_from(seen.to_json())
-        assert again == seen
-    assert np.isfinite(list(seen.lows.values())).all()

@@ -11,10 +11,12 @@ import torch
 
 from hush.errors import DataError, InvalidInputError
 from hush.tabular import reader
-from hush.tabular.encode import map_texts, numbers, read_table
+from hush.tabular.cells import TextColumn, is_missing, map_texts
+from hush.tabular.columns.number import numbers
 from hush.tabular.inspect import infer_schema
 from hush.tabular.problem import from_files
-from hush.tabular.reader import ReadProgress, TextColumn, estimate_rows, find_parts, holds_table, is_missing, pieces
+from hush.tabular.reader import ReadProgress, estimate_rows, find_parts, holds_table, pieces
+from hush.tabular.rows import read_table
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -23,7 +23,7 @@ from hush.datasets.models import SHIPPED, build_shipped, logistic, shipped
 from hush.errors import InvalidInputError
 from hush.release.description import Description, Inputs, rebuild_schema
 from hush.release.folder import read_description
-from hush.tabular.columns import Column
+from hush.tabular.columns import Category, Ignored, Number
 from hush.tabular.problem import from_files
 from hush.tabular.schema import Schema
 
@@ -291,15 +291,15 @@ def test_folders_without_a_release(tmp_path) -> None:
 
 def test_a_schema_comes_back_from_its_file() -> None:
     columns = (
-        Column("a", "number", low=0.1, high=3.0, fill=0.5),
-        Column("b", "category", values=("x", "y")),
-        Column("c", "category", buckets=7),
-        Column("d", "ignore"),
+        Number("a", low=0.1, high=3.0, fill=0.5),
+        Category("b", values=("x", "y")),
+        Category("c", buckets=7),
+        Ignored("d"),
     )
-    schema = Schema((*columns, Column("t", "category")), "t", ("no", "yes"))
+    schema = Schema((*columns, Category("t")), "t", ("no", "yes"))
     again = rebuild_schema(json.loads(json.dumps(schema.to_json())))
     assert (again.features, again.target, again.classes) == (schema.features, "t", ("no", "yes"))
-    values = Schema((*columns, Column("t", "number")), "t", ())
+    values = Schema((*columns, Number("t")), "t", ())
     assert rebuild_schema(json.loads(json.dumps(values.to_json()))) == values
 
 

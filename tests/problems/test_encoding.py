@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from hush.datasets.models import Encoder
 from hush.errors import InvalidInputError
-from hush.release.description import describe_table
-from hush.release.export import describe_columns
-from hush.release.load import encode_rows
-from hush.tabular.columns import GAP, WAVES, Column
-from hush.tabular.encode import encode_piece
-from hush.tabular.reader import DOTTED, TextColumn, parse_date
+from hush.release.description import Description, describe_table
+from hush.release.rows import encode_rows
+from hush.tabular.cells import TextColumn
+from hush.tabular.columns import GAP, Category, Date, Encoder, Flag, Number, describe_columns
+from hush.tabular.columns.date import DOTTED, parse_date
+from hush.tabular.columns.number import WAVES
+from hush.tabular.rows import encode_piece
 from hush.tabular.schema import Schema
 
 COLUMNS = (
-    Column("job", "category", values=("a", "b"), missing=True),
-    Column("age", "number", 0, 100, missing=True),
-    Column("free", "number", missing=True, fill=3.0),
-    Column("born", "date", 1900, 2000, form=DOTTED),
-    Column("seen", "date", time=True),
-    Column("smoker", "flag"),
-    Column("town", "category", buckets=3),
+    Category("job", values=("a", "b"), missing=True),
+    Number("age", 0, 100, missing=True),
+    Number("free", missing=True, fill=3.0),
+    Date("born", 1900, 2000, form=DOTTED),
+    Date("seen", time=True),
+    Flag("smoker"),
+    Category("town", buckets=3),
 )
 CELLS = {
     "job": ["a", "?", "z"],
@@ -82,7 +82,7 @@ def test_dates_by_hand() -> None:
 
 def test_every_set_of_weekdays_can_be_told_from_its_rest() -> None:
     """Seven days in a row have independent inputs: with a constant they span all functions of the weekday."""
-    column = Column("d", "date", 1900, 2000)
+    column = Date("d", 1900, 2000)
     weekdays = Encoder([column])(torch.arange(7.0)[:, None])[:, 3:9]
     assert torch.linalg.matrix_rank(torch.cat([weekdays, torch.ones(7, 1)], 1)) == 7
     later = Encoder([column])(torch.arange(7.0)[:, None] + 7 * 1000)[:, 3:9]
@@ -137,7 +137,7 @@ def _stand_in(name: str) -> float:
 
 def test_columns_without_anything_new_keep_their_bits() -> None:
     """What the encoder gives for numbers and categories of schemas from before there were other kinds."""
-    columns = [Column("r", "number", 0, 9), Column("f", "number"), Column("c", "category", buckets=4)]
+    columns = [Number("r", 0, 9), Number("f"), Category("c", buckets=4)]
     rows = torch.tensor([[1.3, -2.7, 3.0], [1e30, 3e38, 0.0], [-5.0, -3e38, 1.0]])
     low, high, free = torch.tensor([0.0]), torch.tensor([9.0]), rows[:, 1:2]
     ranged = 2 * (torch.minimum(torch.maximum(rows[:, :1], low), high) - low) / (high - low) - 1
@@ -150,7 +150,7 @@ def test_columns_without_anything_new_keep_their_bits() -> None:
 
 def test_a_range_with_waves_by_hand() -> None:
     """The clamped number on its range, and the functions of a number without one; the JSON says the same."""
-    columns = [Column("r", "number", 1, 9, waves=True), Column("f", "number"), Column("p", "number", 0, 4)]
+    columns = [Number("r", 1, 9, waves=True), Number("f"), Number("p", 0, 4)]
     rows = torch.tensor([[3.0, -2.0, 1.0], [1e30, 0.5, 9.0], [-5.0, 7.0, 0.0]])
     inputs = Encoder(columns)(rows)
     both = np.stack([[3.0, 9.0, 1.0], [-2.0, 0.5, 7.0]], 1)
@@ -176,10 +176,10 @@ def test_the_days_of_the_test() -> None:
 
 
 def test_a_file_and_its_cells_in_memory_are_read_alike(tmp_path: Path) -> None:
-    schema = Schema((*COLUMNS, Column("y", "category")), "y", ("u", "v"))
+    schema = Schema((*COLUMNS, Category("y")), "y", ("u", "v"))
     lines = [",".join(CELLS), *(",".join(cells) for cells in zip(*CELLS.values(), strict=True))]
     (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
-    inputs = describe_table(schema)
+    inputs = Description("classification", inputs=describe_table(schema), classes=("u", "v"))
     assert torch.equal(encode_rows(tmp_path / "rows.csv", inputs), encode()[0])
     assert torch.equal(encode_rows(CELLS, inputs), encode()[0])
     rows = [{"job": "a", "age": 75, "free": 2.0, "born": "1950-01-01", "seen": None, "smoker": True, "town": "Ulm"}]
@@ -190,8 +190,8 @@ def test_a_file_and_its_cells_in_memory_are_read_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [(-1.0, 1e38), (-2e37, 0.0)])
 def test_a_range_that_32_bits_cannot_compute_with_gets_a_sentence(limits: tuple[float, float]) -> None:
-    with pytest.raises(InvalidInputError, match=r"'mass'.*1e\+37"):
-        Column("mass", "number", *limits)
-    most = Column("mass", "number", -1e37, 1e37, waves=True)
+    with pytest.raises(InvalidInputError, match="the range of column 'mass' goes beyond 1e\\+37"):
+        Number("mass", *limits)
+    most = Number("mass", -1e37, 1e37, waves=True)
     encoded = Encoder([most])(torch.tensor([[-1e37], [0.0], [1e37]]))
     assert bool(torch.isfinite(encoded).all())

@@ -17,8 +17,8 @@ from sklearn.preprocessing import StandardScaler
 from hush.cli import main
 from hush.cli.options import TaskOptions, load_task, unset_options
 from hush.cli.train import recall
-from hush.datasets.models import Encoder
 from hush.errors import InvalidInputError
+from hush.tabular.columns import Encoder
 from hush.tabular.defaults import TableDefaults, choose_model, choose_numbers
 from hush.tabular.problem import from_files
 from keeping import keep

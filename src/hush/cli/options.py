@@ -35,6 +35,7 @@ from hush.methods.config import METHOD as METHOD_PLANNING
 from hush.methods.config import METHOD as METHOD_SHELL
 from hush.per_example.augmentation import Augmented
 from hush.privacy_unit import ROWS_PER_UNIT
+from hush.release.folder import PRIVATE_PART
 from hush.tabular.defaults import LOGISTIC, choose_numbers
 from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
 from hush.training import EVERY
@@ -532,6 +533,12 @@ def check_described(given: TaskOptions) -> None:
         )
 
 
+def _find_private(given: TaskOptions) -> Path | None:
+    """The private folder of the run, if there is one already."""
+    out = getattr(given, "out", None)
+    return None if out is None or not (Path(out) / PRIVATE_PART).is_dir() else Path(out) / PRIVATE_PART
+
+
 def _load(given: TaskOptions) -> Problem:
     """The named problem, or one made from files; prints what was inferred about the files to stderr."""
     if given.data is None:
@@ -555,6 +562,7 @@ def _load(given: TaskOptions) -> Problem:
         private_classes=getattr(given, "method", METHOD) != "sgd",
         unit=given.unit,
         unit_normalise=given.unit_normalise,
+        private_folder=_find_private(given),
         tell=say,
     )
     _say_classes(given, found)

@@ -15,7 +15,7 @@ from torch import nn
 from hush._internal.imports import call_factory
 from hush._internal.tensors import Losses
 from hush.datasets import adult, cifar, digits, mnist
-from hush.datasets.models import Encoder, build_shipped, shipped, vae_losses
+from hush.datasets.models import build_shipped, shipped, vae_losses
 from hush.datasets.problem import Metric, Problem, cross_entropy, hold_out_validation
 from hush.datasets.registry import Dataset
 from hush.datasets.scattering import scatter
@@ -23,6 +23,7 @@ from hush.datasets.splits import Split, as_arrays, find_shape
 from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture, Inputs
 from hush.sanitize.problem import LayerPlace, insert_layer
+from hush.tabular.columns import Encoder
 
 # The built-in problems, as two tables: the data, and the models that are trained on them.
 #

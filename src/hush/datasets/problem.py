@@ -16,7 +16,7 @@ from hush.data_source import as_source
 from hush.datasets.splits import Owners, Rows, Split, hold_out, hold_out_units, pick
 from hush.errors import InvalidInputError
 from hush.release.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
-from hush.tabular.encode import RowSubset
+from hush.tabular.rows import RowSubset
 from hush.tabular.schema import Schema
 
 Range = tuple[float, float]

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from hush.data_source import as_source
-from hush.datasets.models import Encoder, build_shipped, shipped
+from hush.datasets.models import build_shipped, shipped
 from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError
 from hush.release.description import Architecture
 from hush.sanitize.front import take_nothing, trace_front
+from hush.tabular.columns import Encoder
 
 WIDTH, CLIP = 50, 0.5
 ENDS = {"funnel": "body"}  # where a shipped network has its layer unless another place is named

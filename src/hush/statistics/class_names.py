@@ -55,9 +55,9 @@ from hush.data_source import as_source
 from hush.errors import DataError, InvalidInputError
 from hush.randomness import Secret
 from hush.statistics.histogram import PIECE, Cells, HistogramNoise, Numbers, add_cell_noise, calibrate_histograms
+from hush.tabular.columns.category import MOST_CLASSES
+from hush.tabular.columns.number import parse_number
 from hush.tabular.problem import MOST_RELEASED
-from hush.tabular.reader import parse_number
-from hush.tabular.schema import MOST_CLASSES
 
 NAME = "the classes with a noisy count above a threshold"
 KEY = "classes"

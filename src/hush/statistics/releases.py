@@ -21,12 +21,12 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from hush.data_release import DataRelease, Values
-from hush.datasets.models import Encoder
 from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
 from hush.statistics import class_counts, class_names, ranges
+from hush.tabular.columns import Encoder
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
 OF_DELTA = 0.1  # at which the ε of a release is meant
