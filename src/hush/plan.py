@@ -418,7 +418,7 @@ class Plan:
         rows = as_source(data)
         source = rows if unit is None else Units.of(rows, unit, rows_per_unit)
         self._check_examples(len(source))
-        if self.private and unit is None:
+        if self.has_guarantee and unit is None:
             check_repeats(rows)
         if isinstance(data, (DataLoader, Source)):
             check_rows(rows)
@@ -491,7 +491,9 @@ class Plan:
                 )
             return self
         made = dataclasses.replace(self, precision=found, tails=0.0)
-        whole = math.sqrt(self.steps) * self.find_tails(coordinates).mu  # without amplification by sampling
+        ends = self.find_tails(coordinates)
+        assert ends is not None
+        whole = math.sqrt(self.steps) * ends.mu  # without amplification by sampling
         fits = (1.0 + math.exp(min(gaussian_epsilon(0.9 * self.delta, whole), 700.0))) * found.delta < 0.05 * self.delta
         return made if fits or math.isfinite(made.guarantee().epsilon) else None
 
