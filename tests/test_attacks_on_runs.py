@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from hush import InvalidInputError, make_plan
-from hush.accounting.guarantee import FIXED, HOOKED, TRAINED
+from hush.accounting.guarantee import FIXED, HOOKED, TRAINED, UPDATED
 from hush.errors import ResumeError, RunStateError, UnsupportedModelError
 from hush.guarantees import Replay, ReplayHistory
 from hush.ledger.book import Ledger
@@ -141,6 +141,27 @@ def test_hooks_that_the_model_brings_are_listed_and_torchs_own_are_not():
     run = plan_for(24).start(model, cross_entropy, (X, Y), secret=1)
     model.register_forward_hook(lambda module, given, found: None)
     assert HOOKED in run.guarantee.assumptions  # also of hooks that come later
+
+
+class OwnStep(torch.optim.SGD):
+    """An optimizer of another module."""
+
+
+SCHEDULES = {
+    "none": (torch.optim.AdamW, None, False),
+    "of torch": (torch.optim.SGD, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4), False),
+    "a function": (torch.optim.SGD, lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1.0), True),
+    "own optimizer": (OwnStep, None, True),
+}
+
+
+@pytest.mark.parametrize("which", SCHEDULES)
+def test_code_that_changes_the_weights_after_the_noise_is_assumed_not_to_look_at_the_data(which):
+    """A schedule can read what a model or a loss left in a global: no noise is added after it."""
+    make, scheduler, listed = SCHEDULES[which]
+    plan = plan_for(24, optimizer=lambda params: make(params, lr=0.1), scheduler=scheduler)
+    run = plan.start(nn.Linear(4, 3), cross_entropy, (X, Y), secret=1)
+    assert (UPDATED in run.guarantee.assumptions) is listed
 
 
 @pytest.mark.parametrize("first", ["sgd", "dp-sgd"])

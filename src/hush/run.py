@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from hush._internal.tensors import Losses, State, Sums, copy_into, trainable
-from hush.accounting.guarantee import CHECKED, HOOKED, TRAINED, Guarantee
+from hush.accounting.guarantee import CHECKED, HOOKED, TRAINED, UPDATED, Guarantee
 from hush.aggregation import Aggregator
 from hush.data_release import ReleasedData, Values
 from hush.data_source import Collated, Source
@@ -38,6 +38,7 @@ from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGr
 from hush.errors import HushError, InvalidInputError, NotProvenError, ReleaseError, ResumeError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_attempts, account_steps, make_card, pick_secret
 from hush.noise_addition import NoiseAdder
+from hush.optimizers.torch_optim import runs_user_code
 from hush.per_example.model_checks import check_model, list_hooks, note_training, refuse_new_hooks, was_trained
 from hush.privacy_unit import as_units
 from hush.randomness import Secret
@@ -462,9 +463,11 @@ class Run:
         """The plan with every assumption that this run adds, including those known before its first step."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
+        updated = UPDATED if runs_user_code(self.plan.rule, self._rule) else ""
         checked = self._summing.checked
         stated = stated.with_arithmetic(CHECKED.format(checked) if checked else "")
-        return stated.assuming(self._summing.describe_separation()).assuming(hooked).assuming(trained)
+        stated = stated.assuming(self._summing.describe_separation())
+        return stated.assuming(hooked).assuming(updated).assuming(trained)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise: a copy of a run would add the same noise to other sums."""

@@ -337,6 +337,7 @@ SECRET_SEED = "the seed of sampling and noise stays secret and is used for no ot
 SECRET_GIVEN = "the secret given for sampling and noise stays secret and is used for no other run"
 TRAINED = "the run that trained this model before used other data"
 HOOKED = "the model's hooks keep nothing of the data for training or a release"
+UPDATED = "the optimizer and its schedule use nothing of the data but noisy gradients"
 KEPT = "the custom {} ({}) keeps what it declares"
 COLLATED = "the collate function builds each row from one example alone"
 TAKEN = "take() of the data builds each row from one example alone"
@@ -370,6 +371,7 @@ CONDITIONS: tuple[str | None, ...] = (
     "the model and its loss treat every example separately",
     "the model and its loss keep nothing of one example for another",
     HOOKED,
+    UPDATED,
     KEPT,
     COLLATED,
     TAKEN,

@@ -95,6 +95,19 @@ def check_schedule(state: Any, params: Named, steps: int) -> None:
         _step_through(copy.deepcopy(scheduler, {id(p): p for p in params.values()}), steps)
 
 
+def runs_user_code(rule: Any, state: Any) -> bool:
+    """Whether code of neither hush nor torch changes the weights: an optimizer or a scheduler of another module, or a
+    function in a schedule. It could read what a model or a loss left somewhere, and no noise is added after it."""
+    parts = state if isinstance(state, dict) else {}
+    own = parts.get("optimizer")
+    theirs = [part for part in (rule, own if isinstance(own, torch.optim.Optimizer) else None) if part is not None]
+    if any(type(part).__module__.partition(".")[0] not in ("hush", "torch") for part in theirs):
+        return True
+    if "scheduler" in parts and not _is_repeatable(parts["scheduler"]):
+        return True
+    return any(runs_user_code(None, part) for part in parts.values())
+
+
 def _is_repeatable(scheduler: Any) -> bool:
     """Whether it is a scheduler of torch without functions: functions may have state that a copy would share."""
     if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):

@@ -64,6 +64,10 @@ EXPLAINED = {  # assumptions, by how they begin, in words for everybody
         "The model came with code of its own that sees the data while it is trained. Its author has to confirm "
         "that it keeps nothing"
     ),
+    guarantee.UPDATED: (
+        "The rule that changes the model in each step was written for this training. It must not look at the data; "
+        "the program cannot check this"
+    ),
     **{
         guarantee.KEPT.format(kind, "").partition("(")[0]: (
             "A part of the procedure was written for this training. What it does to a single person's share was "
