@@ -43,6 +43,7 @@ OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in t
 TUNED = "tuned.json"  # in the private part of a folder that `hush tune` writes
 REPLACES = "replaces.json"  # which release of an earlier run this run replaces, as requested by --overwrite
 COPIES = 4  # free disk space, in sizes of the release: two checkpoints, one being written, the release
+STATED = {"epsilon", "delta", "status", "sentence"}  # the guarantee in the result of a finished run
 DAMAGED = "is damaged, so the finished run cannot be reported again: its release has the model and the guarantee"
 Tell = Callable[[str], None]
 """Takes one sentence for the operator."""
@@ -199,7 +200,7 @@ class RunDirectory:
                 "options: train with another --out"
             )
         found = read_json(path)
-        if not isinstance(found.get("steps"), int):
+        if not isinstance(found.get("steps"), int) or not found.keys() >= STATED:
             raise FormatError(f"'{path}' {DAMAGED}")
         self.tell(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
         if self.release is not None and not self.release.is_dir():

@@ -225,8 +225,11 @@ class TestOneSentence:
         path.write_bytes(content)
         self.refused(capsys, f"'{path}'", "audit", "--method", "dp-sgd", "--runs", 4, "--store", path)
 
-    @pytest.mark.parametrize("entry", ["steps", "seconds", "statement", "ledger"])
-    def test_an_answer_with_a_missing_entry(self, capsys, tmp_path, entry) -> None:
+    @pytest.mark.parametrize(
+        ("entry", "more"),
+        [("steps", ()), ("seconds", ()), ("statement", ()), ("ledger", ()), ("epsilon", ("--json",))],
+    )
+    def test_an_answer_with_a_missing_entry(self, capsys, tmp_path, entry, more) -> None:
         out = tmp_path / "run"
         few = ("--problem", "breast-cancer-logistic", "--steps", 1, "--batch-size", 64, "--noise-multiplier", 1)
         assert call(capsys, "train", *few, "--out", out)[0] == 0
@@ -234,7 +237,7 @@ class TestOneSentence:
         answer = json.loads(path.read_text())
         del answer[entry]
         path.write_text(json.dumps(answer))
-        code, _, err = call(capsys, "train", "--out", out, "--resume")
+        code, _, err = call(capsys, "train", "--out", out, "--resume", *more)
         assert code == 2
         assert "finished.json" in err.strip().splitlines()[-1]
 
