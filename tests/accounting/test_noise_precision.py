@@ -241,9 +241,12 @@ def test_correlated_noise_names_the_condition_instead() -> None:
 
 
 def test_trials_are_charged_for_all_of_them() -> None:
-    most, more = Trials(10.0, 1.0, 3.0).most
-    assert (1 - 1 / 10.0) ** most < more
+    each = FinitePrecisionDpEvent(1e-6, 1e-10)
+    found = Trials(10.0, 1.0, 3.0).imprecise(each)
+    most = round(found.log_ratio / each.log_ratio)
+    assert (1 - 1 / 10.0) ** most < 2e-12
     assert most < 400
+    assert found.delta == pytest.approx(10 * 1e-10 + 2e-12, rel=1e-3)
     plan = make_plan("dp-sgd", examples=1000, batch_size=100, steps=50, noise_multiplier=1.0)
     with pytest.raises(Refused):
         type(plan).with_tails(plan_with_trials(plan), 10_000)
