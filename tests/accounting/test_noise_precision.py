@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from scipy.special import ndtr
 
 from hush import make_plan
+from hush._internal import noise_kernel as kernel
 from hush.accounting import accountant, events
 from hush.accounting.events import FinitePrecisionDpEvent, find_leaves, rebuild
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon
@@ -29,7 +30,7 @@ from hush.accounting.noise_precision import (
 from hush.accounting.renyi import divergences
 from hush.accounting.selection import Trials
 from hush.errors import Refused
-from hush.randomness import count_pairs, kernel
+from hush.randomness import count_pairs
 from hush.randomness.normals import BLOCK, PAIRS
 
 
