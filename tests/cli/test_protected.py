@@ -17,9 +17,8 @@ import pytest
 from hush.bench.store import open_store
 from hush.cli.console import Interruption
 from hush.cli.main import main
-from hush.cli.train import ALONE, EarlyStopMonitor, take_all
+from hush.cli.train import ALONE, take_all
 from hush.run_directory import RunDirectory
-from hush.sanitize.early_stopping import EpochSpreads
 
 TRAIN = ("train", "--problem", "breast-cancer-logistic", "--steps", "2", "--batch-size", "32")
 
@@ -78,5 +77,5 @@ def test_a_process_that_is_interrupted_alone_ends(monkeypatch) -> None:
 
     monkeypatch.setattr("hush.cli.train.take_steps", steps)
     with pytest.raises(Interruption):
-        take_all("x", run, RunDirectory(None, False), EarlyStopMonitor(None, EpochSpreads(1)), every=1, quiet=True)
+        take_all("x", run, RunDirectory(None, False), None, every=1, quiet=True)
     assert len(taken) == 3 + ALONE + 1

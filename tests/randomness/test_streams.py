@@ -65,7 +65,7 @@ def _find_stream(call: ast.Call) -> ast.expr | None:
     """The argument that names a stream, of calls that take one."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     named = next((k.value for k in call.keywords if k.arg == "stream" and name != "get"), None)
-    place = {"derive": 0, "child": 0, "generator": 1, "normal": 1, "draw_noise": 0, "draw_integers": 1}.get(name)
+    place = {"derive": 0, "child": 0, "generator": 1, "normal": 1, "draw_integers": 1}.get(name)
     return named if place is None or len(call.args) <= place else call.args[place]
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hush.cli import train as taking
 from hush.cli.main import app, main
-from hush.cli.train import EarlyStopMonitor, read_stop
+from hush.cli.train import read_stop
 from hush.errors import InvalidInputError
 from hush.methods import make_plan
 from hush.sanitize.early_stopping import EpochSpreads, Stop
@@ -177,7 +177,3 @@ def test_an_adaptive_threshold_has_the_other_flag() -> None:
     assert read_stop("3:0.1", make_plan("sanitize", **how)) == Stop(3, 0.1)
     assert read_stop("3:0.1", make_plan("sanitize", threshold_share=0.05, **how)) == Stop(3, 0.1, adaptive=True)
     assert read_stop("none", make_plan("dp-sgd", examples=100, batch_size=10, epochs=2, epsilon=1.0)) is None
-
-
-def test_a_watch_without_a_rule_never_ends() -> None:
-    assert not EarlyStopMonitor(None, EpochSpreads(1)).hear([{"spread": 0.0, "examples": 1.0}] * 9)

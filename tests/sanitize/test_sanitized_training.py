@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 import hush
 from hush.cli.main import app
 from hush.datasets import catalogue
-from hush.datasets.problem import cross_entropy
+from hush.datasets.problem import LayerPlace, cross_entropy
 from hush.errors import InvalidInputError
 from hush.sanitize.layer import Sanitize, insert
-from hush.sanitize.problem import LayerPlace, insert_layer
+from hush.sanitize.problem import insert_layer
 
 RUN = ["train", "--problem", "digits-mlp", "--delta", "1e-4", "--json"]
 

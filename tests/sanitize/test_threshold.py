@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hush.datasets.models import Funnel, ResNet18
+from hush.datasets.models import Funnel, ResNet18, build_funnel
 from hush.errors import InvalidInputError, UnsupportedModelError
 from hush.per_example.model_checks import check_model
 from hush.sanitize.adaptive import AdaptiveThreshold
-from hush.sanitize.layer import Sanitize, build_funnel, find_layer, insert
+from hush.sanitize.layer import Sanitize, find_layer, insert
 
 
 def _model() -> nn.Module:

@@ -7,12 +7,12 @@ import math
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -69,7 +69,7 @@ from hush.cli.options import (
 )
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
-from hush.datasets.problem import Problem
+from hush.datasets.problem import LAYER_CLIP, LAYER_WIDTH, LayerPlace, Problem
 from hush.distributed.group import (
     MICROBATCH,
     ProcessGroup,
@@ -87,7 +87,6 @@ from hush.errors import (
     ResumeError,
     Stopped,
 )
-from hush.guarantees import account_steps
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import check_name
 from hush.ledger.run_account import fit_budget
@@ -98,13 +97,13 @@ from hush.randomness import Secret, seeded
 from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
 from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
-from hush.sanitize.early_stopping import EpochSpreads, Stop, state_stop
-from hush.sanitize.privatised import PublishedLayer, SanitizedFeatures
-from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, insert_layer
 from hush.statistics.metrics import NO_USE, Counts, from_counts
 from hush.statistics.private_metrics import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
 from hush.statistics.releases import check_shares, plan_releases, take_releases
 from hush.training import attach_first, open_first, take_steps
+
+if TYPE_CHECKING:
+    from hush.sanitize.early_stopping import EarlyStopping, Stop
 
 # `hush train` on several processes: process 0 saves, charges, prints and releases; the others take the same steps.
 
@@ -175,38 +174,14 @@ class StopOptions:
     )
 
 
-@dataclass
-class EarlyStopMonitor:
-    """The series for early stopping, and after how many epochs the rule stopped; without ``rule`` it never stops."""
-
-    rule: Stop | None
-    spreads: EpochSpreads
-    after: int | None = None
-
-    def hear(self, steps: Iterable[Mapping[str, float]]) -> bool:
-        """Add these steps; return whether the run should stop."""
-        if self.rule is None or self.after is not None:
-            return self.after is not None
-        for figures in steps:
-            if self.spreads.add(figures):
-                self.after = self.rule.find(self.spreads.series)
-        return self.after is not None
-
-    def tell(self, plan: Plan, steps: int) -> dict[str, Any] | None:
-        """The stop as fields of the answer and of the privacy card; None if there was none. ``steps`` were taken: a
-        resumed run may have taken more than the epochs after which the rule stopped."""
-        if self.after is None:
-            return None
-        early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
-        said = {"epsilon_there": early.epsilon, "status": early.status, "reason": early.reason}
-        return {"after_epochs": self.after, "steps": steps, **said}
-
-
-def begin_watch(text: str | None, run: Run, batch_size: int, checkpoints: Checkpoints | None) -> EarlyStopMonitor:
+def begin_watch(text: str | None, run: Run, batch_size: int, checkpoints: Checkpoints | None) -> EarlyStopping | None:
     """The early stopping monitor of a run; a resumed run reads its first steps from its log."""
-    watch = EarlyStopMonitor(read_stop(text, run.plan), EpochSpreads(-(-len(run.source) // batch_size)))
-    if watch.rule is None:
-        return watch
+    rule = read_stop(text, run.plan)
+    if rule is None:
+        return None
+    from hush.sanitize.early_stopping import EarlyStopping, EpochSpreads
+
+    watch = EarlyStopping(rule, EpochSpreads(-(-len(run.source) // batch_size)))
     if run.ranks.world > 1:
         raise InvalidInputError("--stop works with one process only: leave it out under torchrun")
     if run.next:
@@ -218,6 +193,9 @@ def read_stop(text: str | None, plan: Plan) -> Stop | None:
     """Parse WINDOW:LIMIT for the plan's kind of threshold."""
     if text is None or text == NONE:
         return None
+    from hush.sanitize.early_stopping import Stop
+    from hush.sanitize.privatised import PublishedLayer
+
     if not isinstance(plan.trains_on, PublishedLayer):
         raise InvalidInputError(f"--stop needs method sanitize, not {plan.method}: give fewer --epochs instead")
     window, _, limit = text.partition(":")
@@ -251,7 +229,9 @@ def tell_stop(stop: Mapping[str, Any]) -> str:
 ALONE = 2  # steps after which an interrupted process ends on its own, if process 0 was not interrupted
 
 
-def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor, *, every: int, quiet: bool) -> None:
+def take_all(
+    name: str, run: Run, keeper: RunDirectory, watch: EarlyStopping | None, *, every: int, quiet: bool
+) -> None:
     """Train to the end or until ``watch`` stops, or exit cleanly: interrupted (exit 130), out of budget or after losing
     a process (exit 1)."""
     stopped: str | None = None
@@ -261,10 +241,11 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
             f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
         try:
-            steps = () if watch.after else take_steps(run, checkpoints=keeper.checkpoints, every=every)
+            over = watch is not None and watch.after is not None
+            steps = () if over else take_steps(run, checkpoints=keeper.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
-                if watch.rule is not None and watch.hear([record.numbers()]):
+                if watch is not None and watch.hear([record.numbers()]):
                     break
                 if run.next < run.plan.steps and run.ranks.hear(asked()):  # all processes stop at the same step
                     stopped, asked_for = "as requested", True
@@ -273,7 +254,7 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
                 if alone > ALONE:
                     stopped, asked_for = "as requested of this process only", True
                     break
-            if watch.after is not None:
+            if watch is not None and watch.after is not None:
                 keeper.save(run)
         except (BudgetExceededError, LostRank, Stopped) as why:
             stopped = f"{why}"
@@ -302,26 +283,30 @@ class LayerOptions:
     )
     sanitize_width: int | None = field(
         default=None,
-        metadata=option(f"Methods sanitize…: number of values released per record, {WIDTH} by default.", METHOD),
+        metadata=option(f"Methods sanitize…: number of values released per record, {LAYER_WIDTH} by default.", METHOD),
     )
     sanitize_clip: float | None = field(
         default=None,
-        metadata=option(f"Methods sanitize…: clip every value to ± this, {CLIP} by default.", METHOD),
+        metadata=option(f"Methods sanitize…: clip every value to ± this, {LAYER_CLIP} by default.", METHOD),
     )
 
 
 def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
     """The problem with the layer in its model, if the method releases rows."""
     asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
-    if not isinstance(plan.trains_on, SanitizedFeatures | PublishedLayer):
+    nonnegative: bool | None = getattr(plan.trains_on, "nonnegative", None)  # the range of the layer, if there is one
+    if nonnegative is None:
         if any(value is not None for value in asked):
             raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
         return task
+    from hush.sanitize.privatised import SanitizedFeatures
+    from hush.sanitize.problem import insert_layer
+
     if given.sanitize_width is not None:
         validate.positive_int(sanitize_width=given.sanitize_width)
     if given.sanitize_clip is not None:
         validate.positive(sanitize_clip=given.sanitize_clip)
-    place = LayerPlace(*asked, plan.trains_on.nonnegative)
+    place = LayerPlace(*asked, nonnegative)
     found = insert_layer(task, place, frozen=isinstance(plan.trains_on, SanitizedFeatures))
     at = found.architecture.arguments["at"]
     say(f"sanitization layer after module '{at}' of a network '{found.architecture.arguments['inner']}'")
@@ -883,7 +868,8 @@ def _train_and_measure(
     measured = make_fields(evaluation, task)
     keep_figures(keeper, measured)
     keep_notes(keeper, task)
-    ended = {} if (stop := watch.tell(run.plan, run.next)) is None else {"stopped": stop}
+    stop = None if watch is None else watch.tell(run.plan, run.next)
+    ended = {} if stop is None else {"stopped": stop}
     released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
     if keeper.release is not None:
         named, told = given.dataset or task.name, {**before, **released, **ended, **keeper.total_for_card()}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush._internal import validate
 from hush._internal.validate import choice, positive_int
 from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture
-from hush.sanitize.layer import Sanitize, build_funnel, insert
 
 GROUPS = 16  # of ResNet-18's GroupNorm
 LATENT = 32  # numbers that the autoencoder keeps of an image
@@ -123,6 +123,17 @@ def _area_after(height: int, width: int, stages: list[tuple[int, int]], model: s
     if min(sides) < 1:
         raise InvalidInputError(f"images of {height}×{width} are too small for the model '{model}'")
     return sides[0] * sides[1]
+
+
+def build_funnel(inputs: int, width: int) -> list[nn.Module]:
+    """Linear layers ``inputs``-8n-4n-2n-n, each followed by a ReLU, down to the public ``width`` n.
+
+    The noise of a sanitisation layer has the standard deviation Cσ√n, so a narrow layer is a quiet one; the funnel lets
+    the network get there without throwing away most of what it knows in one step."""
+    validate.positive_int(inputs=inputs, width=width)
+    widths = [inputs, 8 * width, 4 * width, 2 * width, width]
+    pairs = zip(widths[:-1], widths[1:], strict=True)
+    return [layer for before, after in pairs for layer in (nn.Linear(before, after), nn.ReLU())]
 
 
 class Funnel(nn.Module):
@@ -277,6 +288,8 @@ def sanitized(
 ) -> nn.Module:
     """A shipped architecture with a sanitisation layer behind its module ``at``; a run gives the layer its noise, and
     without one it only clamps."""
+    from hush.sanitize.layer import Sanitize, insert  # which only these networks need
+
     layer = Sanitize(clip, 1.0, floor=0.0 if nonnegative else None, dropout=dropout)
     return insert(build_shipped(Architecture("shipped", inner, arguments)), at, layer)
 

@@ -366,3 +366,18 @@ def make_regression(
         assumptions=assumptions,
         target_range=limits,
     )
+
+
+LAYER_WIDTH, LAYER_CLIP = 50, 0.5  # of a sanitisation layer by default
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a sanitisation layer goes (`hush.sanitize.problem`): its width and clip, and behind which module of the
+    problem's own network; without a name it stays where that network has one, and where it has none a small network of
+    that width takes its place."""
+
+    at: str | None = None
+    width: int | None = None
+    clip: float | None = None
+    nonnegative: bool = False

@@ -1,4 +1,4 @@
-"""Methods that release activations or labels instead of sums of gradients."""
+"""Methods that release activations or labels instead of sums of gradients; `hush.sanitize` is imported on demand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from hush.methods.config import PlanConfig
 from hush.noise import Independent
 from hush.optimizers import SGD, Adam, Optimizer
 from hush.plan import Plan
-from hush.sanitize.adaptive import AdaptiveThreshold
-from hush.sanitize.labels import RandomisedLabels
-from hush.sanitize.privatised import PublishedLayer, SanitizedFeatures, SpreadSum
 
 HeadRule = Literal["adam", "sgd"]
 
@@ -43,6 +40,9 @@ def sanitize(
         )
     accountant = "rdp" if setting.accountant == "auto" else setting.accountant
     rdp = replace(setting, accountant=accountant, counted=False, adjacency="add-remove")
+    from hush.sanitize.adaptive import AdaptiveThreshold
+    from hush.sanitize.privatised import PublishedLayer, SpreadSum
+
     threshold = None if threshold_share is None else AdaptiveThreshold(threshold_share)
     layer = PublishedLayer(setting.rate, nonnegative, threshold, setting.per_epoch)
     return _plan(replace(rdp, sample_rate=None), "sanitize", SpreadSum(), layer, Adam(lr, weight_decay=weight_decay))
@@ -63,6 +63,8 @@ def sanitize_once(
     Where the noise drowns a single row, ``rule="sgd"`` at a rate far below 1/(Cσ√n)² adds up the rows of a class as
     they are, and beats Adam, which makes steps of the same length of noise and of signal.
     """
+    from hush.sanitize.privatised import SanitizedFeatures
+
     validate.choice(("adam", "sgd"), rule=rule)
     descent = (Adam if rule == "adam" else SGD)(lr, weight_decay=weight_decay)
     return _plan(_replacing(setting), "sanitize-once", PlainSum(), SanitizedFeatures(nonnegative), descent)
@@ -108,6 +110,8 @@ def label_rr(
             f"labels are compared under 'replace', not '{setting.adjacency}': features and who is in the data are "
             "public, and one label changes to another; leave adjacency out"
         )
+    from hush.sanitize.labels import RandomisedLabels
+
     labels = RandomisedLabels(None if prior is None else tuple(map(float, prior)))
     parts: dict[str, Any] = {"sampler": setting.sampler("shuffled"), "noise": Independent(setting.total_steps)}
     parts |= {"query": PlainSum(), "rule": Adam(lr, weight_decay=weight_decay)}

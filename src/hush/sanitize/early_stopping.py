@@ -11,12 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hush._internal import validate
 from hush.accounting.guarantee import Guarantee
 from hush.errors import InvalidInputError
+from hush.guarantees import account_steps
+
+if TYPE_CHECKING:
+    from hush.plan import Plan
 
 STOPPED = "the run was stopped by what it had released, and how long it ran says something about the data too"
 COUNTED = {True: "what is proven is the ε of all planned steps", False: "the ε of all planned steps is what is stated"}
@@ -70,6 +75,33 @@ class EpochSpreads:
         return True
 
 
+@dataclass
+class EarlyStopping:
+    """Decides after every step of a run whether it ends, and after how many epochs.
+
+    A resumed run passes the metrics of its earlier steps first."""
+
+    rule: Stop
+    spreads: EpochSpreads
+    after: int | None = None
+
+    def hear(self, steps: Iterable[Mapping[str, float]]) -> bool:
+        """Add these steps; return whether the run should stop."""
+        for figures in steps:
+            if self.spreads.add(figures) and self.after is None:
+                self.after = self.rule.find(self.spreads.series)
+        return self.after is not None
+
+    def tell(self, plan: Plan, steps: int) -> dict[str, Any] | None:
+        """The stop as fields of the answer and of the privacy card; None if there was none. ``steps`` were taken: a
+        resumed run may have taken more than the epochs after which the rule stopped."""
+        if self.after is None:
+            return None
+        early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
+        said = {"epsilon_there": early.epsilon, "status": early.status, "reason": early.reason}
+        return {"after_epochs": self.after, "steps": steps, **said}
+
+
 def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
     """The mean spread of every completed epoch, from the metrics of a run's steps."""
     spreads = EpochSpreads(per_epoch)
@@ -80,12 +112,11 @@ def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int)
     """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.take_steps(run))``,
     until ``stop`` raises its flag. Returns the number of epochs, or None if all steps were taken. The guarantees of the
     stopped run are ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
-    series: list[float] = []
-    for spread in watch_epochs(steps, per_epoch):
-        series.append(spread)
-        if (after := stop.find(series)) is not None:
-            return after
-    return None
+    stopping = EarlyStopping(stop, EpochSpreads(per_epoch))
+    for figures in steps:
+        if stopping.hear([figures]):
+            break
+    return stopping.after
 
 
 def find_chord_slope(window: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,31 +11,19 @@ from torch import nn
 
 from hush.data_source import as_source
 from hush.datasets.models import build_shipped, shipped
-from hush.datasets.problem import Problem
+from hush.datasets.problem import LAYER_CLIP, LAYER_WIDTH, LayerPlace, Problem
 from hush.errors import InvalidInputError
 from hush.release.description import Architecture
 from hush.sanitize.front import take_nothing, trace_front
 from hush.tabular.columns import Encoder
 
-WIDTH, CLIP = 50, 0.5
 ENDS = {"funnel": "body"}  # where a shipped network has its layer unless another place is named
-
-
-@dataclass(frozen=True)
-class LayerPlace:
-    """Where the layer goes: width and clip of it, and behind which module of the problem's own network; without a name
-    it stays where that network has one, and where it has none a small network of that width takes its place."""
-
-    at: str | None = None
-    width: int | None = None
-    clip: float | None = None
-    nonnegative: bool = False
 
 
 def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
     """The problem with a sanitised network; ``frozen`` keeps what is before the layer as it was initialised."""
     inner, at = _choose_network(task, place, frozen)
-    clip = task.architecture.arguments.get("clip", CLIP) if place.clip is None else place.clip
+    clip = task.architecture.arguments.get("clip", LAYER_CLIP) if place.clip is None else place.clip
     settings: dict[str, Any] = {"clip": clip, "nonnegative": place.nonnegative}
     made = shipped("sanitized", inner=inner.name, arguments=dict(inner.arguments), at=at, **settings)
     architecture = replace(made, encoder=task.architecture.encoder)
@@ -63,7 +51,7 @@ def _choose_network(task: Problem, place: LayerPlace, frozen: bool) -> tuple[Arc
         has = None  # a network whose layers before it are trained is no start for a method that needs them frozen
     at = place.at or has or (ENDS.get(own.name) if not frozen else None)
     if at is None:
-        return _make_small(task, place.width or WIDTH, frozen)
+        return _make_small(task, place.width or LAYER_WIDTH, frozen)
     if own.source != "shipped":
         raise InvalidInputError(
             f"'{task.name}' has a model that does not come with hush: put the layer into it in Python"
