@@ -155,14 +155,25 @@ class TextColumn(Sequence[str]):
         values[chosen] = as_doubles(kept.cast(pa.float64()))
         return values, np.flatnonzero(~fits)
 
+    def _buffers(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """(where each cell begins, and the last one ends; the bytes of all)."""
+        _, ends, text = self._filled.buffers()
+        found = np.frombuffer(ends, np.int32)[self._filled.offset : self._filled.offset + len(self) + 1]
+        return found, np.empty(0, np.uint8) if text is None else np.frombuffer(text, np.uint8)
+
+    def has_sign(self, sign: str, place: int) -> NDArray[np.bool_]:
+        """Which cells have this ASCII sign at this place from their end, and more before it."""
+        ends, letters = self._buffers()
+        found = np.diff(ends) > place
+        found[found] = letters[ends[1:][found] - place] == ord(sign)
+        return found
+
     def list_bytes(self, width: int) -> tuple[Places, NDArray[np.uint8]]:
         """(The indices of the cells of this length in bytes; their bytes, of shape (n, width))."""
-        _, ends, text = self._filled.buffers()
-        ends = np.frombuffer(ends, np.int32)[self._filled.offset : self._filled.offset + len(self) + 1]
+        ends, letters = self._buffers()
         places = np.flatnonzero(np.diff(ends) == width)
-        if text is None or not len(places):
+        if not len(places):
             return places, np.zeros((0, width), np.uint8)
-        letters = np.frombuffer(text, np.uint8)
         if len(places) * width == ends[-1] - ends[0]:  # all others are empty
             return places, letters[ends[0] : ends[-1]].reshape(-1, width)
         return places, letters[ends[places][:, None] + np.arange(width)]

@@ -133,15 +133,15 @@ def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> N
     for column in schema.features:
         if column.name not in piece:
             raise no_column(column.name, piece, path)
-    out = np.empty((count_rows(piece), len(schema.features)), dtype=np.float32)
+    out = np.empty((len(schema.features), count_rows(piece)), dtype=np.float32)
     for place, column in enumerate(schema.features):
         what = f"column '{column.name}' of '{path}'"
         with np.errstate(over="ignore"):  # too large for 32 bits: reported below
-            out[:, place] = column.encode(piece[column.name], what)
-        bad = np.flatnonzero(~np.isfinite(out[:, place]))
+            out[place] = column.encode(piece[column.name], what)
+        bad = np.flatnonzero(~np.isfinite(out[place]))
         if len(bad):
             raise InvalidInputError(lacks_number(what, done + int(bad[0]) + 1))
-    return out
+    return np.ascontiguousarray(out.T)
 
 
 def read_labels(piece: Piece, schema: Schema, done: int, path: Path | str) -> NDArray[Any]:

@@ -210,9 +210,12 @@ class Number(Column):
 
     @classmethod
     def count_cells(cls, seen: Evidence, cells: TextColumn) -> TextColumn:
-        """Plain decimals, and numbers whose comma can only be a decimal sign."""
-        if seen.decimal == POINT:
+        """Plain decimals, and numbers whose comma can only be a decimal sign. What few cells are is not looked for
+        again: it is counted word by word, with the same result."""
+        if seen.decimal == POINT and POINT not in seen.untried and len(cells):
             values, others = cells.plain
+            if len(others) > len(cells) / 2:
+                seen.untried.add(POINT)
             _count_plain_texts(seen, cells, values)
             cells = cells.pick(others)
         return cells if COMMA in seen.untried else _count_commas(seen, cells)
@@ -247,8 +250,8 @@ class Number(Column):
             seen.counts["infinite"] += count * math.isinf(read_number(word))
             return False
         decimal = seen.decimal == POINT and plain is not None and _PLAIN.fullmatch(word) is not None
-        if decimal and plain is not None and plain.is_integer():  # counted as those that Arrow reads
-            comma = plain
+        if decimal and plain is not None:  # counted as those that Arrow reads
+            comma = plain if plain.is_integer() else comma if re.match(_DOTTED, word) else None
         for sign, value in ((POINT, plain), (COMMA, comma)):
             if value is not None:
                 seen.counts[sign] += count
@@ -323,14 +326,12 @@ def _count_plain_texts(seen: Evidence, cells: TextColumn, values: Floats) -> Non
     bits = there[(found == 0) | (found == 1)]
     if len(bits):
         _count_bits(seen, values[bits[cells.pick(bits).lengths == 1]])
-    thousand = found * 1000
-    near = (np.abs(found) < 1000) & (np.abs(thousand - np.rint(thousand)) < 1e-6)
-    fractions = there[near & (np.floor(found) != found)]
-    if len(fractions):
-        dotted = fractions[cells.pick(fractions).match(_DOTTED)]
-        if len(dotted):
-            seen.counts[COMMA] += len(dotted)
-            seen.stretch(COMMA, float(values[dotted].min()) * 1000, float(values[dotted].max()) * 1000)
+    dotted = np.flatnonzero(cells.has_sign(POINT, 4) & (np.abs(values) < 1000) & (np.floor(values) != values))
+    dotted = dotted[cells.pick(dotted).match(_DOTTED)] if len(dotted) else dotted
+    if len(dotted):
+        thousands = np.rint(values[dotted] * 1000)
+        seen.counts[COMMA] += len(dotted)
+        seen.stretch(COMMA, float(thousands.min()), float(thousands.max()))
     _count_plain(seen, found)
 
 
