@@ -106,7 +106,7 @@ def test_a_full_matrix_makes_no_large_page() -> None:
     assert len(page.encode()) < MOST_BYTES
     inverse = read_figures(page)["C⁻¹, how noise is mixed"]
     entries = [e for e in inverse.svg.iter() if e.text and e.text.startswith("row ")]
-    assert CELLS * (CELLS - 1) / 2 < len(entries) <= CELLS * CELLS
+    assert len(entries) > CELLS * CELLS / 3
     block = -(-plan.steps // CELLS)
     shown = reduce_matrix(view.inverse, block, block)
     assert len(entries) == np.count_nonzero(shown)

@@ -102,13 +102,13 @@ def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Figure:
     seen = _count_later(scores)
     series = []
     for confidence, name in (
-        (1 - WOLF / verdict.comparisons, "the verdict's confidence (lighter)"),
+        (1 - WOLF / verdict.comparisons, "verdict's confidence (lighter)"),
         (PRINTED, f"{100 * PRINTED:g} % (darker)"),
     ):
         alpha, beta = (float(side) for side in errors.region(confidence))
-        text = f"with {name}: at most {alpha:.3g} false positives or {beta:.3g} false negatives"
+        text = f"region, {name}: at most {alpha:.3g} false positives or {beta:.3g} false negatives"
         ends = [Dot(0.0, beta / 2, spread=beta / 2), Dot(alpha, beta / 2, text, beta / 2)]
-        series.append(Series(f"measured region, {name}", ends, dots=False, look=2, width=0, area=True))
+        series.append(Series(f"region, {name}", ends, dots=False, look=2, width=0, area=True))
     lines = (
         (f"claimed: ε = {rounded_up(claim.epsilon)}, with its event", alphas, claimed, 7, 0),
         ("counted", seen.false_positives / seen.outside, seen.false_negatives / seen.inside, 2, 2),

@@ -21,14 +21,14 @@ from hush.noise import Independent
 from hush.plan import Plan
 from hush.randomness import Secret, normal, streams
 from hush.report.figures import place_figure
-from hush.report.page import Figure, Page, Section, compare_lines, render_report
+from hush.report.page import MOST_READ, Figure, Page, Section, compare_lines, render_report
 from hush.report.rows import Row
 from hush.report.summary import Group
 from hush.report.svg import Axis, Dot, Series, draw_lines, draw_matrix
 
 Steps: TypeAlias = NDArray[np.int64]
-CELLS = 40  # of a picture of a matrix, in either direction
-POINTS = 60  # of a curve
+CELLS = 32  # of a picture of a matrix, in either direction
+POINTS = 240  # of a curve
 STEP = ("step", Axis("step, number"))
 ADDED = Axis("noise, in lr × clip / batch")
 
@@ -124,7 +124,7 @@ def _draw_deviation(plan: Plan) -> Figure:
 
 
 def _list_lines(steps: Steps, lines: Mapping[str, Array]) -> tuple[list[int], dict[str, list[float]]]:
-    return steps.tolist(), {name: values.tolist() for name, values in lines.items()}
+    return steps.tolist(), {name: [float(f"{y:.6g}") for y in values] for name, values in lines.items()}
 
 
 def _draw_matrices(C: Array, inverse: Array, say: tuple[str, str] = ("", "")) -> Iterator[Figure]:
@@ -164,7 +164,7 @@ def _thinned(steps: int, most: int = POINTS) -> Steps:
 # amplification (DP-SGD). Accumulated noise is A C⁻¹Z with A the prefix sums, in units of lr · clip / batch size.
 
 CORNER = 2048  # most steps of a structure that is not kept as a matrix
-PATH, PATH_POINTS = 20_000, 400  # most steps for which a sample path is drawn, and its points
+PATH, PATH_POINTS = 20_000, 300  # most steps for which a sample path is drawn, and its points
 BINS = 81
 
 
@@ -321,10 +321,10 @@ def _draw_accumulated(view: NoiseView) -> Figure:
         "DP-SGD on Poisson batches": view.poisson.noise_std * root,
         method: view.accumulated,
     }
-    series = []
+    series, every = [], -(-len(view.steps) // MOST_READ)
     for name, look, dash in zip(bands, (1, 7, 0), (2, 1, 0), strict=True):
         said = [(t, size, f"{name}, step {t}: ± {size:.4g}") for t, size in zip(view.steps, bands[name], strict=True)]
-        points = [Dot(float(t), 0.0, text, float(size)) for t, size, text in said]
+        points = [Dot(float(t), 0.0, "" if i % every else text, float(size)) for i, (t, size, text) in enumerate(said)]
         series.append(Series(name, points, dots=False, look=look, dash=dash, area=True))
     paths = {f"one weight, {method}": (view.path, 0), "one weight, independent noise": (view.independent_path, 1)}
     for name, (path, look) in paths.items() if len(view.path) else ():
@@ -337,7 +337,7 @@ def _draw_accumulated(view: NoiseView) -> Figure:
         f"steps what it added before. Shaded: one standard deviation.{thin} The lower it stays, the less the noise "
         "disturbs the model."
     )
-    rows = tuple((int(t), *(float(band[i]) for band in bands.values())) for i, t in enumerate(view.steps))
+    rows = tuple((int(t), *(float(f"{band[i]:.6g}") for band in bands.values())) for i, t in enumerate(view.steps))
     return Figure(title, draw_lines(title, STEP[1], ADDED, series), ("step", *bands), rows, say)
 
 

@@ -29,6 +29,7 @@ UNSAFE: dict[str, str | int | None] = {
     "\u2028": "\\u2028",
     "\u2029": "\\u2029",
 }
+MOST_READ = 60  # points of a line in `compare_lines` that say their numbers
 Place = tuple[str, tuple[str, ...], tuple[str, ...]]  # problem, methods, epsilons
 
 
@@ -58,12 +59,16 @@ def compare_lines(
     dashes: Sequence[int] = (0, 1, 2),
     dots: bool = False,
 ) -> Figure:
-    """A figure of lines over the same values, of which ``x`` is the name in the data and the axis."""
-    name, across = x
+    """A figure of lines over the same values, of which ``x`` is the name in the data and the axis. Of long lines some
+    points can be read."""
+    (name, across), every = x, -(-len(at) // MOST_READ)
     series = [
         Series(
             line,
-            [Dot(a, b, f"{line}, {name} {a:g}: {b:.4g}") for a, b in zip(at, values, strict=True)],
+            [
+                Dot(a, b, "" if i % every else f"{line}, {name} {a:g}: {b:.4g}")
+                for i, (a, b) in enumerate(zip(at, values, strict=True))
+            ],
             dots=dots,
             look=look,
             dash=dash,

@@ -42,7 +42,7 @@ LIGHT = {
 BASE = """
 text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-serif}
 .name{font-size:12px;text-anchor:middle}.grid{stroke:var(--line);stroke-width:.7}
-.axis{stroke:var(--soft);fill:none}.curve{fill:none;stroke-width:2}.mark{stroke-width:1.8}
+.axis{stroke:var(--soft);fill:none}.spot{fill:none;pointer-events:all}.curve{fill:none;stroke-width:2}.mark{stroke-width:1.8}
 .cell{stroke:var(--paper);stroke-width:1}.hatch{stroke:var(--soft);stroke-width:1.4}
 .best{fill:none;stroke:var(--ink);stroke-width:2.5}.entries{stroke-width:1;shape-rendering:crispEdges}
 .value{font-size:10px;text-anchor:middle;pointer-events:none}.end{text-anchor:end}.middle{text-anchor:middle}
@@ -271,8 +271,11 @@ def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
             parts.append(f'<path d="M{a:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{colour}" stroke-width="1.2"/>')
         if one.dots or point.text:
             top = y.at(point.y + point.spread) if one.area else b
-            mark = draw_marker(number, one.status, a, top, size) if one.dots else _draw_unseen(a, top)
-            parts.append(_title(mark, point.text))
+            if one.dots:
+                parts.append(_title(draw_marker(number, one.status, a, top, size), point.text))
+            else:
+                title = f"<title>{text_of(point.text)}</title>"
+                parts.append(f'<circle class="pt spot" cx="{a:.1f}" cy="{top:.1f}" r="4">{title}</circle>')
     told = f' data-method="{text_of(one.method)}"' if one.method else ""
     return f"<g{told}>{''.join(parts)}</g>"
 
@@ -282,10 +285,6 @@ def _draw_bar(colour: str, point: Dot, width: float, x: Scale, y: Scale) -> str:
     bottom = y.start if y.log else y.at(max(0.0, y.low))
     box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(0.0, bottom - top):.1f}"'
     return _title(f'<rect class="mark" {box} fill="{colour}" fill-opacity=".5" stroke="none"/>', point.text)
-
-
-def _draw_unseen(x: float, y: float) -> str:
-    return f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4" fill="none" stroke="none" pointer-events="all"/>'
 
 
 def _title(inside: str, text: str) -> str:
