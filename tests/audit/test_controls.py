@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from twins import (
     CalledPoisson,
     LoudCounts,
@@ -29,6 +30,7 @@ from hush.audit.audit import audit_claims, judge_claim, make_audit_plan, make_au
 from hush.audit.bounds import Verdict
 from hush.audit.canary import CanarySetup, make_digits_setup
 from hush.matrix_factorization.workloads import distances, prefix_sums
+from hush.randomness import normal
 
 # Runs, of which a quarter chooses the threshold. Where nothing overlaps 26 + 26 that count are needed at ε = 4. Half
 # the noise at ε = 10 (600 runs) and the fixed partition (400): simulated scores were refuted in all of 600 trials
@@ -143,7 +145,12 @@ def test_float32_noise_without_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_grid.verdicts[0].verdict == "consistent"
     assert not on_grid.scores.inside.any()
     assert not on_grid.scores.outside.any()
-    monkeypatch.setattr("hush.noise_addition.add_noise", add_float32_noise)
+
+    def add_in_float32(secret, stream, step, sums, scale, spacing, divisor) -> None:
+        like = torch.empty(sum(total.numel() for total in sums), dtype=torch.float64)
+        add_float32_noise(sums, [normal(secret, stream, step, like)], scale, spacing, divisor)
+
+    monkeypatch.setattr("hush.noise_addition.add_normal", add_in_float32)
     assert _audit(plan, LowBits(), 300).verdict == "refuted"
 
 
