@@ -216,6 +216,12 @@ class ReleasedData:
             self._drawn = secret.key, self._find(run, secret, folder)
         return self._drawn[1]
 
+    def save(self, secret: Secret, folder: Path) -> None:
+        """Save values that were drawn from this secret before the run had a private directory."""
+        if self._drawn is not None and self._drawn[0] == secret.key:
+            path = folder / NAMED.format(key=self.part.key)
+            _write(path, secret, _digest(secret, self.part), self._drawn[1])
+
     def _find(self, run: Covered, secret: Secret, folder: Path | None) -> Values:
         path = None if folder is None else folder / NAMED.format(key=self.part.key)
         if run.next == 0:

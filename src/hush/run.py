@@ -93,7 +93,7 @@ class Run:
         self._trained_before, self._noted = was_trained(model), False
         self._whole = True
         self._after_step: list[Callable[[Record], None]] = [] if trained is None else [*trained.after_step]
-        self.private_folder: Path | None = None  # set by `hush.checkpointing.Checkpoints`
+        self._private_folder: Path | None = None
         self.directory: RunDirectory | None = None  # set by `hush.start`
         self._charge: Callable[[], None] | None = None
         self._charged = False
@@ -235,7 +235,13 @@ class Run:
         """Release what the run trains on in place of the data, once; called by `step` before the first step.
 
         The ledger is charged before anything is drawn (`hush.data_release`). Empty if the run trains on the data."""
-        return {} if self._released is None else self._released.draw(self, self.private_folder)
+        return {} if self._released is None else self._released.draw(self, self._private_folder)
+
+    def keep_in(self, folder: Path) -> None:
+        """Save the values of `draw_data` in this private directory; called by `hush.checkpointing.Checkpoints`."""
+        self._private_folder = folder
+        if self._released is not None:
+            self._released.save(self._secret.first, folder)
 
     def check_arithmetic(self) -> None:
         """Raise if an example's arithmetic depends on other rows; called by `step` before the first step.

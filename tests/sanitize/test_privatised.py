@@ -171,6 +171,19 @@ def test_a_resumed_run_without_its_rows_is_refused(tmp_path) -> None:
     kept.close()
 
 
+def test_rows_that_were_drawn_before_the_first_checkpoint_are_saved_with_it(tmp_path) -> None:
+    run, kept = start(), Checkpoints(tmp_path)
+    for _ in range(2):
+        run.step(run.batch(run.next))
+    kept.save(run)
+    kept.close()
+    again, kept = start(secret=None), Checkpoints(tmp_path)
+    kept.restore(again, kept.newest().saved)
+    found, straight = finish(again), finish(start())
+    kept.close()
+    assert all(torch.equal(found[name], straight[name]) for name in straight)
+
+
 def test_the_same_noise_is_not_added_to_other_rows(tmp_path) -> None:
     """A seed gives the same secret again: the file of the first run tells that its noise was used."""
     interrupted(tmp_path, 1)

@@ -304,7 +304,7 @@ class Checkpoints:
         run.restore(revive(state, run.state(), run.device), compared=True)
         self._let_go()
         self._run, self._fixed = run, {}
-        run.private_folder = self.directory
+        run.keep_in(self.directory)
         if run.plan.has_guarantee and run.ranks.rank == 0:
             self._witness = resume_witness(run, self.directory, self._digests["data"], self.save, self.tell)
             run.witnessed_by(self._witness)
@@ -346,7 +346,7 @@ class Checkpoints:
         self._let_go()
         self._digests = _digests(run, run.secret.first, self.tell)
         self._run, self._fixed = run, {}
-        run.private_folder = self.directory
+        run.keep_in(self.directory)
         if run.plan.has_guarantee and run.ranks.rank == 0:
             self._witness = begin_witness(run, self.directory, self._digests["data"], self.save, self.tell)
             run.witnessed_by(self._witness)
