@@ -27,7 +27,12 @@ def measure(name: str, batch: int, kinked: bool, search: int, arithmetic: str) -
     kinds = KINDS if batch <= 256 and not MODELS[name].slow else ("plain", "alike", "powers")
     bound = 1 + stage.plan.charge
     about = {"model": name, "batch": batch, "loss": "kinked" if kinked else "own", "arithmetic": arithmetic}
-    return {**about, "rows": stage.run.state()["chunk_rows"], "clips": climb(stage, search, kinds) * bound, "charged": bound}
+    return {
+        **about,
+        "rows": stage.run.state()["chunk_rows"],
+        "clips": climb(stage, search, kinds) * bound,
+        "charged": bound,
+    }
 
 
 def main() -> None:

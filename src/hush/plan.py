@@ -415,7 +415,7 @@ class Plan:
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         if secret is not None and not isinstance(secret, Secret):
-            cut = [f"chunks of {find_rows(plan, trainable(model), source, microbatch)}"] if is_rigorous(plan) else []
+            cut = [f"chunks of {find_rows(plan, trainable(model), source, MICROBATCH)}"] if is_rigorous(plan) else []
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
         with_tails = plan.with_tails(count_coordinates(plan, model, source))
         if isinstance(data, DataLoader):
