@@ -49,7 +49,7 @@ class Row:
         runs = pick(records, **self.wanted)
         ended = runs if self.stop is None else [stop_early(run, self.stop) for run in runs]
         told = self.method + tell_epochs(ended)
-        return self.data, told, self.tell_protected(runs), tell_epsilon(ended), spread(ended), self.published
+        return self.data, told, self.tell_protected(runs), format_epsilon(ended), spread(ended), self.published
 
     def tell_protected(self, runs: list[Record]) -> str:
         """What is protected, as the runs say; that it is a claim only, where it is one."""
@@ -129,7 +129,7 @@ def tell_epochs(ended: list[Record]) -> str:
     return f" (after {', '.join('all' if after is None else str(after) for after in found)} epochs)"
 
 
-def tell_epsilon(runs: list[Record]) -> str:
+def format_epsilon(runs: list[Record]) -> str:
     """The largest ε, rounded up, and always how far it can be trusted."""
     if not runs:
         return "not run"

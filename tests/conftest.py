@@ -52,8 +52,8 @@ def short_start_check(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The real datasets: HUSH_DATA, else ../shared/data beside the project; skipped where there is neither."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    found = Path(os.environ["HUSH_DATA"]) if "HUSH_DATA" in os.environ else beside
+    composed = Path(__file__).resolve().parents[2] / "shared" / "data"
+    found = Path(os.environ["HUSH_DATA"]) if "HUSH_DATA" in os.environ else composed
     if not found.is_dir():
         pytest.skip("no real data: set HUSH_DATA to a folder with mnist, fashion-mnist, cifar-10 and adult")
     return found

@@ -144,11 +144,11 @@ class Catching:
 
     sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
-    def meets(self, sums: Any) -> bool:
+    def allows(self, sums: Any) -> bool:
         self.sums = {c: {n: v.detach().clone() for n, v in named.items()} for c, named in sums.items()}
         raise Stop
 
-    def releasing(self) -> None: ...
+    def before_release(self) -> None: ...
 
 
 class Stage:
@@ -187,7 +187,7 @@ class Stage:
         self.catching = Catching()
         losses = residual if kinked else shipped.losses
         self.run = self.plan.start(self.model, losses, self.rows, secret=self._with_the_last(seed))
-        self.run.witnessed_by(self.catching)
+        self.run.guard_noise(self.catching)
 
     def _with_the_last(self, first: int) -> Secret:
         """A secret under which the last example takes part, and others too."""

@@ -58,17 +58,17 @@ class RecordingQuery:
 class ReplayRule:
     """Any rule, with its releases kept, or replaced by those of an earlier run."""
 
-    rule: Optimizer
+    optimizer: Optimizer
     given: list[NoisyGradient] | None = None
     seen: list[NoisyGradient] = field(default_factory=list)
 
     def init(self, params: Named) -> State:
-        return self.rule.init(params)
+        return self.optimizer.init(params)
 
     def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         used = release if self.given is None else self.given[release.step]
         self.seen.append(copy.deepcopy(used))
-        return self.rule.step(params, used, state)
+        return self.optimizer.step(params, used, state)
 
 
 def recorded(
@@ -83,14 +83,14 @@ def recorded(
     **how: Any,
 ):
     """Run a plan to its end; return the sums that met the noise, and the releases that the rule saw."""
-    query, rule = RecordingQuery(plan.query, given), ReplayRule(plan.rule, given)
+    query, optimizer = RecordingQuery(plan.query, given), ReplayRule(plan.optimizer, given)
     drawn = Secret.from_seed(
         secret, same or plan.fingerprint()
     )  # of the plan under test, whatever is recorded or replayed
-    run = replace(plan, query=query, rule=rule).start(model, losses, data, secret=drawn, **how)
+    run = replace(plan, query=query, optimizer=optimizer).start(model, losses, data, secret=drawn, **how)
     for batch in run.batches():
         run.step(batch)
-    return query.seen, rule.seen
+    return query.seen, optimizer.seen
 
 
 def sensitivities(plan: Plan, make_model, losses, data, neighbour, *, secret: int = 1) -> list[dict[str, float]]:

@@ -108,12 +108,12 @@ def refuse_what_differs(rank: int, folder: Path) -> None:
     with pytest.raises(DistributedError, match="plan"):
         plan("dp-sgd", STEPS + rank).start(model(), losses, rows, secret=Secret(b"1" * 32), ranks=ranks)
     run = plan("dp-sgd").start(model(), losses, rows, ranks=ranks)  # each draws a secret, and rank 0's is taken
-    assert ranks.hear(run.secret.name) == run.secret.name
+    assert ranks.broadcast(run.secret.name) == run.secret.name
     run.step(run.batch(0))
     if rank:
         with torch.no_grad():
             next(run.model.parameters()).view(-1)[0] += 1e-15
-        run._summing.settle()
+        run._summing.mark_updated()
     with pytest.raises(DistributedError, match="parameters"):
         run.step(run.batch(1))
     assert run.next == 1
@@ -212,7 +212,7 @@ def know_earlier_attempts(rank: int, folder: Path) -> None:
     counts it."""
     run = plan("dp-sgd", 9).start(model(), losses, data(), ranks=init_distributed())
     if rank == 0:
-        run.witnessed_by(Remembers(run))
+        run.guard_noise(Remembers(run))
     run.step(run.batch(0))
     assert run.history.attempts == (Replay(0, 1), Replay(0, 5))
     assert run.guarantee.epsilon > run.plan.guarantee().epsilon
@@ -222,11 +222,11 @@ class Remembers:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def meets(self, sums: Any) -> bool:
+    def allows(self, sums: Any) -> bool:
         self.run.recall((Replay(0, 0), Replay(0, 5)))
         return True
 
-    def releasing(self) -> None: ...
+    def before_release(self) -> None: ...
 
 
 def cut_noise(rank: int, folder: Path) -> None:
@@ -244,8 +244,8 @@ def cut_noise(rank: int, folder: Path) -> None:
         assert sum(widths) > 0 or method == "dp-sgd"
         for a, b in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
-        assert ranks.hear(checksum(cut.model.parameters())) == checksum(cut.model.parameters())
-        assert ranks.hear(resume_slices(made, rows, folder / method)) == checksum(cut.model.parameters())
+        assert ranks.broadcast(checksum(cut.model.parameters())) == checksum(cut.model.parameters())
+        assert ranks.broadcast(resume_slices(made, rows, folder / method)) == checksum(cut.model.parameters())
 
 
 def resume_slices(made: Plan, rows: Any, folder: Path) -> int:

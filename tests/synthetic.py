@@ -48,12 +48,12 @@ def make_record(
     }
     if outcome == "failed":
         return record | more, []
-    figures: dict[str, Any] = {"test_loss": loss, "validation_loss": loss * 1.01}
+    metrics: dict[str, Any] = {"test_loss": loss, "validation_loss": loss * 1.01}
     if metric == "accuracy":
-        figures |= {"test_accuracy": accuracy, "validation_accuracy": accuracy - 0.005}
+        metrics |= {"test_accuracy": accuracy, "validation_accuracy": accuracy - 0.005}
     gaussian = method == "dp-ftrl"
     sigma = math.sqrt(2 * math.log(1.25e5)) / epsilon if epsilon else 0.0
-    record |= figures | {
+    record |= metrics | {
         "epsilon": epsilon,
         "delta": 1e-5,
         "status": status or METHODS.get(method, "proven"),
@@ -66,7 +66,7 @@ def make_record(
         "inference_seconds": 1e-5 * (1 + chance.random()),
         "confusion": [[90 + (i == j) * 900 - 80 * (i != j) for j in range(10)] for i in range(10)],
     }
-    keep = {name: value for name, value in figures.items() if name.startswith(("test", "validation"))}
+    keep = {name: value for name, value in metrics.items() if name.startswith(("test", "validation"))}
     curve = [
         {"step": 20 * e, "epoch": float(e), "epsilon": epsilon and epsilon * math.sqrt(e / epochs)}
         | {name: value * (0.6 + 0.4 * e / epochs) for name, value in keep.items()}

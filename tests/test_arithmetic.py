@@ -343,9 +343,9 @@ class TestRigorous:
         for batch in (30, 900):
             x, y = data(1000)
             one, releases = recorded(plan(1000, batch, "rigorous"), mlp(), losses, (x, y))
-            rule = plan(1000, batch, "fast")
+            optimizer = plan(1000, batch, "fast")
             other, _ = recorded(
-                rule, mlp(), losses, (x, y), given=releases, same=plan(1000, batch, "rigorous").fingerprint()
+                optimizer, mlp(), losses, (x, y), given=releases, same=plan(1000, batch, "rigorous").fingerprint()
             )
             for a, b in zip(one, other, strict=True):
                 for name, value in a["gradient"].items():

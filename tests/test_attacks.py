@@ -112,7 +112,7 @@ def test_a_step_that_broke_off_after_its_noise_is_not_taken_again():
                 p.sub_(release.gradient[name])
             raise BreaksOff
 
-    run = dataclasses.replace(plan_for(24), rule=Stopped()).start(nn.Linear(4, 3), cross_entropy, (X, Y))
+    run = dataclasses.replace(plan_for(24), optimizer=Stopped()).start(nn.Linear(4, 3), cross_entropy, (X, Y))
     with pytest.raises(BreaksOff):
         run.step(run.batch(0))
     with pytest.raises(RunStateError, match="0"):

@@ -47,7 +47,7 @@ def part_for(rows: Tensor, near: str = "zero-out") -> DataRelease:
 
 def start(rows: tuple[Tensor, Tensor], part: DataRelease, secret: int | Secret | None = 3, **given: object) -> Run:
     torch.manual_seed(0)
-    plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,), **given)
+    plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, composed=(part.composed,), **given)
     return plan.start(nn.Linear(2, 2), losses, rows, secret=secret)
 
 
@@ -55,7 +55,7 @@ def start_on_pairs(part: DataRelease) -> Run:
     """A run in which two rows are one example."""
     torch.manual_seed(0)
     setting = SETTING | {"examples": ROWS // 2, "unit": "pair", "epsilon": 3.0}
-    plan = make_plan("dp-sgd", **setting, beside=(part.beside,))
+    plan = make_plan("dp-sgd", **setting, composed=(part.composed,))
     return plan.start(nn.Linear(2, 2), losses, data(), secret=3, unit=np.arange(ROWS) // 2)
 
 
@@ -75,14 +75,14 @@ def spent(path: Path) -> list[object]:
 @pytest.mark.parametrize("near", ["zero-out", "replace"])
 def test_the_event_is_composed_and_dp_accounting_agrees(near: str) -> None:
     part = part_for(data()[0], near)
-    plan = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0, adjacency=near, beside=(part.beside,))
-    sigma = part.beside.event.noise_multiplier
+    plan = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0, adjacency=near, composed=(part.composed,))
+    sigma = part.composed.event.noise_multiplier
     scale = 1.0 if near == "replace" else 2.0
     training = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(scale)), 20)
     assert plan.event() == dp_event.ComposedDpEvent([training, dp_event.GaussianDpEvent(sigma)])
     if near == "zero-out":  # dp-accounting's Poisson under replace doubles a sensitivity that is in the event already
         accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4)
-        expected = accountant.compose(plan.event()).get_epsilon(1e-5 - part.beside.lost)
+        expected = accountant.compose(plan.event()).get_epsilon(1e-5 - part.composed.lost)
         assert plan.guarantee().epsilon == pytest.approx(expected, rel=2e-3)
     alone = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0, adjacency=near)
     assert plan.guarantee().epsilon > 1.01 * alone.guarantee().epsilon
@@ -91,7 +91,7 @@ def test_the_event_is_composed_and_dp_accounting_agrees(near: str) -> None:
 
 def test_sigma_is_calibrated_for_both() -> None:
     part = part_for(data()[0])
-    plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,))
+    plan = make_plan("dp-sgd", **SETTING, epsilon=3.0, composed=(part.composed,))
     assert 2.97 < plan.guarantee().epsilon <= 3.0
     assert plan.sigma > 1.01 * make_plan("dp-sgd", **SETTING, epsilon=3.0).sigma
 
@@ -110,7 +110,7 @@ def test_the_ledger_is_written_before_the_release(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="killed here"):
         make_releases(run, [replace(part, release=release)])
     assert len(seen) == 1
-    assert part.beside.event in seen[0].cost.event.events
+    assert part.composed.event in seen[0].cost.event.events
     assert spent(tmp_path / "ledger") == seen
 
 
@@ -143,7 +143,7 @@ def in_a_child(work: Callable[[], None]) -> int:
 def begin(folder: Path, rows: tuple[Tensor, Tensor], part: DataRelease) -> tuple[Run, Checkpoints]:
     """A run in its private directory, new or resumed, entered in a ledger."""
     checkpoints = Checkpoints(folder)
-    checkpoints.tell = lambda text: None
+    checkpoints.notify = lambda text: None
     run, found = start(rows, part, None), checkpoints.newest()
     if found.saved is not None:
         checkpoints.restore(run, found.saved)
@@ -170,7 +170,7 @@ def test_killed_around_the_release_it_is_the_same_release(tmp_path: Path, instan
     assert in_a_child(work) == 9
     covered = spent(tmp_path / "ledger")
     assert len(covered) == 1
-    assert part.beside.event in covered[0].cost.event.events
+    assert part.composed.event in covered[0].cost.event.events
     run, checkpoints = begin(private, rows, part)
     values = make_releases(run, [part], private)["ranges"]["limits"]
     assert spent(tmp_path / "ledger") == covered  # and costs nothing more
@@ -212,7 +212,7 @@ def test_a_ledger_that_comes_later_covers_what_was_released(tmp_path: Path) -> N
     run, checkpoints = begin(tmp_path / "private", rows, part)
     assert spent(tmp_path / "ledger") == []
     assert torch.equal(make_releases(run, [part], tmp_path / "private")["ranges"]["limits"], first)
-    assert part.beside.event in spent(tmp_path / "ledger")[0].cost.event.events
+    assert part.composed.event in spent(tmp_path / "ledger")[0].cost.event.events
     checkpoints.close()
 
 
@@ -259,7 +259,7 @@ def test_one_entry_of_the_plan_pays_for_one_release() -> None:
         make_releases(run, [second])  # nor later, in a call of its own
     make_releases(run, [first])
     torch.manual_seed(0)
-    both = make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(first.beside, second.beside))
+    both = make_plan("dp-sgd", **SETTING, epsilon=3.0, composed=(first.composed, second.composed))
     paid = both.start(nn.Linear(2, 2), losses, rows, secret=3)
     assert make_releases(paid, [first, second]).keys() == {"ranges", "again"}
 
@@ -291,7 +291,7 @@ def test_what_the_event_does_not_hold_is_refused() -> None:
     run = make_plan("dp-sgd", **SETTING, epsilon=3.0).start(nn.Linear(2, 2), losses, data())
     with pytest.raises(InvalidInputError, match="plan's"):
         make_releases(run, [part])
-    less = replace(part, beside=replace(part.beside, event=dp_event.GaussianDpEvent(0.1)))
+    less = replace(part, composed=replace(part.composed, event=dp_event.GaussianDpEvent(0.1)))
     with pytest.raises(InvalidInputError):
         make_releases(start(data(), part), [less])
     with pytest.raises(InvalidInputError, match="key"):
@@ -308,9 +308,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
 def test_a_proof_of_its_own_and_another_adjacency_are_refused() -> None:
     part = part_for(data()[0], "add-remove")
     with pytest.raises(NotProvenError, match="columns"):
-        make_plan("dp-dice", **{**SETTING, "counted": False}, noise_multiplier=50.0, beside=(part.beside,))
+        make_plan("dp-dice", **{**SETTING, "counted": False}, noise_multiplier=50.0, composed=(part.composed,))
     with pytest.raises(NotProvenError, match="'add-remove'"):
-        make_plan("dp-sgd", **SETTING, epsilon=3.0, beside=(part.beside,))
+        make_plan("dp-sgd", **SETTING, epsilon=3.0, composed=(part.composed,))
 
 
 def test_every_secret_has_its_own_noise() -> None:
@@ -324,7 +324,7 @@ def test_every_secret_has_its_own_noise() -> None:
 def test_plans_are_told_apart_by_their_releases() -> None:
     part = part_for(data()[0])
     plan: Plan = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0)
-    assert replace(plan, beside=(part.beside,)).fingerprint() != plan.fingerprint()
+    assert replace(plan, composed=(part.composed,)).fingerprint() != plan.fingerprint()
 
 
 def test_a_release_of_an_earlier_version_is_refused_by_its_name(tmp_path) -> None:

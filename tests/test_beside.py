@@ -41,7 +41,7 @@ def by_dp_accounting(event: object, delta: float) -> float:
 
 def test_the_event_is_the_composition_and_dp_accounting_agrees() -> None:
     training = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.5)), 50)
-    both = plan(beside=(AGES, FIGURES))
+    both = plan(composed=(AGES, FIGURES))
     assert both.event() == dp_event.ComposedDpEvent([training, AGES.event, FIGURES.event])
     assert both.guarantee().epsilon == pytest.approx(by_dp_accounting(both.event(), 1e-5 - 1e-8), rel=2e-3)
     assert both.guarantee().epsilon > 1.02 * plan().guarantee().epsilon  # a twin without them costs less
@@ -49,30 +49,30 @@ def test_the_event_is_the_composition_and_dp_accounting_agrees() -> None:
 
 def test_what_is_lost_of_delta_is_charged() -> None:
     costly = replace(FIGURES, lost=0.9e-5)
-    kept = epsilon(plan(beside=(costly,)).event(), 0.1e-5, adjacency="add-remove")
-    assert plan(beside=(costly,)).guarantee().epsilon == pytest.approx(kept, rel=1e-3)
-    assert math.isinf(plan(beside=(replace(FIGURES, lost=1e-5),)).guarantee().epsilon)
+    kept = epsilon(plan(composed=(costly,)).event(), 0.1e-5, adjacency="add-remove")
+    assert plan(composed=(costly,)).guarantee().epsilon == pytest.approx(kept, rel=1e-3)
+    assert math.isinf(plan(composed=(replace(FIGURES, lost=1e-5),)).guarantee().epsilon)
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "dp-bandmf"])
 def test_calibration_sees_them(method: str) -> None:
     alone = make_plan(method, **SETTING, epsilon=2.0)
     release = replace(FIGURES, adjacency=alone.neighbours)
-    both = make_plan(method, **SETTING, epsilon=2.0, beside=(release,))
+    both = make_plan(method, **SETTING, epsilon=2.0, composed=(release,))
     assert 1.98 < both.guarantee().epsilon <= 2.0
     assert both.sigma > 1.01 * alone.sigma
-    assert replace(alone, beside=(release,)).guarantee().epsilon > 2.01
+    assert replace(alone, composed=(release,)).guarantee().epsilon > 2.01
 
 
 def test_nothing_left_for_training_is_one_sentence() -> None:
     with pytest.raises(InvalidInputError, match=r"ε = 0.5.*ε = 0\.\d+"):
-        make_plan("dp-sgd", **SETTING, epsilon=0.5, beside=(FIGURES,))
+        make_plan("dp-sgd", **SETTING, epsilon=0.5, composed=(FIGURES,))
     with pytest.raises(InvalidInputError, match="δ"):
-        make_plan("dp-sgd", **SETTING, epsilon=5.0, beside=(replace(FIGURES, lost=1e-4),))
+        make_plan("dp-sgd", **SETTING, epsilon=5.0, composed=(replace(FIGURES, lost=1e-4),))
 
 
 def test_every_number_of_steps_holds_them() -> None:
-    both = plan(beside=(FIGURES,))
+    both = plan(composed=(FIGURES,))
     for steps in (1, 20, 50):
         assert both.event(steps).events[1:] == [FIGURES.event]
         assert both.guarantee(steps).epsilon > plan().guarantee(steps).epsilon
@@ -80,7 +80,7 @@ def test_every_number_of_steps_holds_them() -> None:
 
 
 def test_steps_taken_again_are_composed_with_them_once() -> None:
-    both, history = plan(beside=(FIGURES,)), ReplayHistory((Replay(0, 30), Replay(10, 50)), 1)
+    both, history = plan(composed=(FIGURES,)), ReplayHistory((Replay(0, 30), Replay(10, 50)), 1)
     claim = claim_attempts(both, history.attempts)[0]
     alone = claim_attempts(plan(), history.attempts)[0]
     assert claim.event == dp_event.ComposedDpEvent([alone.event, FIGURES.event])
@@ -89,10 +89,10 @@ def test_steps_taken_again_are_composed_with_them_once() -> None:
 
 
 def test_the_sentence_and_the_card_name_them() -> None:
-    both = plan(beside=(AGES, FIGURES), assumptions=("coins",))
+    both = plan(composed=(AGES, FIGURES), assumptions=("coins",))
     assert "a noisy histogram of the ages and noisy figures" in both.guarantee().sentence()
     assert both.guarantee().assumptions == ("coins", "bins", INDEPENDENT_ROWS)
-    card = json.loads(json.dumps(make_card(both, steps_taken=50, figures={"private_metrics": {"rows": 3}})))
+    card = json.loads(json.dumps(make_card(both, steps_taken=50, metrics={"private_metrics": {"rows": 3}})))
     assert card["private_metrics"] == {"rows": 3}
     assert [entry["name"] for entry in card["beside"]] == [AGES.name, FIGURES.name]
     assert card["beside"][1] == {
@@ -107,11 +107,11 @@ def test_the_sentence_and_the_card_name_them() -> None:
 @pytest.mark.parametrize("name", ["guarantee", "claims", "accounting", "steps", "plan", "digests", "own_digest"])
 def test_figures_take_no_place_of_the_card(name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"cannot have the name '{name}'"):
-        make_card(plan(), steps_taken=50, figures={"accuracy": 0.5, name: {"epsilon": 0.1}})
+        make_card(plan(), steps_taken=50, metrics={"accuracy": 0.5, name: {"epsilon": 0.1}})
 
 
 def test_the_ledger_pays_for_them_from_the_first_step_on() -> None:
-    first, last = (cost_of(plan(beside=(FIGURES,)))(steps) for steps in (1, 50))
+    first, last = (cost_of(plan(composed=(FIGURES,)))(steps) for steps in (1, 50))
     assert first.event.events[1] == last.event.events[1] == FIGURES.event
     assert first.lost >= 1e-8
     assert events.from_json(events.to_json(last.event)) == last.event
@@ -119,13 +119,13 @@ def test_the_ledger_pays_for_them_from_the_first_step_on() -> None:
 
 def test_the_identity_speaks_of_them_only_where_they_are() -> None:
     assert "beside" not in plan().identity()
-    assert plan(beside=(FIGURES,)).fingerprint() != plan().fingerprint()
+    assert plan(composed=(FIGURES,)).fingerprint() != plan().fingerprint()
     other = replace(FIGURES, event=dp_event.GaussianDpEvent(5.000001))
-    assert plan(beside=(FIGURES,)).fingerprint() != plan(beside=(other,)).fingerprint()
+    assert plan(composed=(FIGURES,)).fingerprint() != plan(composed=(other,)).fingerprint()
 
 
 def test_a_run_says_so_too() -> None:
-    run = plan(beside=(FIGURES,)).start(nn.Linear(2, 1), lambda m, x: m(x).squeeze(1), torch.zeros(1000, 2))
+    run = plan(composed=(FIGURES,)).start(nn.Linear(2, 1), lambda m, x: m(x).squeeze(1), torch.zeros(1000, 2))
     assert run.guarantee.epsilon > plan().guarantee().epsilon
     assert "noisy figures" in str(run.guarantee)
 
@@ -140,11 +140,11 @@ def test_the_page_runs(capsys) -> None:
 
 def test_what_cannot_be_composed_is_refused() -> None:
     with pytest.raises(NotProvenError, match="'replace'.*'add-remove'"):
-        plan(beside=(replace(FIGURES, adjacency="replace"),))
+        plan(composed=(replace(FIGURES, adjacency="replace"),))
     with pytest.raises(NotProvenError):
-        make_plan("dp-dice", **SETTING, noise_multiplier=2.0, beside=(FIGURES,))
+        make_plan("dp-dice", **SETTING, noise_multiplier=2.0, composed=(FIGURES,))
     with pytest.raises(NotProvenError, match="noise"):
-        replace(make_plan("sgd", **SETTING), beside=(FIGURES,))
+        replace(make_plan("sgd", **SETTING), composed=(FIGURES,))
     with pytest.raises(InvalidInputError, match="'mystery'"):
         ComposedRelease("mystery", object(), "add-remove")
     with pytest.raises(InvalidInputError):

@@ -229,15 +229,15 @@ def test_a_checkpoint_whose_ledger_is_none_is_said_to_be_crafted(ledger, tmp_pat
 
 def test_tails_are_those_of_all_channels() -> None:
     """An adaptive clip releases a noisy count beside the sum: its coordinate has tails and finite precision too."""
-    beside, count = plan(clip_quantile=0.5), 10**8
-    assert len(beside.channels) == 2
-    assert beside.with_tails(1000).precision == precision_of(2 * 1000 * STEPS)
-    mu = 1 / beside.sigma
+    composed, count = plan(clip_quantile=0.5), 10**8
+    assert len(composed.channels) == 2
+    assert composed.with_tails(1000).precision == precision_of(2 * 1000 * STEPS)
+    mu = 1 / composed.sigma
     one, two = (Tails(n * count, STEPS, mu, rate=0.25).cost() / SHARE for n in (1, 2))
     assert two > 1.5 * one
     with pytest.raises(NotProvenError, match="δ"):
-        replace(beside, delta=1.2 * one).with_tails(count)
-    replace(beside, delta=1.2 * two).with_tails(count)
+        replace(composed, delta=1.2 * one).with_tails(count)
+    replace(composed, delta=1.2 * two).with_tails(count)
 
 
 def test_a_run_that_was_closed_does_not_go_on_with_fresh_noise_either(tmp_path) -> None:

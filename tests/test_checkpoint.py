@@ -76,8 +76,8 @@ def test_every_sampling_goes_on_to_the_same_bits(sampling, tmp_path) -> None:
 
 @pytest.mark.parametrize("after", [1, 4])
 @pytest.mark.parametrize("rule", list(RULES))
-def test_every_rule_goes_on_to_the_same_bits(rule, after, tmp_path) -> None:
-    p = replace(plan(), rule=RULES[rule])
+def test_every_rule_goes_on_to_the_same_bits(optimizer, after, tmp_path) -> None:
+    p = replace(plan(), optimizer=RULES[optimizer])
     stopped(p, tmp_path, after)
     assert same(resumed(p, tmp_path), straight(p))
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hush.checkpointing import Checkpoints
-from hush.checkpointing.checkpoint import read_checkpoint, tell_difference
+from hush.checkpointing.checkpoint import describe_difference, read_checkpoint
 from hush.errors import HushError, InvalidInputError, ResumeError, RunStateError
 from hush.optimizers import SGD
 from hush.plan import Plan
@@ -46,13 +46,13 @@ class TestRefusals:
         self.refuse(tmp_path, plan("dp-adam"), "another plan")
 
     def test_of_lists_only_what_differs_is_told(self):
-        told = tell_difference("assumptions", ["a", "b", "c"], ["a", "d", "c"])
+        told = describe_difference("assumptions", ["a", "b", "c"], ["a", "d", "c"])
         assert told == "assumptions no longer has 'b' and now has 'd'"
-        assert tell_difference("--set", ["lr=1"], []) == "--set no longer has 'lr=1'"
-        assert tell_difference("--set", ["a", "b"], ["b", "a"]) == "--set is in another order"
-        assert tell_difference("shape", [2, 3], [2, 4]) == "shape was [2, 3] and is [2, 4]"
-        assert tell_difference("--epsilon", 1.0, 2.5) == "--epsilon was 1 and is 2.5"
-        assert tell_difference("--data", {"path": "/a"}, {"path": "/b"}) == "--data was '/a' and is '/b'"
+        assert describe_difference("--set", ["lr=1"], []) == "--set no longer has 'lr=1'"
+        assert describe_difference("--set", ["a", "b"], ["b", "a"]) == "--set is in another order"
+        assert describe_difference("shape", [2, 3], [2, 4]) == "shape was [2, 3] and is [2, 4]"
+        assert describe_difference("--epsilon", 1.0, 2.5) == "--epsilon was 1 and is 2.5"
+        assert describe_difference("--data", {"path": "/a"}, {"path": "/b"}) == "--data was '/a' and is '/b'"
 
     def test_other_data(self, tmp_path):
         stopped(plan(), tmp_path, 3)
@@ -113,10 +113,10 @@ class TestRefusals:
                 raise KeyboardInterrupt
             return losses(made, content)
 
-        def broken(rule, params, release, state):
+        def broken(optimizer, params, release, state):
             if release.step == 2 and where == "after the noise":
                 raise KeyboardInterrupt
-            return step(rule, params, release, state)
+            return step(optimizer, params, release, state)
 
         step = SGD.step
         monkeypatch.setattr(SGD, "step", broken)

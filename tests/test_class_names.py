@@ -125,7 +125,7 @@ def test_rows_of_other_labels_have_no_loss_and_no_gradient() -> None:
     losses, x = PendingLosses(pending.slots, pending.used), torch.randn(5, 3)
     labels = torch.tensor([0, 2, 1, 2, 0])
     assert losses(model, (x, labels)).tolist() == [0.0] * 5
-    pending.settle(["a", "b"])
+    pending.mark_updated(["a", "b"])
     found = losses(model, (x, labels))
     for place in range(5):
         (gradient,) = torch.autograd.grad(found[place], [model.weight], retain_graph=True)
@@ -177,10 +177,10 @@ def test_the_event_holds_the_release_and_the_rare_label_is_nowhere(tmp_path: Pat
     }
     alone = make_plan("dp-sgd", **setting)
     parts = plan_releases(problem, alone, 3, class_share=0.2)
-    plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
+    plan = make_plan("dp-sgd", **setting, composed=tuple(part.composed for part in parts))
     assert plan.sigma > alone.sigma
     assert plan.guarantee().epsilon <= 3
-    (release,) = plan.beside
+    (release,) = plan.composed
     sigma = calibrate_class_names(0.6, 1e-6, alone=1e-6).counts.sigma
     assert release.event.noise_multiplier == pytest.approx(sigma, rel=1e-9)
     assert release.lost >= 0.1 * plan.delta
@@ -193,7 +193,7 @@ def test_the_event_holds_the_release_and_the_rare_label_is_nowhere(tmp_path: Pat
         run.step(batch)
     model = settled.trim(run.model)
     assert model(settled.test[0]).shape == (len(settled.test[0]), 2)
-    run.release(tmp_path / "out", description=settled.describe(), model=model, figures=told)
+    run.release(tmp_path / "out", description=settled.describe(), model=model, metrics=told)
     for file in (tmp_path / "out").rglob("*"):
         assert b"onlyone" not in file.read_bytes()
     assert json.loads((tmp_path / "out" / "model.json").read_text())["classes"] == ["neg", "pos"]

@@ -48,7 +48,7 @@ def test_extend(here: Path, capsys) -> None:
     import mymodule  # type: ignore[import-not-found]
 
     plan = hush.make_plan("dp-sgd", examples=100, batch_size=10, epochs=1, epsilon=3.0)
-    other = replace(plan, method="sign-sgd", rule=mymodule.SignSGD(0.01))
+    other = replace(plan, method="sign-sgd", optimizer=mymodule.SignSGD(0.01))
     assert other.guarantee().epsilon == plan.guarantee().epsilon
 
 
@@ -223,8 +223,8 @@ def test_a_broken_link_is_seen() -> None:
 def test_every_page_is_on_the_map() -> None:
     linked = set(re.findall(r"\]\(([^)#\s]+)", (DOCS / "index.md").read_text()))
     assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= linked
-    beside = set(re.findall(r"\]\(([^)#\s]+)", (DOCS / "results" / "README.md").read_text()))
-    assert {path.name for path in (DOCS / "results").iterdir()} - {"README.md"} <= beside
+    composed = set(re.findall(r"\]\(([^)#\s]+)", (DOCS / "results" / "README.md").read_text()))
+    assert {path.name for path in (DOCS / "results").iterdir()} - {"README.md"} <= composed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -237,6 +237,6 @@ def test_class_counts_have_one_sensitivity_a_unit() -> None:
     found = part.release(Secret.from_seed(2, "classes"))
     expected = add_cell_noise(np.array([[18.0, 2.0]]), noise, Secret.from_seed(2, "classes"), 0)[0]
     assert found["counts"].tolist() == pytest.approx(expected.tolist(), abs=1e-3)
-    assert part.beside.event == dp_event.GaussianDpEvent(noise.sigma)
+    assert part.composed.event == dp_event.GaussianDpEvent(noise.sigma)
     assert noise.sensitivity == 1.0
     assert calibrate_class_counts(2.0, 1e-6, classes=2, adjacency="replace").sensitivity == math.sqrt(2)

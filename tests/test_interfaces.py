@@ -315,7 +315,7 @@ def test_a_single_release_of_rows() -> None:
         sampler=Partitioned(N, N, 1),
         query=Rowwise(N, 5, 0.3),
         noise=Independent(1),
-        rule=SGD(1.0),
+        optimizer=SGD(1.0),
         steps=1,
         divisor=1.0,
         sigma=5.0,

@@ -105,7 +105,7 @@ def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:
     runs = [plan().start(network(), losses, data, secret=1) for data in (DataLoader(PAIRS, num_workers=2), (X, Y))]
     for run in runs:
         run.step(run.batch(0))
-    runs[0].renew()
+    runs[0].use_fresh_secret()
     params = {n: p.clone() for n, p in runs[0].model.state_dict().items()}
     runs[1].restore(runs[0].state() | {"params": params}, compared=True)
     for run in runs:

@@ -85,7 +85,7 @@ def moved_by_one_more(arithmetic: str) -> float:
     )
     rows, catching = Rows(between_kernels(model, 204)), Catching()
     run = plan.start(model, residual, rows, secret=Secret.from_seed(1, "one example more"))
-    run.witnessed_by(catching)
+    run.guard_noise(catching)
     found = []
     for hidden in (0, 1):
         rows.hidden = hidden

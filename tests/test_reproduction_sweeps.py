@@ -30,9 +30,9 @@ def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespac
 
 
 def make_record(trial: Trial, validation: float, test: float, outcome: str = "finished") -> dict[str, Any]:
-    figures = {"validation_accuracy": validation, "test_accuracy": test}
+    metrics = {"validation_accuracy": validation, "test_accuracy": test}
     if trial.problem == "fashion-vae":
-        figures = {"validation_loss": 100 - 100 * validation, "test_loss": 100 - 100 * test}
+        metrics = {"validation_loss": 100 - 100 * validation, "test_loss": 100 - 100 * test}
     return {
         "key": trial.key,
         "outcome": outcome,
@@ -40,7 +40,7 @@ def make_record(trial: Trial, validation: float, test: float, outcome: str = "fi
         "epsilon": trial.settings["epsilon"],
         "status": "proven",
         "curve": [],
-        **figures,
+        **metrics,
     }
 
 
@@ -66,8 +66,8 @@ def test_held_out_rows_choose_and_not_the_test_set(published: SimpleNamespace) -
     for cell in cells:
         expected = 1.0 if cell.problem == "fashion-vae" else BEST[cell.method]
         assert published.sweeps.find_rate(cell.best) == expected
-    assert cells[0].tell() == "50.00 (1), lr 3"
-    told = {cell.method: cell.tell() for cell in cells if cell.problem == "cifar10-p1" and cell.epsilon == 10}
+    assert cells[0].notify() == "50.00 (1), lr 3"
+    told = {cell.method: cell.notify() for cell in cells if cell.problem == "cifar10-p1" and cell.epsilon == 10}
     assert told["dp-matrix-me"] == "50.00 (1), lr 1 ▾"  # the smallest and the largest
     assert told["dp-matrix-me-lambda"] == "50.00 (1), lr 10 ▴"
 
@@ -76,7 +76,7 @@ def test_nobody_is_chosen_while_rates_are_missing(published: SimpleNamespace) ->
     write(published.results, "setup-3-reduced", sweep_three(prefer)[1:])
     first, *others = published.sweeps.read_cells("setup-3-reduced")
     assert first.best is None
-    assert first.tell() == "3 of 4 rates are in"
+    assert first.notify() == "3 of 4 rates are in"
     assert all(cell.best is not None for cell in others)
     assert "44 of 45 runs are in" in " ".join(published.setups.render_many()).replace("\n", " ")
 
@@ -88,15 +88,15 @@ def test_a_run_that_diverged_is_not_chosen(published: SimpleNamespace) -> None:
             record["outcome"] = "diverged"
     write(published.results, "setup-3-reduced", records)
     cells = published.sweeps.read_cells("setup-3-reduced")
-    assert cells[0].tell() == "diverged at every rate"
+    assert cells[0].notify() == "diverged at every rate"
     assert [cell.best for cell in cells if cell.problem == "cifar10-p1"] == [None] * 6
-    assert "Diverged at every rate: DP-SGD on CIFAR-10" in published.answers.answer_lambda().figures[0]
+    assert "Diverged at every rate: DP-SGD on CIFAR-10" in published.answers.answer_lambda().metrics[0]
 
 
 def test_a_run_that_failed_for_another_reason_is_not_in(published: SimpleNamespace) -> None:
     records = sweep_three(prefer)
     write(published.results, "setup-3-reduced", [records[0] | {"outcome": "failed"}, *records[1:]])
-    assert published.sweeps.read_cells("setup-3-reduced")[0].tell() == "3 of 4 rates are in"
+    assert published.sweeps.read_cells("setup-3-reduced")[0].notify() == "3 of 4 rates are in"
 
 
 def test_the_winners_are_the_chosen_rates_with_three_seeds(published: SimpleNamespace, tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_the_winners_are_the_chosen_rates_with_three_seeds(published: SimpleName
     assert len({trial.seed for trial in spec.trials}) == 3
     more = [make_record(trial, 0.6, 0.52) for trial in spec.trials if trial.key not in chosen]
     write(published.results, "setup-3-winners", more)
-    assert published.sweeps.read_setup("setup-3")[0].tell() == "51.33 ± 1.15 (3), lr 3"
+    assert published.sweeps.read_setup("setup-3")[0].notify() == "51.33 ± 1.15 (3), lr 3"
     write(published.results, "setup-3-winners", [more[0] | {"outcome": "diverged"}, *more[1:]])
     first = published.sweeps.read_setup("setup-3")[0]
-    assert first.tell() == "51.00 ± 1.41 (2), 1 more diverged, lr 3"  # a seed that is lost is not kept quiet,
+    assert first.notify() == "51.00 ± 1.41 (2), 1 more diverged, lr 3"  # a seed that is lost is not kept quiet,
     worse = published.sweeps.Comparison([1.0, 1.1], [9.0, 9.1], whole=False)
     assert worse.verdict == "not judged, a seed diverged"  # and says nothing of who is ahead
 
@@ -161,12 +161,12 @@ def test_a_lead_is_what_welchs_interval_calls_one(published: SimpleNamespace) ->
     assert lead.reach == pytest.approx(2.776445 * (2 / 3) ** 0.5, rel=1e-6)  # t of 4 degrees of freedom
     uneven = make([91.96, 89.32, 93.14], [95.73, 95.79, 96.05])  # two standard errors are 2.3, the interval is wider
     assert uneven.verdict == "not distinguishable"
-    assert uneven.tell() == "not distinguishable: −4.38, −9.19 to +0.42"
-    assert make([1.0, 1.0], [1.0, 1.0]).tell() == "not distinguishable: 0.00, 0.00 to 0.00"
+    assert uneven.notify() == "not distinguishable: −4.38, −9.19 to +0.42"
+    assert make([1.0, 1.0], [1.0, 1.0]).notify() == "not distinguishable: 0.00, 0.00 to 0.00"
     assert make([50.0], [52.0, 52.0]).verdict == "single runs"
     assert make([30.0, 30.1], [31.0, 31.1], published.sweeps.LOSS).verdict == "ahead"  # less is better
     moving = make([30.0, 30.1], [31.0, 31.1], published.sweeps.LOSS, least=2.0)
-    assert moving.tell() == "not distinguishable: +1.00, +0.70 to +1.30, less than the 2.0 by which it still moves"
+    assert moving.notify() == "not distinguishable: +1.00, +0.70 to +1.30, less than the 2.0 by which it still moves"
 
 
 def add_winners(published: SimpleNamespace, name: str, score: Callable[[Trial], float]) -> None:
@@ -201,7 +201,7 @@ def test_the_question_of_lambda(published: SimpleNamespace, aware: float, short:
     assert answer.short.startswith(f"At ε = 1 {short}")
     assert f"at ε = 10 {short}" in answer.short
     assert " so far" not in answer.short
-    assert f"against DP-SGD on CIFAR-10 {100 * aware:.2f} ± 0.10 (3)" in answer.figures[0]
+    assert f"against DP-SGD on CIFAR-10 {100 * aware:.2f} ± 0.10 (3)" in answer.metrics[0]
 
 
 def test_a_loss_that_still_moves_says_so(published: SimpleNamespace) -> None:
@@ -267,8 +267,8 @@ def test_the_question_of_rules(published: SimpleNamespace) -> None:
     assert answer.short.startswith(
         "On Fashion-MNIST at ε = 1 DP-AdamBC comes first, ahead of DiSK, DP-Adam and DiceSGD, not distinguishable from "
     )
-    assert answer.figures[0].startswith("Fashion-MNIST at ε = 1: DP-AdamBC 70.05 ± 0.10 (3) ▾, DP-SGD 70.00 ± 0.10 (3)")
-    assert "DiSK 60.00 ± 0.10 (3) ▾ (behind: −10.05, −10.28 to −9.82)" in answer.figures[0]
+    assert answer.metrics[0].startswith("Fashion-MNIST at ε = 1: DP-AdamBC 70.05 ± 0.10 (3) ▾, DP-SGD 70.00 ± 0.10 (3)")
+    assert "DiSK 60.00 ± 0.10 (3) ▾ (behind: −10.05, −10.28 to −9.82)" in answer.metrics[0]
     score = write_rules(published, **{"sgd": 0.7, "adam-bc": 0.65, "disk": 0.6, "adam": 0.5, "dice": 0.1})
     add_winners(published, "setup-1", score)
     assert published.answers.answer_rules().short.startswith(
@@ -284,7 +284,7 @@ def test_a_rule_that_diverged_is_not_kept_quiet(published: SimpleNamespace) -> N
         if record["config"]["method"] == "dp-dice":
             record["outcome"] = "diverged"
     write(published.results, "setup-1-reduced", records)
-    assert published.answers.answer_rules().figures[0].endswith("Diverged at every rate: DiceSGD on Fashion-MNIST.")
+    assert published.answers.answer_rules().metrics[0].endswith("Diverged at every rate: DiceSGD on Fashion-MNIST.")
     alone = [r | {"outcome": "finished" if r["config"]["method"] == "dp-sgd" else "diverged"} for r in records]
     write(published.results, "setup-1-reduced", alone)
     assert "DP-SGD, the only one that did not diverge at every rate" in published.answers.answer_rules().short

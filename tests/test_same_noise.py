@@ -79,7 +79,7 @@ def test_unchanged_it_is_the_same_release_and_costs_nothing(which, tmp_path, cap
 
 def test_the_difference_of_two_releases_carries_noise(tmp_path) -> None:
     """Noise a hundred times the clip: with the same noise on both, the difference would be the sums' alone."""
-    p = replace(plan(noise_multiplier=100.0, clip=1.0), rule=SGD(1.0))
+    p = replace(plan(noise_multiplier=100.0, clip=1.0), optimizer=SGD(1.0))
 
     def nothing(made: nn.Module, content) -> torch.Tensor:
         return 0.0 * losses(made, content)

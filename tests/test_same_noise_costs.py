@@ -110,7 +110,7 @@ class TestCosts:
         for sampling, stays in (("same-order", True), ("shuffled", True), ("poisson", False), ("fixed-size", False)):
             run = start(plan(sampling=sampling, sample_rate=0.5 if sampling == "poisson" else None))
             before = [run.batch(step).indices for step in range(STEPS)]
-            run.renew()
+            run.use_fresh_secret()
             after = [run.batch(step).indices for step in range(STEPS)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) is stays
 
@@ -118,7 +118,7 @@ class TestCosts:
         """Whatever stream somebody else's sampler takes its order from."""
         run = start(replace(plan(sampling="same-order"), sampler=Own(N, STEPS)))
         before = run.batch(1).indices
-        run.renew()
+        run.use_fresh_secret()
         assert torch.equal(run.batch(1).indices, before)
 
     def test_groups_stay_too(self) -> None:
@@ -128,7 +128,7 @@ class TestCosts:
         for _ in range(4):
             for step in range(STEPS):
                 seen[step % groups] |= set(run.batch(step).indices.tolist())
-            run.renew()
+            run.use_fresh_secret()
         assert groups > 1
         assert sum(len(members) for members in seen.values()) == len(set().union(*seen.values()))
 
@@ -142,7 +142,7 @@ class TestCosts:
                 if run.next == steps:
                     break
                 run.step(batch)
-            run.renew()
+            run.use_fresh_secret()
             if steps == 0:
                 run._noising.start_anew(3)  # noise that has no steps before
             secret = replace(run.secret, key=bytes(32))

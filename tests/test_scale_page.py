@@ -31,10 +31,10 @@ def test_what_was_counted_is_what_the_formulas_say(page: ModuleType) -> None:
 
 
 def test_a_changed_figure_changes_the_page(page: ModuleType, monkeypatch, tmp_path: Path) -> None:
-    figures = page.read()
+    metrics = page.read()
     about = {"network": "LeNet-5", "d": 61_706, "processes": 2, "cores": 8, "batch": 512, "steps": 10}
     times = {**about, "efficiency": 0.4321}
-    (tmp_path / "scale.json").write_text(json.dumps(figures | {"times": [times]}))
+    (tmp_path / "scale.json").write_text(json.dumps(metrics | {"times": [times]}))
     monkeypatch.setattr(page, "FIGURES", tmp_path / "scale.json")
     shown = page.render()
     assert "| LeNet-5 | 61 706 | 2 | 8 | 0.43 |" in shown

@@ -159,7 +159,7 @@ class TestRenewal:
     """Sums that changed after a kill: the steps from there on have a fresh secret."""
 
     @staticmethod
-    def renew(directory: Path):
+    def use_fresh_secret(directory: Path):
         """A run that was killed after step 5, whose last checkpoint is of step 4, and then met other sums."""
         run, kept = start(plan()), Checkpoints(directory)
         kept.begin(run)
@@ -173,11 +173,11 @@ class TestRenewal:
         kept.restore(again, saved)
         loss = again._summing.losses
         again._summing.losses = lambda module, content: 1e-3 * loss(module, content)  # below the clip
-        kept.tell = lambda text: None
+        kept.notify = lambda text: None
         return again, kept
 
     def test_the_new_secret_is_durable_before_its_noise_is_drawn(self, tmp_path, monkeypatch) -> None:
-        run, kept = self.renew(tmp_path)
+        run, kept = self.use_fresh_secret(tmp_path)
         first, known = run.secret, []
         release = run._noising.release
         monkeypatch.setattr(
@@ -185,7 +185,7 @@ class TestRenewal:
             lambda channels, secret, step: (known.append(secret in read_secrets(tmp_path / SECRETS)),
                                             release(channels, secret, step))[1],
         )  # fmt: skip
-        kept._witness._tell = lambda text: None
+        kept._noise_guard._notify = lambda text: None
         run.step(run.batch(run.next))
         assert run.secret.key != first.key
         assert known == [True]
@@ -195,8 +195,8 @@ class TestRenewal:
     def test_a_kill_before_the_checkpoint_of_the_new_secret_goes_on_with_the_old_one(
         self, tmp_path, monkeypatch
     ) -> None:
-        run, kept = self.renew(tmp_path)
-        kept._witness._tell = lambda text: None
+        run, kept = self.use_fresh_secret(tmp_path)
+        kept._noise_guard._notify = lambda text: None
         first = run.secret
         monkeypatch.setattr("hush.checkpointing.checkpoint.write_atomic", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -212,8 +212,8 @@ class TestRenewal:
         assert same(resumed(plan(), tmp_path), straight(plan()))
 
     def test_one_overwrite_wipes_both(self, tmp_path) -> None:
-        run, kept = self.renew(tmp_path)
-        kept._witness._tell = lambda text: None
+        run, kept = self.use_fresh_secret(tmp_path)
+        kept._noise_guard._notify = lambda text: None
         run.step(run.batch(run.next))
         place = (tmp_path / SECRETS).stat().st_ino
         kept.save(run)

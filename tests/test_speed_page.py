@@ -24,9 +24,9 @@ def test_the_pages_are_what_the_figures_give(page: ModuleType) -> None:
 
 
 def test_a_changed_figure_changes_the_pages(page: ModuleType, monkeypatch, tmp_path: Path) -> None:
-    figures = page.read()
-    figures["peers"][0]["seconds"] |= {"plain SGD": 0.01, "hush": 0.0123}
-    (tmp_path / "step-time.json").write_text(json.dumps(figures))
+    metrics = page.read()
+    metrics["peers"][0]["seconds"] |= {"plain SGD": 0.01, "hush": 0.0123}
+    (tmp_path / "step-time.json").write_text(json.dumps(metrics))
     monkeypatch.setattr(page, "FIGURES", tmp_path / "step-time.json")
     for path in page.PAGES:
         assert "| MLP | 256 | 1 | 10.0 | 1.23 |" in page.render(path)

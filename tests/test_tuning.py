@@ -274,8 +274,8 @@ def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: A
         assert main(keep(["tune", *data, "--steps", "4", "--mean-trials", "2", *more])) == 0
         assert "chosen for 640 examples" in capsys.readouterr().err
         for plan, microbatch in plans:
-            assert isinstance(plan.rule, TailAverage)
-            assert (plan.divisor, plan.rule.fraction, microbatch) == (batch, 0.5, 4096)
+            assert isinstance(plan.optimizer, TailAverage)
+            assert (plan.divisor, plan.optimizer.fraction, microbatch) == (batch, 0.5, 4096)
 
 
 def test_what_a_search_never_reads_is_no_option_of_it(capsys: Any) -> None:

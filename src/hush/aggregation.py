@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, Named, State, Sums, checksum, list_tensors
 from hush.clipping import Query
 from hush.data_source import Parts, Source, list_parts, refuse_other_parts, take_nothing, tensors_of, to_each
-from hush.distributed.consistency import add_standing, check_same, mark_step, take_standing
+from hush.distributed.consistency import append_checksum, check_same, mark_step, split_checksum
 from hush.distributed.group import ProcessGroup
 from hush.errors import NotProvenError, RunStateError
 from hush.per_example.chunks import (
@@ -70,7 +70,7 @@ class Aggregator:
         ranks: ProcessGroup,
     ) -> None:
         self.losses, self.microbatch = losses, microbatch
-        self.rows = ranks.hear(find_rows(plan, params, source, microbatch))  # of a chunk
+        self.rows = ranks.broadcast(find_rows(plan, params, source, microbatch))  # of a chunk
         self.checked = 0  # number of inputs compared by the check of the arithmetic; 0 if it was not made
         self._plan, self._query, self._model, self._params = plan, query, model, params
         self._source, self._units, self._ranks = source, as_units(source), ranks
@@ -90,9 +90,9 @@ class Aggregator:
         self._restored, self._buffers = isolated if begun else None, []
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
         if begun:
-            self.settle()
+            self.mark_updated()
 
-    def settle(self) -> None:
+    def mark_updated(self) -> None:
         """Accept the current parameters as the optimizer's update."""
         if self._untouched is not None:
             self._untouched.note_written()
@@ -278,7 +278,7 @@ class Aggregator:
         Compared are parameters, buffers, public state, and the chunks of the batch."""
         mark = mark_step(secret, step, self.microbatch, self.rows)
         at = checksum((mark, *self._params.values(), *self._model.buffers(), *list_tensors(public)))
-        return take_standing(self._ranks.total(add_standing(sums, self._ranks, at)), at)
+        return split_checksum(self._ranks.all_reduce(append_checksum(sums, self._ranks, at)), at)
 
     def _cut(self, secret: Secret, step: int, indices: Tensor) -> list[list[Chunk]]:
         """This process's blocks of a step."""
@@ -396,7 +396,7 @@ def _add_into(total: Sums, sums: Sums, block: BlockSums | None = None) -> None:
 
 def _is_any(ranks: ProcessGroup, flag: bool) -> bool:
     """Whether the flag of any process is set."""
-    return bool(ranks.total({"flag": {"": torch.tensor([float(flag)], dtype=torch.float64)}})["flag"][""].item())
+    return bool(ranks.all_reduce({"flag": {"": torch.tensor([float(flag)], dtype=torch.float64)}})["flag"][""].item())
 
 
 def is_rigorous(plan: Plan) -> bool:

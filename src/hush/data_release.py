@@ -3,7 +3,7 @@ first.
 
 A `DataRelease` is a `ComposedRelease` (name, event, adjacency) with the function that computes it. To use one:
 
-1. make the plan with ``beside=(part.beside, …)``, so that the plan's event includes it and σ is calibrated for both;
+1. make the plan with ``composed=(part.composed, …)``, so that the plan's event includes it and σ is calibrated for both;
 2. start the run, attach its checkpoints and enter it in its ledger (`hush.ledger.run_account.charge`), as usual;
 3. ``values = make_releases(run, parts, folder)``, with the run's private directory as ``folder`` if it has one;
 4. pass the values (they are public) to training.
@@ -55,7 +55,7 @@ from hush.randomness import Secret, streams
 
 # Other releases on the same data, composed with training: a noisy histogram before it, noisy metrics after it.
 #
-# A plan with such releases (``Plan.beside``) is accounted as one release: its event is training composed with
+# A plan with such releases (``Plan.composed``) is accounted as one release: its event is training composed with
 # them, so the model and all of them together satisfy one (ε, δ). The composition is adaptive in either order: a later
 # release may depend on earlier ones as long as its event is fixed in advance.
 
@@ -100,7 +100,7 @@ class ComposedRelease:
         return {"name": self.name, "event": name_event(self.event), "adjacency": self.adjacency, "delta": self.lost}
 
 
-def check_beside(releases: Sequence[ComposedRelease], event: Any, adjacency: Adjacency) -> None:
+def check_composed(releases: Sequence[ComposedRelease], event: Any, adjacency: Adjacency) -> None:
     """Raise for releases that cannot be composed with an event under an adjacency."""
     for release in releases:
         if release.adjacency != adjacency:
@@ -115,7 +115,7 @@ def check_beside(releases: Sequence[ComposedRelease], event: Any, adjacency: Adj
         )
 
 
-def compose_beside(event: DpEvent, releases: Sequence[ComposedRelease]) -> DpEvent:
+def compose_releases(event: DpEvent, releases: Sequence[ComposedRelease]) -> DpEvent:
     """The event of training composed with these releases."""
     return dp_event.ComposedDpEvent([event, *(release.event for release in releases)]) if releases else event
 
@@ -145,7 +145,7 @@ class DataRelease:
     each unit counts once, however many rows it has; otherwise each row counts."""
 
     key: str
-    beside: ComposedRelease
+    composed: ComposedRelease
     release: Callable[[Secret], Values] = field(repr=False)
     content: Callable[[], Iterable[bytes]] = field(repr=False)
     by_unit: bool = False
@@ -192,35 +192,35 @@ class ReleasedData:
     part: DataRelease
     source: Source
     put: Callable[[Any, Values, Tensor], Any]
-    _drawn: tuple[bytes, Values] | None = field(default=None, repr=False)
+    _cached_batch: tuple[bytes, Values] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, indices: Tensor) -> Any:
         """Released values with what is public of these records."""
-        if self._drawn is None and len(indices):
-            raise RunStateError(f"{self.part.beside.name} is drawn by the first step of a run: call run.step")
-        values = {} if self._drawn is None else self._drawn[1]
+        if self._cached_batch is None and len(indices):
+            raise RunStateError(f"{self.part.composed.name} is drawn by the first step of a run: call run.step")
+        values = {} if self._cached_batch is None else self._cached_batch[1]
         return self.put(self.source.take(indices), values, indices)
 
     @property
     def drawn(self) -> bool:
         """Whether the values were drawn."""
-        return self._drawn is not None
+        return self._cached_batch is not None
 
     def draw(self, run: Covered, folder: Path | None) -> Values:
         """Charge, draw and save the values, or read those that this run has drawn before."""
         secret = run.secret.first
-        if self._drawn is None or self._drawn[0] != secret.key:
-            self._drawn = secret.key, self._find(run, secret, folder)
-        return self._drawn[1]
+        if self._cached_batch is None or self._cached_batch[0] != secret.key:
+            self._cached_batch = secret.key, self._find(run, secret, folder)
+        return self._cached_batch[1]
 
     def save(self, secret: Secret, folder: Path) -> None:
         """Save values that were drawn from this secret before the run had a private directory."""
-        if self._drawn is not None and self._drawn[0] == secret.key:
+        if self._cached_batch is not None and self._cached_batch[0] == secret.key:
             path = folder / NAMED.format(key=self.part.key)
-            _write(path, secret, _digest(secret, self.part), self._drawn[1])
+            _write(path, secret, _digest(secret, self.part), self._cached_batch[1])
 
     def _find(self, run: Covered, secret: Secret, folder: Path | None) -> Values:
         path = None if folder is None else folder / NAMED.format(key=self.part.key)
@@ -229,17 +229,17 @@ class ReleasedData:
         kept = None if path is None else _read(path)
         if kept is None or kept.noise != secret.name or kept.values is None:
             raise ResumeError(
-                f"the run is at step {run.next} and its {self.part.beside.name} is missing from "
+                f"the run is at step {run.next} and its {self.part.composed.name} is missing from "
                 f"'{path or 'its checkpoints'}': restore the file, or start a new run"
             )
         return kept.values
 
 
-class HasBeside(Protocol):
+class HasComposedReleases(Protocol):
     """The part of a plan that is needed here."""
 
     @property
-    def beside(self) -> tuple[ComposedRelease, ...]:
+    def composed(self) -> tuple[ComposedRelease, ...]:
         """The releases that its event includes."""
         ...
 
@@ -258,7 +258,7 @@ class Covered(Protocol):
         ...
 
     @property
-    def plan(self) -> HasBeside:
+    def plan(self) -> HasComposedReleases:
         """The plan that is accounted."""
         ...
 
@@ -311,7 +311,7 @@ def _make(run: Covered, part: DataRelease, secret: Secret, path: Path | None, me
         run.charge()  # also if the values exist: a run may be resumed with another ledger
     elif known is None:
         raise ResumeError(
-            f"the run is at step {run.next} but has no saved {part.beside.name}, which is released before training: "
+            f"the run is at step {run.next} but has no saved {part.composed.name}, which is released before training: "
             "start a new run"
         )
     if known is not None and known.values is not None:
@@ -326,16 +326,17 @@ def _make(run: Covered, part: DataRelease, secret: Secret, path: Path | None, me
 
 def _check_held(run: Covered, part: DataRelease) -> None:
     """Check that the plan's event includes one release like this one for each part."""
-    made = _made.setdefault((run.secret.first.name, repr(part.beside)), set())
-    if len(made | {part.key}) > run.plan.beside.count(part.beside):
+    made = _made.setdefault((run.secret.first.name, repr(part.composed)), set())
+    if len(made | {part.key}) > run.plan.composed.count(part.composed):
         other = "another one like " if made else ""
         raise InvalidInputError(
-            f"the plan's event does not include {other}{part.beside.name}: make the plan with beside=(part.beside,), "
+            f"the plan's event does not include {other}{part.composed.name}: make the plan with "
+            "composed=(part.composed,), "
             "once for each part"
         )
     if part.by_unit != (run.plan.unit != "example"):
         raise NotProvenError(
-            f"the plan protects one {run.plan.unit}, and {part.beside.name} would count "
+            f"the plan protects one {run.plan.unit}, and {part.composed.name} would count "
             f"{'units' if part.by_unit else 'rows'}: give the units of the rows exactly where the plan has a unit"
         )
     made.add(part.key)
@@ -344,7 +345,7 @@ def _check_held(run: Covered, part: DataRelease) -> None:
 def _check_same(before: str, now: str, part: DataRelease) -> None:
     if before != now:
         raise ResumeError(
-            f"the noise of {part.beside.name} was drawn for other data or at another scale, and using it here would "
+            f"the noise of {part.composed.name} was drawn for other data or at another scale, and using it here would "
             "reveal the difference: use the same data and share of ε, or start a new run with another secret"
         )
 
@@ -352,7 +353,7 @@ def _check_same(before: str, now: str, part: DataRelease) -> None:
 def _digest(secret: Secret, part: DataRelease) -> str:
     """Digest of the content and of the noise scale: the same draws at two scales would reveal the content."""
     found = hashlib.blake2b(key=secret.derive(streams.RELEASE_CONTENT, 0, size=32), digest_size=32)
-    noise = json.dumps([events.to_json(part.beside.event), part.beside.adjacency, part.beside.lost])
+    noise = json.dumps([events.to_json(part.composed.event), part.composed.adjacency, part.composed.lost])
     for piece in chain((noise.encode(),), part.content()):
         found.update(len(piece).to_bytes(8, "little"))
         found.update(piece)
@@ -367,9 +368,9 @@ class _Kept:
 
 
 def _write(path: Path, secret: Secret, content: str, values: Values | None) -> None:
-    told = {"format": FORMAT, "noise": secret.name, "content": content, "made": "no" if values is None else "yes"}
+    header = {"format": FORMAT, "noise": secret.name, "content": content, "made": "no" if values is None else "yes"}
     tensors = {name: value.detach().cpu().contiguous() for name, value in (values or {}).items()}
-    write_atomic(path, save(tensors, metadata=told), mode=PRIVATE)
+    write_atomic(path, save(tensors, metadata=header), mode=PRIVATE)
 
 
 def _read(path: Path) -> _Kept | None:
@@ -377,16 +378,16 @@ def _read(path: Path) -> _Kept | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            header = file.metadata() or {}
             names = list(file.keys())
             values = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise InvalidInputError(f"'{path}' is damaged, and it is released only once: start a new run") from error
-    if (found := told.get("format", "")) != FORMAT and found.startswith("hush released before training"):
+    if (found := header.get("format", "")) != FORMAT and found.startswith("hush released before training"):
         raise FormatError(
             f"'{path}' was written by another version of hush ('{found}'; this one reads '{FORMAT}'), whose noise this "
             "one cannot repeat: finish the run with that version, or start a new one in another directory"
         )
-    if found != FORMAT or not {"noise", "content", "made"} <= told.keys():
+    if found != FORMAT or not {"noise", "content", "made"} <= header.keys():
         raise InvalidInputError(f"'{path}' is damaged, and it is released only once: start a new run")
-    return _Kept(told["noise"], told["content"], values if told["made"] == "yes" else None)
+    return _Kept(header["noise"], header["content"], values if header["made"] == "yes" else None)

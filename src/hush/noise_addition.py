@@ -93,7 +93,7 @@ class NoiseAdder:
         like = self._like(stop - start)
         self._begin(channel, like, start, secret, step)
         part = self._advance(channel, like, start, secret, step)
-        return ranks.gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
+        return ranks.all_gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
 
     def _begin(self, channel: str, like: Tensor, start: int, secret: Secret, step: int) -> None:
         """Make sure that a channel has the state before this step, for its coordinates from ``start`` on."""

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hush._internal import validate
-from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
+from hush._internal.identity import IdentityScope, NoIdentity, declared, digest, stable_field
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant
 from hush.accounting.accountant import Accountant, Adjacency
@@ -94,7 +94,7 @@ class Plan:
     sampler: Sampler
     query: Query
     noise: Noise
-    rule: Optimizer
+    optimizer: Optimizer
     sigma: float
     divisor: float
     steps: int
@@ -109,7 +109,7 @@ class Plan:
     precision: FinitePrecisionDpEvent | None = None  # of independent noise, in place of `tails`; known at the same time
     unit: str = "example"  # the privacy unit that the guarantee protects, such as "patient"
     rows_per_unit: int | None = None  # largest number of rows averaged per unit; set when a run starts
-    beside: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
+    composed: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
     trains_on: PrivatisedData | None = None  # a release that replaces the data; the guarantee is then that of it
     trials: Trials | None = None  # set if the run is the best of a random number of trials; claims include the choice
 
@@ -124,9 +124,9 @@ class Plan:
             self._check_steps()
             self._check_unit()
             self.check_proof()
-        elif self.beside:
+        elif self.composed:
             raise NotProvenError(
-                f"method '{self.method}' adds no noise, so {join_names(self.beside)} would protect no one: "
+                f"method '{self.method}' adds no noise, so {join_names(self.composed)} would protect no one: "
                 "use dp-sgd or another private method"
             )
 
@@ -198,10 +198,10 @@ class Plan:
         If ``steps`` were taken in several attempts, every attempt pays for its own truncation."""
         count = self.steps if steps is None else steps
         times = max(attempts, -(-count // self.steps))
-        lost = times * self.tails + extra_delta(self.beside)
+        lost = times * self.tails + extra_delta(self.composed)
         return self.delta - (lost if self.trials is None else self.trials.loss_factor * lost)
 
-    def tails_beside(self, coordinates: int) -> float:
+    def composed_tail_delta(self, coordinates: int) -> float:
         """δ for truncation beyond `tails` that a composition with other runs needs.
 
         The discount in `tails` (at most e^ε times the truncated mass) holds for a single ε and does not compose."""
@@ -251,12 +251,14 @@ class Plan:
         Tails and precision are left out because they depend on the model; composed releases, what is trained on,
         trials and unit are left out if they are not set. ``rows_per_unit`` changes what is summed: two runs that
         differ in it must not share noise."""
-        unsaid = {"tails", "precision"} | ({"beside"} if not self.beside else set())
+        unsaid = {"tails", "precision"} | ({"composed"} if not self.composed else set())
         unsaid |= {"trains_on"} if self.trains_on is None else set()
         unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
         unsaid |= {"rows_per_unit"} if self.rows_per_unit is None else set()
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}
+        fields = {
+            stable_field(Plan, f.name): getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid
+        }
         accounted = {
             "participation": self.sampler.participation,
             "structure": self.noise.structure,
@@ -333,7 +335,7 @@ class Plan:
             sampler=sampler,
             query=query,
             noise=noise.build(steps) if isinstance(noise, NoiseFactory) else noise,
-            rule=bind_steps(optimizer, steps),
+            optimizer=bind_steps(optimizer, steps),
             sigma=1.0,
             divisor=sampler.expected_batch if divisor is None else divisor,  # type: ignore[attr-defined]
             steps=steps,
@@ -368,18 +370,18 @@ class Plan:
     def _check_left(self, epsilon: float) -> None:
         """Raise if the composed releases alone use all of ε or δ."""
         left = self.delta_left()
-        if not self.beside:
+        if not self.composed:
             return
         if left <= 0:
             raise InvalidInputError(
-                f"{join_names(self.beside)} use all of δ = {self.delta:g}: give a larger δ, or leave them out"
+                f"{join_names(self.composed)} use all of δ = {self.delta:g}: give a larger δ, or leave them out"
             )
-        event = dp_event.ComposedDpEvent([release.event for release in self.beside])
+        event = dp_event.ComposedDpEvent([release.event for release in self.composed])
         kind = accountant.default_accountant(event, self.neighbours)
         spent = accountant.epsilon(event, left, adjacency=self.neighbours, accountant=kind)
         if spent >= epsilon:
             raise InvalidInputError(
-                f"nothing is left of ε = {epsilon:g} for training: {join_names(self.beside)} alone cost "
+                f"nothing is left of ε = {epsilon:g} for training: {join_names(self.composed)} alone cost "
                 f"ε = {rounded_up(spent)} at δ = {self.delta:g}; give them less, or raise ε"
             )
 

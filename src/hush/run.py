@@ -75,7 +75,7 @@ class Run:
         check_shareable(plan, self.ranks)
         self._next = 0
         self._process, self._busy = os.getpid(), threading.Lock()
-        self._source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
+        self._source, self._secret = source, Secret.from_json(self.ranks.broadcast(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
             raise InvalidInputError("the model has no parameter to train: every requires_grad is False")
@@ -87,19 +87,19 @@ class Run:
         self._coordinates = count_coordinates(model) if trained is None else trained.numbers
         self._public, self._private = plan.query.init(self._params)
         hooks = list_hooks(model)
-        self._rule = plan.rule.init(self._params)
+        self._optimizer_state = plan.optimizer.init(self._params)
         if plan.adds_noise:
             refuse_new_hooks(model, hooks)
-        self._trained_before, self._noted = was_trained(model), False
+        self._trained_before, self._marked_trained = was_trained(model), False
         self._whole = True
         self._after_step: list[Callable[[Record], None]] = [] if trained is None else [*trained.after_step]
         self._private_folder: Path | None = None
         self.directory: RunDirectory | None = None  # set by `hush.start`
         self._charge: Callable[[], None] | None = None
         self._charged = False
-        self._witness: NoiseReuseGuard | None = None
+        self._noise_guard: NoiseReuseGuard | None = None
         self._history = ReplayHistory()
-        self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
+        self._cached_batch: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = NoiseAdder(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
         own = losses if trained is None else trained.losses
         self._summing = Aggregator(
@@ -161,8 +161,10 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        self._drawn = step, self._draw(step)
-        return Batch(step, self._drawn[1].clone(), self)  # a copy, so that the caller cannot change the run's indices
+        self._cached_batch = step, self._draw(step)
+        return Batch(
+            step, self._cached_batch[1].clone(), self
+        )  # a copy, so that the caller cannot change the run's indices
 
     def _draw(self, step: int) -> Tensor:
         secret = pick_secret(self._secret, self.plan.sampler.participation)
@@ -201,12 +203,12 @@ class Run:
         while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
         self._whole, self._private = False, private
-        if not self._noted:
+        if not self._marked_trained:
             note_training(self._model)
-            self._noted = True
+            self._marked_trained = True
         release = self._noising.release(channels, self._secret, self.next)
-        update = self.plan.rule.step(self._params, release, self._rule)
-        self._summing.settle()
+        update = self.plan.optimizer.step(self._params, release, self._optimizer_state)
+        self._summing.mark_updated()
         self._public = self.plan.query.observe(release, update, self._public)
         self._next += 1
         self._history = self._history.reached(self._next)
@@ -255,19 +257,19 @@ class Run:
 
         False if the run switched to a fresh secret, so that the sums must be recomputed."""
         if self.ranks.world == 1:
-            return self._witness is None or self._witness.meets(channels)
+            return self._noise_guard is None or self._noise_guard.allows(channels)
 
         def decide() -> dict[str, Any]:
             self.charge()
-            met = self._witness is None or self._witness.meets(channels)
+            met = self._noise_guard is None or self._noise_guard.allows(channels)
             return {"fresh": None if met else self._secret.to_json(), "history": self.history.to_json()}
 
-        told = on_rank_zero(self.ranks, decide)
+        answer = on_rank_zero(self.ranks, decide)
         if self.ranks.rank:
-            self._history = ReplayHistory.from_json(told["history"])  # every step taken, as recorded by process 0
-            if told["fresh"] is not None:
-                self._change_secret(Secret.from_json(told["fresh"]), self.history)
-        return told["fresh"] is None
+            self._history = ReplayHistory.from_json(answer["history"])  # every step taken, as recorded by process 0
+            if answer["fresh"] is not None:
+                self._change_secret(Secret.from_json(answer["fresh"]), self.history)
+        return answer["fresh"] is None
 
     @property
     def secret(self) -> Secret:
@@ -286,11 +288,11 @@ class Run:
             self._charge()
             self._charged = True
 
-    def witnessed_by(self, witness: NoiseReuseGuard) -> None:
+    def guard_noise(self, witness: NoiseReuseGuard) -> None:
         """Call ``witness.meets(sums)`` before noise is drawn, and ``witness.releasing()`` before a release."""
-        self._witness = witness if self.plan.has_guarantee else None
+        self._noise_guard = witness if self.plan.has_guarantee else None
 
-    def renew(self) -> None:
+    def use_fresh_secret(self) -> None:
         """Take the remaining steps with a fresh secret: new sampling and noise, the same fixed batches.
 
         `hush.guarantees` accounts for all attempts together."""
@@ -298,7 +300,7 @@ class Run:
 
     def _change_secret(self, secret: Secret, history: ReplayHistory) -> None:
         self._secret, self._history, self._charged = secret, history, False
-        self._drawn = (-1, self._drawn[1])
+        self._cached_batch = (-1, self._cached_batch[1])
         self._noising.start_anew(history.now.start)
 
     def prepare(self, write: Callable[[nn.Module], None]) -> None:
@@ -319,7 +321,7 @@ class Run:
         """The guarantee of the steps taken so far; if steps were repeated, that of the whole plan."""
         if self.history.again or not self.plan.has_guarantee:
             return self.guarantee
-        if self.next == 0 and not self.plan.beside and (self._released is None or not self._released.drawn):
+        if self.next == 0 and not self.plan.composed and (self._released is None or not self._released.drawn):
             whole = self.guarantee
             return dataclasses.replace(whole, epsilon=0.0, event=None)
         return account_steps(self.stated(), max(1, self.next), self.coordinates)[0]
@@ -340,7 +342,7 @@ class Run:
         description: Description | None = None,
         overwrite: bool = False,
         dataset: str = "",
-        figures: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         model: nn.Module | None = None,
     ) -> Path:
         """Write the release, the folder that may be published: weights, description and privacy card.
@@ -363,16 +365,16 @@ class Run:
         if directory is None:
             if self.directory is None:
                 raise InvalidInputError("this run has no directory: give the folder of the release")
-            return self.directory.publish(self, description=description, dataset=dataset, figures=figures)
+            return self.directory.publish(self, description=description, dataset=dataset, metrics=metrics)
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
-        if self._witness is not None:
-            self._witness.releasing()
-        told = description or Description("other")
+        if self._noise_guard is not None:
+            self._noise_guard.before_release()
+        answer = description or Description("other")
         return write_release(
-            Path(directory), model or self.model, self._card(dataset, figures), told, overwrite=overwrite
+            Path(directory), model or self.model, self._card(dataset, metrics), answer, overwrite=overwrite
         )
 
     def check_release(self, *, description: Description | None = None, dataset: str = "") -> int:
@@ -382,10 +384,10 @@ class Run:
         from hush.release.description import Description
         from hush.release.folder import pack_release
 
-        told = description or Description("other")
+        answer = description or Description("other")
         try:
-            content = pack_release(self.model, self._card(dataset, None), told)
-            Description.from_json(told.to_json(), None if told.schema is None else told.schema.to_json())
+            content = pack_release(self.model, self._card(dataset, None), answer)
+            Description.from_json(answer.to_json(), None if answer.schema is None else answer.schema.to_json())
         except HushError as error:
             raise ReleaseError(f"this run could be trained but not released: {error}") from error
         except Exception as error:  # its text may quote the data, so only its type is shown
@@ -395,10 +397,10 @@ class Run:
             ) from error
         return sum(map(len, content.values()))
 
-    def _card(self, dataset: str, figures: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _card(self, dataset: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         taken, history = self.next, self.history
         card = make_card(
-            self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, figures=figures
+            self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, metrics=metrics
         )
         return {**card, "dataset": dataset, "date": date.today().isoformat()}
 
@@ -419,7 +421,7 @@ class Run:
             "isolated": self._summing.isolated,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
-            "rule": self._rule,
+            "rule": self._optimizer_state,
             "public": self._public,
             "private": self._private,
             "noise": self._noising.state(),
@@ -437,7 +439,7 @@ class Run:
             self._restore(state, compared)
 
     def _restore(self, state: State, compared: bool) -> None:
-        if self.plan.adds_noise and self._witness is None and not compared:
+        if self.plan.adds_noise and self._noise_guard is None and not compared:
             raise ResumeError(
                 "a private run can only be restored from a checkpoint, because a saved state does not know which sums "
                 "its noise was added to since: write checkpoints and use their restore (see docs/nothing-is-lost.md), "
@@ -447,8 +449,8 @@ class Run:
             copy_into(own, state[kind])
         self._next, self._whole, self._charged = state["step"], True, False
         self._secret, self._history = Secret.from_json(state["secret"]), ReplayHistory.from_json(state["history"])
-        self._drawn = (-1, self._drawn[1])  # it was drawn with the previous secret
-        self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
+        self._cached_batch = (-1, self._cached_batch[1])  # it was drawn with the previous secret
+        self._optimizer_state, self._public, self._private = state["rule"], state["public"], state["private"]
         self._noising.restore(state["noise"], self.history.now.start)
         begun, isolated = self.next > 0, bool(state.get("isolated", False))
         self._summing.restore(
@@ -469,7 +471,7 @@ class Run:
         """The plan with every assumption that this run adds, including those known before its first step."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
-        updated = UPDATED if runs_user_code(self.plan.rule, self._rule) else ""
+        updated = UPDATED if runs_user_code(self.plan.optimizer, self._optimizer_state) else ""
         checked = self._summing.checked
         stated = stated.with_arithmetic(CHECKED.format(checked) if checked else "")
         stated = stated.assuming(self._summing.describe_separation())
@@ -484,9 +486,9 @@ class Run:
 
     def _sum(self, batch: Batch) -> tuple[Sums, Sums, State]:
         """The sums of a batch, the channels built from them, and the query's next private state."""
-        if self._drawn[0] != batch.step:
+        if self._cached_batch[0] != batch.step:
             self.batch(batch.step)
-        sums = self._summing.sum_batch(self._secret, batch.step, self._drawn[1], self._public)
+        sums = self._summing.sum_batch(self._secret, batch.step, self._cached_batch[1], self._public)
         return sums, *self.plan.query.finish(sums, self._public, self._private)
 
     def _check(self, batch: Batch) -> None:

@@ -143,7 +143,7 @@ def costs_the_same(plan: Plan, other: Plan) -> bool:
 
 
 def _list_price(plan: Plan) -> tuple[Any, ...]:
-    return events.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.beside, plan.trials
+    return events.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.composed, plan.trials
 
 
 def price_search(
@@ -301,7 +301,7 @@ def tune(
         run = winner.made
         if out is not None:
             chosen = {"chosen": {"parameters": winner.candidate, "score": winner.score}}
-            run.release(out / RELEASE, dataset=dataset or "", figures=chosen)
+            run.release(out / RELEASE, dataset=dataset or "", metrics=chosen)
     return TuningResult(run.model, run.guarantee, plan, winner.candidate, winner.score, out)
 
 

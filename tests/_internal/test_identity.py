@@ -53,8 +53,8 @@ def scheduled(schedule: Callable[[int], float]) -> Plan:
     return replace(plan(), noise=Independent(STEPS, schedule))
 
 
-def with_rule(rule: Any) -> Plan:
-    return replace(plan(), rule=rule)
+def with_rule(optimizer: Any) -> Plan:
+    return replace(plan(), optimizer=optimizer)
 
 
 def secret_of(p: Plan, seed: int = 5) -> bytes:
@@ -204,8 +204,8 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("which", UNKNOWN)
 def test_what_cannot_be_told_has_no_identity(which, tmp_path, capsys) -> None:
-    rule, why = UNKNOWN[which]
-    p = with_rule(rule)
+    optimizer, why = UNKNOWN[which]
+    p = with_rule(optimizer)
     with pytest.raises(InvalidInputError, match=f"takes no secret seed.*{why}"):
         p.start(model(), losses, data(), secret=3)
     if which.startswith("an optimizer"):

@@ -84,8 +84,8 @@ def fingerprint(value: Any) -> str:
 
 
 def test_two_classes_of_named_tuples() -> None:
-    assert plan(rule=Up(0.1)).fingerprint() != plan(rule=Down(0.1)).fingerprint()
-    assert plan(rule=Up(0.1)).fingerprint() == plan(rule=Up(0.1)).fingerprint()
+    assert plan(optimizer=Up(0.1)).fingerprint() != plan(optimizer=Down(0.1)).fingerprint()
+    assert plan(optimizer=Up(0.1)).fingerprint() == plan(optimizer=Up(0.1)).fingerprint()
     assert fingerprint(Mode.FAST) != fingerprint("fast")
     assert fingerprint((1, 2)) == fingerprint([1, 2])
     assert fingerprint(torch.Size([1, 2])) != fingerprint((1, 3))
@@ -111,7 +111,7 @@ def test_an_optimizers_own_attributes_and_hooks() -> None:
     params = {"w": nn.Parameter(torch.zeros(2))}
 
     def made(build: Callable[[Named], torch.optim.Optimizer]) -> str:
-        return plan(rule=TorchOptim(build)).fingerprint(params)
+        return plan(optimizer=TorchOptim(build)).fingerprint(params)
 
     assert made(lambda p: Stepping(p.values(), 1)) != made(lambda p: Stepping(p.values(), 2))
     assert made(lambda p: Stepping(p.values(), 1)) == made(lambda p: Stepping(p.values(), 1))
@@ -130,7 +130,7 @@ def test_an_optimizers_own_attributes_and_hooks() -> None:
     cosine = TorchOptim(
         lambda p: torch.optim.SGD(p.values(), lr=0.1), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4)
     )
-    assert plan(rule=cosine).fingerprint(params) == plan(rule=cosine).fingerprint(params)
+    assert plan(optimizer=cosine).fingerprint(params) == plan(optimizer=cosine).fingerprint(params)
 
 
 class Loose(ClippedSum):

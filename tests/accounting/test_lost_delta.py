@@ -129,7 +129,7 @@ class TestOlderLines:
 class TestALossThatIsForOneEpsilon:
     """What tails cost beside the ε of a run is less than what they cost beside any: the rest is ``beside``."""
 
-    run = Cost("add-remove", "proven", 1e-5, dp_event.GaussianDpEvent(3.0), lost=1e-9, beside=2e-7)
+    run = Cost("add-remove", "proven", 1e-5, dp_event.GaussianDpEvent(3.0), lost=1e-9, composed=2e-7)
 
     def at(self, delta: float) -> float:
         return epsilon(dp_event.GaussianDpEvent(3.0), delta, accountant="gdp")

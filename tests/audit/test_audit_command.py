@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pages import MOST_BYTES, read_figures
+from pages import MOST_BYTES, read_trial_metrics
 
 from hush.audit import audit as catalogue_of_audits
 from hush.audit.audit import AuditSettings, find_audits, list_audited, make_audit_plan, make_audit_setup, read_audits
@@ -109,13 +109,13 @@ def test_what_is_refuted_is_found(capsys: pytest.CaptureFixture[str], tmp_path: 
     page = (tmp_path / "page.html").read_text()
     assert "<h1>sanitize: refuted</h1>" in page
     assert len(page.encode()) < MOST_BYTES
-    figures = read_figures(page)
-    assert set(figures) == {
+    metrics = read_trial_metrics(page)
+    assert set(metrics) == {
         "The score of every run",
         "Errors that it made, and errors that were claimed",
         "The bound as runs are added",
     }
-    scores = figures["The score of every run"].rows
+    scores = metrics["The score of every run"].rows
     assert [sum(row[i] for row in scores) for i in (1, 2)] == [40, 40]
 
 

@@ -295,7 +295,7 @@ def test_calibration_is_done_once_for_all_learning_rates(tmp_path, small, monkey
     ]
     assert calls == [3.0, 3.0]  # another learning rate is the same event; another clip is looked at anew
     assert plans[0].sigma == plans[1].sigma == pytest.approx(plans[2].sigma)
-    assert plans[1].rule.lr == 0.2
+    assert plans[1].optimizer.lr == 0.2
     assert plans[0].guarantee().epsilon <= 3.0
 
 
@@ -354,7 +354,7 @@ class SignRule:
         return update
 
 def sign_sgd(setting: Setting, *, lr: float = 0.01):
-    parts = {"query": ClippedSum(1.0), "noise": Independent(setting.total_steps), "rule": SignRule(lr)}
+    parts = {"query": ClippedSum(1.0), "noise": Independent(setting.total_steps), "optimizer": SignRule(lr)}
     return setting.plan("their-sign-sgd", sampler=setting.sampler(), **parts)
 '''
 

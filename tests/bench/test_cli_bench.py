@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hush.bench.executors import Inline
 from hush.bench.store import StoreFullError, open_store
-from hush.bench.sweep import make_table, show_live, sweep, tell_duration
+from hush.bench.sweep import format_duration, make_table, show_live, sweep
 from hush.cli import main
 
 TINY = """
@@ -283,4 +283,4 @@ def test_running_and_failed_are_counted(tmp_path, small) -> None:
     [(5, "about 5 seconds"), (119, "about 119 seconds"), (150, "about 2.5 minutes"), (36000, "about 10 hours")],
 )
 def test_durations(seconds, text) -> None:
-    assert tell_duration(seconds) == text
+    assert format_duration(seconds) == text

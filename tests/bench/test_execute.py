@@ -74,15 +74,15 @@ def die_at(event: int) -> None:
         return moved
 
     storage.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.trial import TrialFigures
+    from hush.bench.trial import TrialMetrics
 
-    step = TrialFigures.step
+    step = TrialMetrics.step
 
     def stepping(self, *arguments):
         tick()
         step(self, *arguments)
 
-    TrialFigures.step = stepping
+    TrialMetrics.step = stepping
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hush.bench.executors import Inline, Local
 from hush.bench.spec import read_spec
 from hush.bench.store import JobLocks, open_store
 from hush.bench.sweep import sweep
-from hush.bench.trial import COPIES, RunOptions, TrialFigures, read_figures, write_figures
+from hush.bench.trial import COPIES, RunOptions, TrialMetrics, read_trial_metrics, write_trial_metrics
 from hush.cli import main
 from hush.errors import InvalidInputError
 
@@ -97,10 +97,10 @@ def stopped(small, store) -> Path:
 def test_one_flipped_byte_in_a_figures_file_loses_nothing(tmp_path, small, place) -> None:
     whole, store = open_store(tmp_path / "whole"), open_store(tmp_path / "store")
     sweep(small, whole, Inline())
-    figures = stopped(small, store) / COPIES[0]
-    content = bytearray(figures.read_bytes())
+    metrics = stopped(small, store) / COPIES[0]
+    content = bytearray(metrics.read_bytes())
     content[place] ^= 1
-    figures.write_bytes(content)
+    metrics.write_bytes(content)
     sweep(small, store, Inline(), settings=EVERY_STEP)
     key = small.trials[0].key
     assert store.record(key)["resumed"] == 1
@@ -129,7 +129,7 @@ def test_without_any_figures_the_run_goes_on_and_says_what_it_has_lost(tmp_path,
 
 
 def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
-    write_figures(tmp_path, TrialFigures({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
+    write_trial_metrics(tmp_path, TrialMetrics({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
     for name in COPIES:
         path = tmp_path / name
         content = path.read_bytes()
@@ -137,9 +137,9 @@ def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
             damaged = bytearray(content)
             damaged[place] ^= 64
             path.write_bytes(damaged)
-            assert read_figures(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
+            assert read_trial_metrics(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
         path.write_bytes(content)
-    assert read_figures(tmp_path).epochs == [{"step": 1}]
+    assert read_trial_metrics(tmp_path).epochs == [{"step": 1}]
 
 
 def test_a_disk_that_cannot_lock_is_told_in_one_sentence(tmp_path, small, monkeypatch, capsys) -> None:

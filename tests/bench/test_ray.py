@@ -23,7 +23,7 @@ from test_execute import contents
 from hush._internal.storage import try_lock, unlock, write_atomic
 from hush.bench import ray_cluster
 from hush.bench.executors import Inline
-from hush.bench.ray_cluster import FULL, OnRay, TaskResult, run_errand
+from hush.bench.ray_cluster import FULL, OnRay, TaskResult, run_task
 from hush.bench.spec import read_spec
 from hush.bench.store import MUTEX, NotShared, Store, StoreFullError, TrialLock, clear_meetings, open_probe, open_store
 from hush.bench.sweep import sweep
@@ -85,7 +85,7 @@ def desk(monkeypatch) -> Callable[..., Desk]:
 
 
 def on(node: str) -> Errand:
-    return lambda text: run_errand(text, node)
+    return lambda text: run_task(text, node)
 
 
 def change(text: str, **changes: Any) -> str:
@@ -109,7 +109,7 @@ def test_a_sweep_on_two_nodes_is_that_of_one_process(store, small, whole, desk) 
 
     def do(text: str) -> str:
         turn[0] += 1
-        return run_errand(text, f"node{turn[0] % 2}")
+        return run_task(text, f"node{turn[0] % 2}")
 
     made = desk(do)
     seen: list[int] = []
@@ -142,7 +142,7 @@ def test_no_more_runs_at_a_time_than_asked_for(store, small, desk) -> None:
     def do(text: str) -> str:
         most[0] = max(most[0], len(made.sent) - done[0])
         done[0] += 1
-        return run_errand(text, "node")
+        return run_task(text, "node")
 
     done = [0]
     made.do = do
@@ -152,7 +152,7 @@ def test_no_more_runs_at_a_time_than_asked_for(store, small, desk) -> None:
 
 def test_a_store_of_the_same_name_that_is_not_shared_is_refused(store, tmp_path, small, desk) -> None:
     shutil.copytree(store.root, tmp_path / "elsewhere")
-    desk(lambda text: run_errand(change(text, store=str(tmp_path / "elsewhere")), "far"))
+    desk(lambda text: run_task(change(text, store=str(tmp_path / "elsewhere")), "far"))
     with pytest.raises(
         InvalidInputError, match=r"is not shared by all nodes \(node far does not see this sweep's files in it\)"
     ):
@@ -165,7 +165,7 @@ def test_a_copy_that_is_brought_up_to_date_is_no_shared_store(store, tmp_path, s
 
     def do(text: str) -> str:
         shutil.copytree(store.root, tmp_path / "copy")
-        return run_errand(change(text, store=str(tmp_path / "copy")), "far")
+        return run_task(change(text, store=str(tmp_path / "copy")), "far")
 
     desk(do)
     with pytest.raises(InvalidInputError, match="locks"):
@@ -174,7 +174,7 @@ def test_a_copy_that_is_brought_up_to_date_is_no_shared_store(store, tmp_path, s
 
 def test_an_answer_that_does_not_arrive_is_noticed(store, small, desk) -> None:
     def do(text: str) -> str:
-        answer = run_errand(text, "far")
+        answer = run_task(text, "far")
         for path in store.locks.directory.glob("meeting-*.far"):
             path.unlink()
         return answer
@@ -185,7 +185,7 @@ def test_an_answer_that_does_not_arrive_is_noticed(store, small, desk) -> None:
 
 
 def test_another_version_of_hush_is_refused(store, small, desk) -> None:
-    desk(lambda text: run_errand(change(text, versions={"hush": "0.0.1", "dp-accounting": "0"}), "old"))
+    desk(lambda text: run_task(change(text, versions={"hush": "0.0.1", "dp-accounting": "0"}), "old"))
     with pytest.raises(InvalidInputError, match=r"0\.0\.1"):
         sweep(small, store, OnRay())
     assert store.keys() == set()
@@ -201,7 +201,7 @@ def test_a_node_that_cannot_import_hush_is_refused(store, small, desk) -> None:
 
 
 def test_a_run_that_is_another_one_there_is_refused(store, small, desk) -> None:
-    desk(lambda text: run_errand(change(text, key="0" * 32), "node"))
+    desk(lambda text: run_task(change(text, key="0" * 32), "node"))
     with pytest.raises(InvalidInputError, match="0+"):
         sweep(small, store, OnRay())
 
@@ -218,7 +218,7 @@ def dying(store: Store, key: str, times: int) -> Errand:
             assert claim is not None
             unlock(claim.descriptor)
             raise Lost
-        return run_errand(text, "node")
+        return run_task(text, "node")
 
     return do
 
@@ -256,7 +256,7 @@ def test_a_run_in_which_the_worker_itself_fails_stops_no_sweep(store, small, des
     def do(text: str) -> str:
         if json.loads(text)["key"] == small.trials[3].key:
             raise Failed
-        return run_errand(text, "node")
+        return run_task(text, "node")
 
     desk(do)
     assert sweep(small, store, OnRay(retries=1)).summary()["failed"] == 1
@@ -271,7 +271,7 @@ def test_a_run_arrives_as_it_was_sent(path) -> None:
 
 def test_a_node_that_dies_after_its_run_is_done_costs_nothing(store, small, whole, desk) -> None:
     def do(text: str) -> str:
-        answer = run_errand(text, "node")
+        answer = run_task(text, "node")
         if TaskResult.read(answer).end == "done":
             raise Lost
         return answer
@@ -293,7 +293,7 @@ def test_a_worker_that_is_only_cut_off_keeps_its_run(store, small, whole, desk) 
             claims.append(store.locks.take(key))
             made.sent.clear()
             raise Lost
-        return run_errand(text, "node")
+        return run_task(text, "node")
 
     def watch(tally: Any) -> None:
         looks[0] += len(tally.outcomes) == 3  # the others are done
@@ -401,7 +401,7 @@ def test_an_errand_holds_nothing_but_plain_data(store, small, desk) -> None:
     def do(text: str) -> str:
         assert isinstance(text, str)
         assert json.loads(text)["store"] == str(Path(store.root).absolute())
-        return run_errand(text, "node")
+        return run_task(text, "node")
 
     desk(do)
     sweep(read_spec(small.path), store, OnRay())

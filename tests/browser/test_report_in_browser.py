@@ -252,11 +252,11 @@ def test_text_in_figures_stays_inside_them(browser: Any, addresses: dict[str, st
 
 def test_every_axis_has_a_title(page: Any) -> None:
     show_all(page)
-    figures = page.locator(".picture svg")
-    assert figures.count() > 20
-    for number in range(figures.count()):
+    metrics = page.locator(".picture svg")
+    assert metrics.count() > 20
+    for number in range(metrics.count()):
         for name in ("x-title", "y-title"):
-            assert figures.nth(number).locator(f".{name}").text_content().strip()
+            assert metrics.nth(number).locator(f".{name}").text_content().strip()
 
 
 @pytest.mark.parametrize("kind", ["report", "plan", "noise", "audit"])

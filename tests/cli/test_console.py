@@ -53,8 +53,8 @@ class TestWithoutMemoryForAThread:
         monkeypatch.setattr(threading.Event, "wait", lambda *given: pytest.fail("it would wait for ever"))
 
     def test_a_status(self, no_thread, capsys) -> None:
-        with console.delayed_status("computing") as tell:
-            tell("something")
+        with console.delayed_status("computing") as notify:
+            notify("something")
         assert capsys.readouterr() == ("", "")
 
     def test_a_progress_bar(self, no_thread, monkeypatch) -> None:
@@ -73,7 +73,7 @@ def test_a_status_appears_if_the_task_takes_long(capsys, monkeypatch) -> None:
     reminded = threading.Event()
     remind = console.DelayedStatus.remind
     monkeypatch.setattr(console.DelayedStatus, "remind", lambda self: (remind(self), reminded.set()))
-    with console.delayed_status("computing") as tell:
+    with console.delayed_status("computing") as notify:
         assert reminded.wait(60)
-        tell("something")
+        notify("something")
     assert capsys.readouterr().err.splitlines() == ["computing …", "computing: something …"]

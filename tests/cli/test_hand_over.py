@@ -137,11 +137,11 @@ def test_images(tmp_path: Path, monkeypatch, capsys) -> None:
     assert sum(row["prediction"] == "light" for row in found) >= 18
     capsys.readouterr()
     assert main(["evaluate", "release", "test", "--json"]) == 0, capsys.readouterr().err
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["rows"] == 40
-    assert figures["accuracy"] >= 0.9
-    assert [sum(row) for row in figures["confusion"]] == [20, 20]
-    assert figures["covered"] is False
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["rows"] == 40
+    assert metrics["accuracy"] >= 0.9
+    assert [sum(row) for row in metrics["confusion"]] == [20, 20]
+    assert metrics["covered"] is False
     arrays = np.stack([np.asarray(Image.open(path)) for path in sorted((receiver / "new").iterdir())])
     np.savez(receiver / "new.npz", x=arrays)
     assert main(["predict", "release", "new.npz", "--out", "again.csv"]) == 0, capsys.readouterr().err
@@ -271,12 +271,12 @@ def test_numbers(tmp_path: Path, monkeypatch, capsys) -> None:
     assert values[0] < values[1] < values[2]
     capsys.readouterr()
     assert main(["evaluate", "run", "my.csv", "--json"]) == 0, capsys.readouterr().err
-    figures = json.loads(capsys.readouterr().out)
+    metrics = json.loads(capsys.readouterr().out)
     truth = np.array([float(line.split(",")[1]) for line in lines])
     said = hush.load("run").predict("my.csv").values
     assert said is not None
-    assert figures["mae"] == pytest.approx(float(np.abs(said.numpy() - truth).mean()), rel=1e-6)
-    assert {"rows", "mae", "rmse", "r2", "note"} <= figures.keys()
+    assert metrics["mae"] == pytest.approx(float(np.abs(said.numpy() - truth).mean()), rel=1e-6)
+    assert {"rows", "mae", "rmse", "r2", "note"} <= metrics.keys()
     assert main(["evaluate", "run", "my.csv"]) == 0
     assert "RMSE" in capsys.readouterr().out
     assert main(["export", "run", "--out", "model.pt2"]) == 0, capsys.readouterr().err

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from pages import MOST_BYTES, read_figures
+from pages import MOST_BYTES, read_trial_metrics
 
 from hush.cli import main
 from hush.cli.plan import default_batches
@@ -68,9 +68,9 @@ def test_the_table_and_the_advice_fit_80_columns(capsys, monkeypatch, tmp_path) 
     assert max(len(line) for line in out.splitlines() if not line.startswith("written")) <= 80
     page = (tmp_path / "plan.html").read_text()
     assert len(page.encode()) < MOST_BYTES
-    figures = read_figures(page)
-    assert set(figures) == {"Noise of the whole run", "Noise of a single batch", "When correlated noise wins"}
-    assert len(figures["Noise of the whole run"].rows) == 8
+    metrics = read_trial_metrics(page)
+    assert set(metrics) == {"Noise of the whole run", "Noise of a single batch", "When correlated noise wins"}
+    assert len(metrics["Noise of the whole run"].rows) == 8
     assert page.count('<tr data-problem=""') == 8  # every row
     assert page.count("<small>recommended</small>") == 1
 
@@ -125,7 +125,7 @@ def test_ranges_released_before_training_are_charged(capsys, tmp_path) -> None:
     problem = from_files(path, target="y", public=("classes",), private_ranges=True)
     alone = make_plan("dp-sgd", examples=400, batch_size=100, epochs=2, epsilon=2)
     (part,) = plan_releases(problem, alone, 2.0, range_share=0.3)
-    both = replace(alone, beside=(part.beside,)).with_epsilon(2.0)
+    both = replace(alone, composed=(part.composed,)).with_epsilon(2.0)
     assert plain["noise_multiplier"] == pytest.approx(alone.sigma, rel=1e-9)
     assert charged["noise_multiplier"] == pytest.approx(both.sigma, rel=1e-9)
     assert both.sigma > alone.sigma

@@ -188,17 +188,17 @@ def test_class_names_of_a_release_do_not_control_the_terminal(here: Path, capsys
 def test_evaluate_gives_the_figures_of_the_predictions(here: Path, capsys) -> None:
     code, out, err = call(capsys, "evaluate", "table", "my.csv", "--json")
     assert code == 0, err
-    figures = json.loads(out)
+    metrics = json.loads(out)
     assert call(capsys, "predict", "table", "my.csv", "--out", "p.csv")[0] == 0
     pairs = [(row["label"], said["prediction"]) for row, said in zip(read("my.csv"), read("p.csv"), strict=True)]
     names = ("no", "yes")
-    assert figures["confusion"] == [[pairs.count((true, said)) for said in names] for true in names]
-    assert figures["accuracy"] == sum(true == said for true, said in pairs) / 100
-    assert figures["commonest"] == 0.5
-    assert {"balanced_accuracy", "auc", "log_loss", "recall", "verdict", "classes", "note"} <= figures.keys()
+    assert metrics["confusion"] == [[pairs.count((true, said)) for said in names] for true in names]
+    assert metrics["accuracy"] == sum(true == said for true, said in pairs) / 100
+    assert metrics["commonest"] == 0.5
+    assert {"balanced_accuracy", "auc", "log_loss", "recall", "verdict", "classes", "note"} <= metrics.keys()
     code, out, _ = call(capsys, "evaluate", "table", "my.csv")
     assert code == 0
-    assert figures["verdict"] in out
+    assert metrics["verdict"] in out
     assert "exact and not covered by ε" in out
 
 
@@ -206,9 +206,9 @@ def test_a_class_that_the_test_rows_lack(here: Path, capsys) -> None:
     Path("test.csv").write_text("age,height,kind,label\n1,1,a,no\n2,2,b,no\n")
     code, out, err = call(capsys, "evaluate", "table", "test.csv", "--json")
     assert code == 0, err
-    figures = json.loads(out)
-    assert figures["recall"][1] is None
-    assert figures["auc"] is None
+    metrics = json.loads(out)
+    assert metrics["recall"][1] is None
+    assert metrics["auc"] is None
     assert call(capsys, "evaluate", "table", "test.csv")[0] == 0
 
 

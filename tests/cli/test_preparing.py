@@ -277,7 +277,7 @@ def test_in_python(people: Path) -> None:
     setting = {"examples": len(problem.train[0]), "batch_size": 64, "steps": 20, "epsilon": 6.0, "counted": True}
     alone = make_plan("dp-sgd", **setting)
     parts = releases.plan_releases(problem, alone, 6.0, range_share=0.2, weight_share=0.1)
-    plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
+    plan = make_plan("dp-sgd", **setting, composed=tuple(part.composed for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
     problem, told = releases.take_releases(problem, run, make_releases(run, parts))
     assert problem.schema is not None

@@ -65,7 +65,7 @@ def test_a_process_that_is_interrupted_alone_ends(monkeypatch) -> None:
     """Process 0 of two was not interrupted and takes its steps; process 1 leaves after a few."""
     taken: list[int] = []
     run: Any = SimpleNamespace(next=0, plan=SimpleNamespace(steps=100, method="dp-sgd"),
-                               ranks=SimpleNamespace(world=2, rank=1, hear=lambda said: False))  # fmt: skip
+                               ranks=SimpleNamespace(world=2, rank=1, broadcast=lambda said: False))  # fmt: skip
 
     def steps(*given: Any, **more: Any):
         for number in range(100):

@@ -148,8 +148,8 @@ def test_plain_adaptive_clipping_is_in_the_datas_own_units() -> None:
             return {n: torch.zeros_like(p) for n, p in params.items()}
 
     p = plan(clip_mode="plain", clip=0.5, steps=20)
-    assert isinstance(p.rule, ClipUnits)
-    p = replace(p, rule=ClipUnits(Watching(), p.rule.quantile))
+    assert isinstance(p.optimizer, ClipUnits)
+    p = replace(p, optimizer=ClipUnits(Watching(), p.optimizer.quantile))
     run = p.start(nn.Linear(3, 1, bias=False).double(), linear, x, secret=Secret.from_seed(1))
     clips = []
     for batch in run.batches():

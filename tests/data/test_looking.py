@@ -84,7 +84,7 @@ def look_at(pieces: Sequence[Sequence[str]], given: Column | None) -> Evidence:
     looker = ColumnProfiler(Evidence("x", True, classes=frozenset(POOLS["flags"])), given)
     for piece in pieces:
         looker.add(TextColumn.of(piece))
-    return looker.settle()
+    return looker.mark_updated()
 
 
 @pytest.mark.parametrize("given", GIVEN.values(), ids=list(GIVEN))

@@ -87,7 +87,7 @@ def test_figures_of_mapped_rows(table: Path, monkeypatch: pytest.MonkeyPatch) ->
     with seeded(0):
         model = short.model()
     one, other = evaluate_problem(model, short), evaluate_problem(model, long)
-    assert (one.loss, one.confusion, one.figures) == (other.loss, other.confusion, other.figures)
+    assert (one.loss, one.confusion, one.metrics) == (other.loss, other.confusion, other.metrics)
 
 
 def test_a_test_file_may_be_long_too(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,12 +34,12 @@ def read_data(page: str) -> dict[str, Any]:
     return data
 
 
-def read_figures(page: str) -> dict[str, DrawnFigure]:
+def read_trial_metrics(page: str) -> dict[str, DrawnFigure]:
     """The figures by their titles. Each has axes with titles, points that can be read, and data."""
     addresses = set(re.findall(r"https?://[^\s\"'<\\]+", page))
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, which no browser fetches
     assert not re.search(r"<(link|img|iframe)\b|\bsrc=", page)
-    figures = {}
+    metrics = {}
     for section in read_data(page)["sections"]:
         for told in section["figures"]:
             svg = ElementTree.fromstring(told["svg"])
@@ -49,5 +49,5 @@ def read_figures(page: str) -> dict[str, DrawnFigure]:
             assert [e for e in svg.iter() if e.tag.endswith("}title") and e.text], told["title"]
             assert told["rows"], told["title"]
             assert all(len(row) == len(told["columns"]) for row in told["rows"]), told["title"]
-            figures[told["title"]] = DrawnFigure(section["id"], svg, told["columns"], told["rows"])
-    return figures
+            metrics[told["title"]] = DrawnFigure(section["id"], svg, told["columns"], told["rows"])
+    return metrics

@@ -407,7 +407,7 @@ def draw_cost(draws: random.Random) -> Cost:
     if draws.random() < 0.3:
         return Cost(near, "proven", 1e-7, points=((1e-7, draws.uniform(0.01, 0.5)),), **about)
     gaussian = dp_event.GaussianDpEvent(draws.uniform(5, 30))
-    return Cost(near, "proven", 1e-6, gaussian, lost=1e-10, beside=draws.choice([0.0, 1e-9]), **about)
+    return Cost(near, "proven", 1e-6, gaussian, lost=1e-10, composed=draws.choice([0.0, 1e-9]), **about)
 
 
 @pytest.mark.parametrize("seed", range(20))

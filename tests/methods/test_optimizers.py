@@ -61,8 +61,8 @@ def same(one, other) -> bool:
 @pytest.mark.parametrize("method", REPLACEABLE)
 def test_the_optimizer_takes_the_place_of_sgd_at_the_same_guarantee(method) -> None:
     ours, theirs = plan(method), plan(method, optimizer=None)
-    assert isinstance(ours.rule, TorchOptim)
-    assert replace(ours, rule=theirs.rule).fingerprint() == theirs.fingerprint()
+    assert isinstance(ours.optimizer, TorchOptim)
+    assert replace(ours, optimizer=theirs.optimizer).fingerprint() == theirs.fingerprint()
     if ours.has_guarantee:
         assert ours.claims() == theirs.claims()
     assert not same(weights(ours), network().state_dict())
@@ -137,7 +137,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(more, tmp_path) -> None:
 
 def test_adaptive_clipping_keeps_its_units() -> None:
     p = plan(clip_quantile=0.5)
-    assert (type(p.rule).__name__, type(p.rule.rule)) == ("ClipUnits", TorchOptim)
+    assert (type(p.optimizer).__name__, type(p.optimizer.optimizer)) == ("ClipUnits", TorchOptim)
 
 
 @pytest.mark.parametrize("method", OWN_RULE)

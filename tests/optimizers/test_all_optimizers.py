@@ -50,10 +50,10 @@ def release(step: int, gradient: dict[str, torch.Tensor], std: float = 0.0) -> N
     return NoisyGradient(step, {"gradient": gradient}, {"gradient": std})
 
 
-def descend(rule, params, steps: int) -> None:
-    state = rule.init(params)
+def descend(optimizer, params, steps: int) -> None:
+    state = optimizer.init(params)
     for step in range(steps):
-        rule.step(params, release(step, {n: p.detach() - TARGET[n] for n, p in params.items()}), state)
+        optimizer.step(params, release(step, {n: p.detach() - TARGET[n] for n, p in params.items()}), state)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -67,13 +67,13 @@ def test_converges_on_a_quadratic_without_noise(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_the_update_is_new_minus_old_and_the_release_is_untouched(name: str) -> None:
     params = parameters()
-    rule = RULES[name]
-    state = rule.init(params)
+    optimizer = RULES[name]
+    state = optimizer.init(params)
     for step in range(3):
         before = {n: p.detach().clone() for n, p in params.items()}
         gradient = {n: torch.randn_like(p) for n, p in params.items()}
         kept = copy.deepcopy(gradient)
-        update = rule.step(params, release(step, gradient), state)
+        update = optimizer.step(params, release(step, gradient), state)
         assert list(update) == list(params)
         for key in params:
             assert torch.allclose(params[key] - before[key], update[key], atol=1e-7)
@@ -89,18 +89,18 @@ def through_a_checkpoint(state, living):
 
 @pytest.mark.parametrize("name", RULES)
 def test_its_state_goes_through_a_checkpoint_to_the_same_bits(name: str) -> None:
-    rule = RULES[name]
+    optimizer = RULES[name]
     generator = torch.Generator().manual_seed(1)
     gradients = [{n: torch.randn(p.shape, generator=generator) for n, p in parameters().items()} for _ in range(8)]
     straight = parameters()
-    state = rule.init(straight)
+    state = optimizer.init(straight)
     for step, gradient in enumerate(gradients):
         if step == 4:
             resumed = {n: torch.nn.Parameter(p.detach().clone()) for n, p in straight.items()}
-            other = through_a_checkpoint(state, rule.init(resumed))
-        rule.step(straight, release(step, gradient, 0.1), state)
+            other = through_a_checkpoint(state, optimizer.init(resumed))
+        optimizer.step(straight, release(step, gradient, 0.1), state)
         if step >= 4:
-            rule.step(resumed, release(step, gradient, 0.1), other)
+            optimizer.step(resumed, release(step, gradient, 0.1), other)
     assert all(torch.equal(straight[n], resumed[n]) for n in straight)
 
 
@@ -141,17 +141,17 @@ def test_equals_torch(ours, theirs) -> None:
 
 def test_sgd_by_hand() -> None:
     params = {"w": torch.nn.Parameter(torch.tensor([2.0]))}
-    rule = SGD(0.5, momentum=0.5)
-    state = rule.init(params)
-    rule.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # m = 1, w = 1.5
-    rule.step(params, release(1, {"w": torch.tensor([1.0])}), state)  # m = 1.5, w = 0.75
+    optimizer = SGD(0.5, momentum=0.5)
+    state = optimizer.init(params)
+    optimizer.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # m = 1, w = 1.5
+    optimizer.step(params, release(1, {"w": torch.tensor([1.0])}), state)  # m = 1.5, w = 0.75
     assert params["w"].item() == 0.75
 
 
 def test_groups_by_hand() -> None:
     params = parameters()
-    rule = Grouped((("a", SGD(0.5)), ("*", SGD(0.1))))
-    rule.step(params, release(0, {"a": torch.ones(2), "b": torch.ones(1, 1)}), rule.init(params))
+    optimizer = Grouped((("a", SGD(0.5)), ("*", SGD(0.1))))
+    optimizer.step(params, release(0, {"a": torch.ones(2), "b": torch.ones(1, 1)}), optimizer.init(params))
     assert params["a"].tolist() == [-0.5, -0.5]
     assert params["b"].item() == pytest.approx(0.9)
     with pytest.raises(InvalidInputError, match="'b'"):
@@ -163,27 +163,27 @@ def test_groups_by_hand() -> None:
 def test_ftrl_by_hand() -> None:
     """θₜ = θ₀ − η s̃ₜ; with momentum mₜ = γ mₜ₋₁ + s̃ₜ in the place of s̃ₜ (Kairouz et al. 2021)."""
     params = {"w": torch.nn.Parameter(torch.tensor([2.0]))}
-    rule = FTRL(0.5, momentum=0.5)
-    state = rule.init(params)
-    rule.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # s = 1, m = 1
+    optimizer = FTRL(0.5, momentum=0.5)
+    state = optimizer.init(params)
+    optimizer.step(params, release(0, {"w": torch.tensor([1.0])}), state)  # s = 1, m = 1
     assert params["w"].item() == 1.5
-    rule.step(params, release(1, {"w": torch.tensor([3.0])}), state)  # s = 4, m = 4.5
+    optimizer.step(params, release(1, {"w": torch.tensor([3.0])}), state)  # s = 4, m = 4.5
     assert params["w"].item() == -0.25
     plain = {"w": torch.nn.Parameter(torch.tensor([2.0]))}
-    rule = FTRL(0.5)
-    state = rule.init(plain)
+    optimizer = FTRL(0.5)
+    state = optimizer.init(plain)
     for step, gradient in enumerate([1.0, -4.0, 2.0]):
-        rule.step(plain, release(step, {"w": torch.tensor([gradient])}), state)
+        optimizer.step(plain, release(step, {"w": torch.tensor([gradient])}), state)
     assert plain["w"].item() == 2.5  # 2 − 0.5 · (1 − 4 + 2)
 
 
 def test_ftrl_forgets_nothing_and_drifts_nowhere() -> None:
     """Noise that cancels in the sum is gone from the weights exactly, however small the weights are beside it."""
     params = {"w": torch.nn.Parameter(torch.tensor([0.1]))}
-    rule = FTRL(1.0)
-    state = rule.init(params)
+    optimizer = FTRL(1.0)
+    state = optimizer.init(params)
     for step, gradient in enumerate([2.0**20, -(2.0**20)] * 3):
-        rule.step(params, release(step, {"w": torch.tensor([gradient])}), state)
+        optimizer.step(params, release(step, {"w": torch.tensor([gradient])}), state)
     assert params["w"].item() == torch.tensor(0.1).item()
 
 

@@ -11,11 +11,11 @@ from hush.optimizers import SGD
 from hush.optimizers.wrappers import EMA, TailAverage, parse_average
 
 
-def iterates(rule, steps: int) -> list[float]:
+def iterates(optimizer, steps: int) -> list[float]:
     params = {"w": torch.nn.Parameter(torch.tensor([0.0]))}
-    state, seen = rule.init(params), []
+    state, seen = optimizer.init(params), []
     for step in range(steps):
-        rule.step(params, NoisyGradient(step, {"gradient": {"w": torch.tensor([-1.0])}}, {"gradient": 0.0}), state)
+        optimizer.step(params, NoisyGradient(step, {"gradient": {"w": torch.tensor([-1.0])}}, {"gradient": 0.0}), state)
         seen.append(params["w"].item())
     return seen
 

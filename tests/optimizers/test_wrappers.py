@@ -29,7 +29,7 @@ def test_parts_as_documented() -> None:
     assert plan.guarantee().status == "proven"
     assert plan.steps == 4_700
     assert plan.divisor == pytest.approx(256)
-    assert plan.rule == EMA(0.999, KalmanFilter(SGD(1.0, momentum=0.9), 0.7), 4_700)
+    assert plan.optimizer == EMA(0.999, KalmanFilter(SGD(1.0, momentum=0.9), 0.7), 4_700)
     assert plan.noise.structure.bands == 8
     with pytest.raises(NotProvenError):
         replace(plan, sampler=sampling.Poisson(examples=60_000, rate=256 / 60_000, steps=4_700))

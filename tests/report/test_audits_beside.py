@@ -12,7 +12,7 @@ from hush.audit.audit import AuditSettings, add_findings, keep_audits
 from hush.audit.bounds import Verdict
 from hush.cli import main
 from hush.errors import InvalidInputError
-from hush.report.rows import find_audits_beside
+from hush.report.rows import find_audit_results
 from synthetic import make_record, write_plainly
 
 HELD = Verdict("dp-sgd", "proven", 4.0, 1e-5, 0.25, "consistent", "white-box", 0.7, 1, 400)
@@ -31,21 +31,21 @@ def keep(path: Path) -> Path:
 
 
 def test_the_file_in_the_store_beside_it_or_named(store: Path, tmp_path: Path) -> None:
-    assert find_audits_beside(store, None) == ()
+    assert find_audit_results(store, None) == ()
     keep(store.parent / "audit.jsonl")
-    beside = find_audits_beside(store, None)
-    assert [(a.method, a.verdict, a.epsilon_lower) for a in beside] == [
+    composed = find_audit_results(store, None)
+    assert [(a.method, a.verdict, a.epsilon_lower) for a in composed] == [
         ("dp-sgd", "consistent", 0.25),
         ("dp-sgd", "consistent", 0.125),
         ("dp-x", "refuted", 2.5),
     ]
     keep_audits(store / "audit.jsonl", [BROKEN], AuditSettings(), announced=1, cpu_seconds=1.0)
-    assert [a.method for a in find_audits_beside(store, None)] == ["dp-x"]
+    assert [a.method for a in find_audit_results(store, None)] == ["dp-x"]
     add_findings(tmp_path / "found.json", [replace(BROKEN, method="dp-y"), HELD])
-    (named,) = find_audits_beside(store, tmp_path / "found.json")
+    (named,) = find_audit_results(store, tmp_path / "found.json")
     assert (named.method, named.status, named.verdict, named.epsilon_lower) == ("dp-y", "claimed", "refuted", 2.5)
     with pytest.raises(InvalidInputError, match="file"):
-        find_audits_beside(store, tmp_path / "nothing.jsonl")
+        find_audit_results(store, tmp_path / "nothing.jsonl")
 
 
 def test_the_report_shows_the_verdicts(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

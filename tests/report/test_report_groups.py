@@ -14,7 +14,7 @@ from hush.accounting.guarantee import AuditFinding
 from hush.bench.selection_cost import Pricing
 from hush.report import summary
 from hush.report.rows import Reading, make_row
-from hush.report.summary import make_groups, tell_findings, tell_mean, tell_price
+from hush.report.summary import describe_cost, describe_findings, format_mean, make_groups
 from synthetic import make_record
 
 
@@ -39,7 +39,7 @@ def test_the_validation_part_chooses_and_the_test_part_is_reported() -> None:
     assert group.best is not None
     assert group.best.figure("test") == 0.84
     assert group.chosen_by == "validation"
-    assert tell_mean(group) == "82.00 % ± 2.83 % (2 seeds)"
+    assert format_mean(group) == "82.00 % ± 2.83 % (2 seeds)"
 
 
 def test_a_setting_with_a_run_that_diverged_is_not_the_best() -> None:
@@ -82,7 +82,7 @@ def test_the_price_of_a_grid_of_gaussians_is_that_of_their_composition() -> None
     four = epsilon(dp_event.GaussianDpEvent(2.0), 1e-5, adjacency="zero-out", accountant="gdp")  # √4 times less noise
     assert group.price.epsilon == pytest.approx(four, rel=1e-6)
     assert group.price.delta == 1e-5
-    assert "chosen from 4 runs" in tell_price(group)
+    assert "chosen from 4 runs" in describe_cost(group)
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -130,7 +130,7 @@ def test_what_is_not_proven_has_no_price(status: str, word: str) -> None:
     (group,) = make_groups(read(*(make_record(n, seed=n, status=status) for n in range(2))))
     assert group.status == status
     assert group.price.epsilon is None
-    assert word in tell_price(group)
+    assert word in describe_cost(group)
 
 
 def test_an_audit_that_measured_more_refutes_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_findings_name_the_winner_and_the_outcomes() -> None:
     runs = [with_figures(n, 0.9 + n / 1000, 0.9, method="dp-adam", seed=n) for n in range(3)]
     runs += [with_figures(9 + n, 0.7 + n / 1000, 0.7, method="dp-sgd", seed=n) for n in range(3)]
     reading = read(*runs, make_record(20, outcome="diverged", lr=10.0))
-    first, second = tell_findings(reading, make_groups(reading))
+    first, second = describe_findings(reading, make_groups(reading))
     assert first.startswith("On digits-mlp at ε = 3, dp-adam is best of 2 methods: test accuracy 90.10 % ± 0.10 %")
     assert "20.00 points above dp-sgd" in first
     assert second.startswith("Of 7 runs: 6 finished, 1 diverged; ")
@@ -158,14 +158,14 @@ def test_a_lead_within_the_spread_is_said_to_be() -> None:
     runs = [with_figures(n, value, value, method="a", seed=n) for n, value in enumerate((0.80, 0.90))]
     runs += [with_figures(5 + n, value, value, method="b", seed=n) for n, value in enumerate((0.79, 0.89))]
     reading = read(*runs)
-    assert "within the spread over seeds" in tell_findings(reading, make_groups(reading))[0]
+    assert "within the spread over seeds" in describe_findings(reading, make_groups(reading))[0]
 
 
 def test_a_claimed_epsilon_wins_no_comparison() -> None:
     runs = [with_figures(0, 0.99, 0.99, method="dp-dice", status="claimed")]
     runs += [with_figures(n, 0.5 + n / 10, 0.6, method=name) for n, name in enumerate(("dp-sgd", "dp-adam"), 1)]
     reading = read(*runs)
-    assert "dp-adam is best of 2 methods" in tell_findings(reading, make_groups(reading))[0]
+    assert "dp-adam is best of 2 methods" in describe_findings(reading, make_groups(reading))[0]
 
 
 def test_the_report_and_the_sweep_name_the_same_price() -> None:

@@ -200,7 +200,7 @@ def test_fresh_noise_for_training_releases_no_second_row(tmp_path) -> None:
     run = start()
     first = run.draw_data()["rows"]
     run.step(run.batch(0))
-    run.renew()
+    run.use_fresh_secret()
     run.step(run.batch(1))
     assert run.draw_data()["rows"] is first
     assert run.guarantee.epsilon >= start().guarantee.epsilon

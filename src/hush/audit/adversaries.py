@@ -52,7 +52,7 @@ class Transcript:
 class RecordingOptimizer:
     """Wraps the plan's optimizer and records the noisy gradients that it receives."""
 
-    rule: Optimizer
+    optimizer: Optimizer
     setup: CanarySetup
     values: list[NDArray[np.float64]] = field(default_factory=list)
     stds: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class RecordingOptimizer:
     count_stds: list[float] = field(default_factory=list)
 
     def init(self, params: Named) -> State:
-        return self.rule.init(params)
+        return self.optimizer.init(params)
 
     def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         self.values.append(self.setup.pick(release.gradient))
@@ -68,7 +68,7 @@ class RecordingOptimizer:
         if CHANNEL in release.values:
             self.counts.append(float(release.values[CHANNEL]["count"]))
             self.count_stds.append(release.std[CHANNEL])
-        return self.rule.step(params, release, state)
+        return self.optimizer.step(params, release, state)
 
     def forget(self) -> None:
         """Clear the recording."""
@@ -110,9 +110,9 @@ class AuditGame:
             run.restore({**copy.deepcopy(start), "secret": secret.to_json()}, compared=True)
             recorder.forget()
             return run, recorder
-        recorder = RecordingOptimizer(self.plan.rule, self.setup)
+        recorder = RecordingOptimizer(self.plan.optimizer, self.setup)
         data = self.setup.data(self.plan, present)
-        watched = replace(self.plan, rule=recorder)
+        watched = replace(self.plan, optimizer=recorder)
         run = watched.start(self.setup.fresh_model(), self.setup.losses, data, secret=secret)
         start = run.state()
         if _is_plain(start):

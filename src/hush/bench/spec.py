@@ -363,9 +363,9 @@ def _versions(block: Block) -> dict[str, str]:
         if ":" in name:
             package = name.partition(":")[0].partition(".")[0]
             with contextlib.suppress(ImportError, ValueError):
-                told = getattr(importlib.import_module(package), "__version__", None)
-                if isinstance(told, str):
-                    found[package] = told
+                stated = getattr(importlib.import_module(package), "__version__", None)
+                if isinstance(stated, str):
+                    found[package] = stated
     return found
 
 
@@ -430,8 +430,8 @@ def _check_names(spec: Spec, block: Block) -> None:
         wanted = AXES[axis.name] if axis.name in AXES else _kinds(known[axis.name].annotation)
         for value in axis.values:
             if wanted and not _is_one_of(value, wanted):
-                told = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
-                raise spec.error(axis.line, f"{axis.name} takes {told}, got {value!r}")
+                stated = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
+                raise spec.error(axis.line, f"{axis.name} takes {stated}, got {value!r}")
     given = {axis.name for axis in block.axes}
     if "batch_size" not in given:
         raise spec.error(block.line, f"the runs of '{name}' on '{block.problem.values[0]}' have no batch_size")

@@ -11,7 +11,7 @@ from hush._internal.storage import PRIVATE, append_durably
 from hush._internal.tensors import Sums
 from hush.accounting.guarantee import rounded_up
 from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags, remove_empty_tags, start_tags, tag_of
-from hush.distributed.consistency import Tell, digest_weights
+from hush.distributed.consistency import Notify, digest_weights
 from hush.errors import RunStateError
 from hush.guarantees import Replay
 from hush.run import Run
@@ -25,14 +25,14 @@ class ReleaseRecorder:
     def __init__(self, run: Run, directory: Path) -> None:
         self.run, self._path = run, directory / RELEASES
 
-    def meets(self, sums: Sums) -> bool:
+    def allows(self, sums: Sums) -> bool:
         """Sums without noise may be computed again."""
         return True
 
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def releasing(self) -> None:
+    def before_release(self) -> None:
         """Before weights are released: append a line that describes the release."""
         run = self.run
         line = {
@@ -54,12 +54,12 @@ class ReleaseRecorder:
 class FileNoiseReuseGuard(ReleaseRecorder):
     """The guard of one run in one private directory; ``save`` writes a checkpoint of the run."""
 
-    def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
+    def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], notify: Notify, why: str = "") -> None:
         super().__init__(run, tags.path.parent)
         self.tags = tags
-        self._save, self._tell, self._why = save, tell, why
+        self._save, self._notify, self._why = save, notify, why
 
-    def meets(self, sums: Sums) -> bool:
+    def allows(self, sums: Sums) -> bool:
         """Log the sums of the run's next step before its noise is drawn.
 
         Returns False if this noise was already added to other sums. Then the run has a fresh secret, charged and
@@ -80,10 +80,10 @@ class FileNoiseReuseGuard(ReleaseRecorder):
         """Flush the sum log to disk before a checkpoint that contains noise is written."""
         self.tags.flush()
 
-    def releasing(self) -> None:
+    def before_release(self) -> None:
         """The same after the sum log is flushed."""
         self.tags.flush()
-        super().releasing()
+        super().before_release()
 
     def close(self) -> None:
         """Close the file."""
@@ -96,10 +96,10 @@ class FileNoiseReuseGuard(ReleaseRecorder):
             f"the sums of step {run.next + 1} are not those to which its noise was added before (other data, "
             "augmentation, model code, loss, threads, processes or libraries)"
         )
-        run.renew()
+        run.use_fresh_secret()
         self._why = ""
         after = run.guarantee.epsilon
-        self._tell(
+        self._notify(
             f"{what}: continuing with fresh noise; each time a step is taken is charged: ε = {rounded_up(after)} "
             f"instead of {rounded_up(before)}"
         )
@@ -108,7 +108,7 @@ class FileNoiseReuseGuard(ReleaseRecorder):
         self._save(run)
 
 
-def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> ReleaseRecorder:
+def begin_guard(run: Run, directory: Path, data: str, save: Callable[[Run], None], notify: Notify) -> ReleaseRecorder:
     """The guard of a new run. If its secret was used in this directory before (a seed), the noise was already added
     to sums."""
     if not run.plan.adds_noise:
@@ -118,21 +118,21 @@ def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], No
     if not path.exists():
         tags = start_tags(directory, run.secret, data)
         tags.open()
-        return FileNoiseReuseGuard(run, tags, save, tell)
+        return FileNoiseReuseGuard(run, tags, save, notify)
     try:
         tags = SumLog.read(path, run.next)
     except SumLogMissing as lost:
-        return _without(run, directory, data, save, tell, str(lost))
+        return _without(run, directory, data, save, notify, str(lost))
     if tags.head["data"] != data:
         raise RunStateError(
             "this secret seed was used in this directory with the same plan on other data: the difference of the two "
             "models would be free of noise; use another secret seed, or none"
         )
     run.recall(tags.attempts)
-    return FileNoiseReuseGuard(run, tags, save, tell)
+    return FileNoiseReuseGuard(run, tags, save, notify)
 
 
-def resume_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> ReleaseRecorder:
+def resume_guard(run: Run, directory: Path, data: str, save: Callable[[Run], None], notify: Notify) -> ReleaseRecorder:
     """The guard of a run that resumes from a checkpoint."""
     if not run.plan.adds_noise:
         return ReleaseRecorder(run, directory)
@@ -141,9 +141,9 @@ def resume_witness(run: Run, directory: Path, data: str, save: Callable[[Run], N
         tags = SumLog.read(path, run.next)
         _check(run, tags, path.with_name(RELEASES))
     except SumLogMissing as lost:
-        return _without(run, directory, data, save, tell, str(lost))
+        return _without(run, directory, data, save, notify, str(lost))
     run.recall(tags.attempts)
-    return FileNoiseReuseGuard(run, tags, save, tell)
+    return FileNoiseReuseGuard(run, tags, save, notify)
 
 
 def _check(run: Run, tags: SumLog, releases: Path) -> None:
@@ -160,7 +160,7 @@ def _check(run: Run, tags: SumLog, releases: Path) -> None:
 
 
 def _without(
-    run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str
+    run: Run, directory: Path, data: str, save: Callable[[Run], None], notify: Notify, how: str
 ) -> FileNoiseReuseGuard:
     """It is unknown to which sums the noise was added: every planned step counts as taken, and none is repeated."""
     seen = [r["attempt"] for r in read_releases(directory / RELEASES) if r["noise"] == _name(run)]
@@ -170,7 +170,7 @@ def _without(
     run.recall(whole)
     tags = start_tags(directory, run.secret, data, whole)
     why = f"the log of sums to which the noise was added ('{tags.path.name}') {how}"
-    return FileNoiseReuseGuard(run, tags, save, tell, why)
+    return FileNoiseReuseGuard(run, tags, save, notify, why)
 
 
 def _name(run: Run) -> str:

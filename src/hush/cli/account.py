@@ -57,8 +57,8 @@ def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]
         show(explain_choice(candidates))
     claims = plan.claims()
     show_text(str(claims[0]))
-    told = {**summary, "status": claims[0].describe_status()}
-    show_table("", ("what", "value"), [(k, v) for k, v in told.items() if k not in APART])
+    shown = {**summary, "status": claims[0].describe_status()}
+    show_table("", ("what", "value"), [(k, v) for k, v in shown.items() if k not in APART])
     if candidates:
         show_candidates(candidates)
     if len(summary["claims"]) > 1:

@@ -73,16 +73,16 @@ def plan(given: Planning) -> None:
         check_page(given.out)
     task, setting, weights = _read(given)
     chosen = read_method_options(given.method, given.settings)
-    with delayed_status("calibrating the noise") as tell:
-        found = list(plan_grid(given.method, setting, _grid(given, setting.examples), tell, **chosen))
+    with delayed_status("calibrating the noise") as notify:
+        found = list(plan_grid(given.method, setting, _grid(given, setting.examples), notify, **chosen))
         charge = partial(_charge_others, task=task, given=given)
         rows = _charge([replace(row, weights=weights) for row in found], charge)
         if task is not None:
-            tell("timing some steps")
+            notify("timing some steps")
             rows = with_minutes(rows, task, _shorten(given.method, setting, chosen))
         best = choose(rows, _pick_epsilon(rows))
         silent = given.as_json and given.out is None
-        outlook = None if silent else _look_around(given.method, setting, best, tell, charge, **chosen)
+        outlook = None if silent else _look_around(given.method, setting, best, notify, charge, **chosen)
     warn_delta(given.delta, setting.examples)
     if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
@@ -167,7 +167,7 @@ def _look_around(
     method: str,
     setting: PlanConfig,
     best: PlanRow,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     charge: Callable[[PlanRow], PlanRow],
     **chosen: Any,
 ) -> Sensitivity:
@@ -181,7 +181,7 @@ def _look_around(
             short.add(row.epsilon)
             return row
 
-    found = nearby_plans(method, setting, best, tell, charge=charge_or_note, **chosen)
+    found = nearby_plans(method, setting, best, notify, charge=charge_or_note, **chosen)
     enough = tuple(point for point in found.curve if point[0] not in short)
     return replace(found, curve=enough or found.curve[-1:])
 

@@ -61,7 +61,7 @@ class PendingClasses:
         """Before the release: no label is a class."""
         return cls(tuple(labels), torch.full((len(labels),), -1), torch.zeros(outputs, dtype=torch.bool), build)
 
-    def settle(self, classes: Sequence[str]) -> None:
+    def mark_updated(self, classes: Sequence[str]) -> None:
         """Give the first outputs to the classes that were released."""
         places = {name: place for place, name in enumerate(classes)}
         self.slots.copy_(torch.tensor([places.get(label, -1) for label in self.labels]))
@@ -151,7 +151,7 @@ class Problem:
         pending = self.pending_classes
         if pending is None:
             raise InvalidInputError(f"the classes of '{self.name}' are known: there are none to settle")
-        pending.settle(names)
+        pending.mark_updated(names)
         schema = None if self.schema is None else replace(self.schema, classes=tuple(names))
         architecture, model = pending.build(len(names), schema)
         held = None if self.validation is None else pending.keep_known(self.validation)

@@ -87,19 +87,19 @@ class ProcessGroup(Protocol):
         """The number of processes."""
         ...
 
-    def total(self, sums: Sums) -> Sums:
+    def all_reduce(self, sums: Sums) -> Sums:
         """The sums over all processes, the same bits on each."""
         ...
 
-    def hear(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Broadcast plain data (JSON types) from process 0 to every process."""
         ...
 
-    def hear_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """Broadcast bytes from process 0."""
         ...
 
-    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all processes, concatenated; that of process r has ``sizes[r]`` numbers."""
         ...
 
@@ -111,19 +111,19 @@ class SingleProcess:
     rank: int = 0
     world: int = 1
 
-    def total(self, sums: Sums) -> Sums:
+    def all_reduce(self, sums: Sums) -> Sums:
         """The sums unchanged."""
         return sums
 
-    def hear(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The value of this process."""
         return value
 
-    def hear_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """The bytes of this process."""
         return said
 
-    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The only part."""
         return part
 
@@ -133,28 +133,28 @@ def on_rank_zero(ranks: ProcessGroup, action: Callable[[], Any]) -> Any:
     if ranks.world == 1:
         return action()
     if ranks.rank:
-        told = ranks.hear(None)
-        if told["failed"]:
+        answer = ranks.broadcast(None)
+        if answer["failed"]:
             raise Stopped("process 0 has stopped this run; its own message says why")
-        return told["value"]
+        return answer["value"]
     try:
         value = action()
     except BaseException:
-        ranks.hear({"failed": True})
+        ranks.broadcast({"failed": True})
         raise
-    ranks.hear({"failed": False, "value": value})
+    ranks.broadcast({"failed": False, "value": value})
     return value
 
 
 class NoiseReuseGuard(Protocol):
     """Ensures that the noise of a step is never added to two different sums (`hush.checkpointing`)."""
 
-    def meets(self, sums: Sums) -> bool:
+    def allows(self, sums: Sums) -> bool:
         """Called with the next step's channels before their noise is drawn. Returns False if the run now has a fresh
         secret, so the sums must be recomputed."""
         ...
 
-    def releasing(self) -> None:
+    def before_release(self) -> None:
         """Called before weights are released."""
         ...
 
@@ -172,7 +172,7 @@ class Distributed:
     world: int
     device: torch.device
 
-    def total(self, sums: Sums) -> Sums:
+    def all_reduce(self, sums: Sums) -> Sums:
         """The sums over all processes in float64, the same bits on each: see 3. above."""
         layouts = {channel: Layout.of(named) for channel, named in sums.items()}
         flat = torch.cat([layouts[channel].join(named) for channel, named in sums.items()]).double()
@@ -194,7 +194,7 @@ class Distributed:
             dist.all_gather(list(mine.view(self.world, each).unbind()), own.clone())
         return mine[: len(flat)]
 
-    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all processes, concatenated; that of process r has ``sizes[r]`` numbers."""
         padded = part.new_zeros(max(sizes), device=self.device)
         padded[: len(part)] = part
@@ -203,12 +203,12 @@ class Distributed:
             dist.all_gather(parts, padded)
         return torch.cat([own[:size] for own, size in zip(parts, sizes, strict=True)]).to(part.device)
 
-    def hear(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Broadcast plain data (JSON types) from process 0; the data of other processes are ignored."""
         said = json.dumps(value).encode() if self.rank == 0 else b""
-        return json.loads(self.hear_bytes(said))
+        return json.loads(self.broadcast_bytes(said))
 
-    def hear_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """Broadcast bytes from process 0."""
         first = len(said).to_bytes(LENGTH, "big") + said[:MESSAGE]
         heard = bytes(self._broadcast(_to_octets(first.ljust(LENGTH + MESSAGE, b"\0"))).numpy())

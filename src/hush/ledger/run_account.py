@@ -416,20 +416,20 @@ def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int],
 
 
 def _price(plan: Plan, whole: Guarantee, start: int, coordinates: int) -> Callable[[int], Cost]:
-    beside = plan.tails_beside(coordinates)
+    composed = plan.composed_tail_delta(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if events.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
         lost = whole.delta - plan.delta_left()  # of every δ the same
         points = tuple((d, epsilon(whole.event, d - lost, adjacency=whole.adjacency)) for d in deltas if d > 2 * lost)
-        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, beside=beside)
+        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, composed=composed)
         return lambda steps: stated
 
     def cost(steps: int) -> Cost:
         claim = claim_attempts(plan, [Replay(start, start + steps)])[0]
         lost = whole.delta - plan.delta_left(steps)
         own = Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions)
-        return replace(own, lost=lost, beside=beside)
+        return replace(own, lost=lost, composed=composed)
 
     return cost

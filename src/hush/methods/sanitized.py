@@ -80,13 +80,13 @@ def _replacing(setting: PlanConfig) -> PlanConfig:
     return replace(setting, adjacency="replace")
 
 
-def _plan(setting: PlanConfig, method: str, query: Query, trains_on: PrivatisedData, rule: Optimizer) -> Plan:
+def _plan(setting: PlanConfig, method: str, query: Query, trains_on: PrivatisedData, optimizer: Optimizer) -> Plan:
     if setting.sampling == "same-order":
         raise NotProvenError(
             "rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε"
         )
     parts: dict[str, Any] = {"sampler": setting.sampler("shuffled"), "noise": Independent(setting.total_steps)}
-    return setting.plan(method, query=query, rule=rule, trains_on=trains_on, **parts)
+    return setting.plan(method, query=query, optimizer=optimizer, trains_on=trains_on, **parts)
 
 
 # Methods that protect labels alone: features are public.
@@ -114,5 +114,5 @@ def label_rr(
 
     labels = RandomisedLabels(None if prior is None else tuple(map(float, prior)))
     parts: dict[str, Any] = {"sampler": setting.sampler("shuffled"), "noise": Independent(setting.total_steps)}
-    parts |= {"query": PlainSum(), "rule": Adam(lr, weight_decay=weight_decay)}
+    parts |= {"query": PlainSum(), "optimizer": Adam(lr, weight_decay=weight_decay)}
     return replace(setting, adjacency="replace").plan("label-rr", trains_on=labels, **parts)

@@ -42,8 +42,8 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
     to it, whose path is returned."""
     choice(tuple(FORMATS), format=kind)
     check_new_file(out, overwrite=overwrite)
-    beside = out.with_name(f"{out.name}.json")
-    check_new_file(beside, overwrite=overwrite)
+    partial = out.with_name(f"{out.name}.json")
+    check_new_file(partial, overwrite=overwrite)
     if model.folder.resolve() in out.resolve().parents:
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
@@ -58,10 +58,10 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
         "outputs": _describe_outputs(model.description),
         "guarantee": model.card["guarantee"]["sentence"],
     }
-    for path in (out, beside):
+    for path in (out, partial):
         remove_parts(path.parent, glob.escape(path.name))
-    write_together({beside: (dump_json(page, indent=2) + "\n").encode(), out: program})
-    return beside
+    write_together({partial: (dump_json(page, indent=2) + "\n").encode(), out: program})
+    return partial
 
 
 def take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:

@@ -111,8 +111,8 @@ def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: b
     (what its factory builds), or built by importing and calling the factory that the description names, which requires
     ``trust_code=True``."""
     folder = find_release(directory)
-    told = model is None or (folder / MODEL).is_file()
-    description = read_description(folder) if told else Description("other")
+    described = model is None or (folder / MODEL).is_file()
+    description = read_description(folder) if described else Description("other")
     weights = read_weights(folder)
     network = build_network(description, weights, folder, model=model, trust_code=trust_code)
     return ReleasedModel(network, description, read_json(folder / CARD), folder).eval()

@@ -20,7 +20,7 @@ from hush.errors import InvalidInputError
 from hush.release.description import Description
 from hush.release.load import Predictions, ReleasedModel, load
 from hush.release.rows import Part, iterate_parts
-from hush.statistics.metrics import Figures, ValueFigures, judge_classes, judge_values
+from hush.statistics.metrics import ClassificationMetrics, RegressionMetrics, judge_classes, judge_values
 
 # Columns of results as a .csv or .parquet file, written some rows at a time, and there as a whole or not at all.
 
@@ -46,7 +46,7 @@ def write_rows(path: Path, parts: Iterable[Columns], *, overwrite: bool = False)
         )
     rows = 0
     columns: tuple[str, ...] = ()
-    with atomic_writer(path) as beside, _open_writer(path, beside) as write:
+    with atomic_writer(path) as partial, _open_writer(path, partial) as write:
         for part in parts:
             write(part)
             columns = tuple(part)
@@ -65,11 +65,11 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def _open_writer(path: Path, beside: Path) -> Iterator[Callable[[Columns], None]]:
+def _open_writer(path: Path, partial: Path) -> Iterator[Callable[[Columns], None]]:
     """A function that writes one part. What goes wrong between two parts is its caller's own."""
     with ExitStack() as stack:
         with _say_where(path):
-            write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(beside))
+            write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(partial))
         yield _say_where(path)(write)
 
 
@@ -82,8 +82,8 @@ def _say_where(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_csv(beside: Path) -> Iterator[Callable[[Columns], None]]:
-    with beside.open("w", newline="", encoding="utf-8") as file:
+def _open_csv(partial: Path) -> Iterator[Callable[[Columns], None]]:
+    with partial.open("w", newline="", encoding="utf-8") as file:
         table, begun = csv.writer(file), False
 
         def write(part: Columns) -> None:
@@ -102,7 +102,7 @@ def _spell(value: Any) -> Any:
 
 
 @contextmanager
-def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
+def _open_parquet(partial: Path) -> Iterator[Callable[[Columns], None]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -111,7 +111,7 @@ def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
     def write(part: Columns) -> None:
         nonlocal writer
         table = pa.table(part)
-        writer = writer or pq.ParquetWriter(beside, table.schema)
+        writer = writer or pq.ParquetWriter(partial, table.schema)
         writer.write_table(table)
 
     try:
@@ -121,26 +121,28 @@ def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
             writer.close()
 
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def predict_file(
-    model: ReleasedModel, path: Path, out: Path, *, overwrite: bool = False, tell: Tell = lambda _: None
+    model: ReleasedModel, path: Path, out: Path, *, overwrite: bool = False, notify: Notify = lambda _: None
 ) -> WriteResult:
     """Predictions for every row of ``path``, written to ``out`` (.csv or .parquet), whole or not at all."""
     description = _check_task(model)
     _check_out(out, path, model.folder)
     images = description.inputs is not None and description.inputs.kind == "images"
     first = "file" if path.is_dir() and images else "row"
-    lines = (_tabulate(model, part, first) for part in _report(iterate_parts(path, description), tell))
+    lines = (_tabulate(model, part, first) for part in _report(iterate_parts(path, description), notify))
     return write_rows(out, lines, overwrite=overwrite)
 
 
-def judge_file(model: ReleasedModel, path: Path, *, tell: Tell = lambda _: None) -> Figures | ValueFigures:
+def judge_file(
+    model: ReleasedModel, path: Path, *, notify: Notify = lambda _: None
+) -> ClassificationMetrics | RegressionMetrics:
     """The figures of the model on rows with labels: exact, and not covered by the release's guarantee."""
     description = _check_task(model)
     said, truth = [], []
-    for part in _report(iterate_parts(path, description, labelled=True), tell):
+    for part in _report(iterate_parts(path, description, labelled=True), notify):
         found = model.predict(part.inputs)
         given = found.values if found.probabilities is None else found.probabilities
         if given is None or part.labels is None:
@@ -161,12 +163,12 @@ def _tabulate(model: ReleasedModel, part: Part, first: str) -> dict[str, Any]:
     return {first: list(part.names), "prediction": found.names, **shares}
 
 
-def _report(parts: Iterator[Part], tell: Tell) -> Iterator[Part]:
+def _report(parts: Iterator[Part], notify: Notify) -> Iterator[Part]:
     done = 0
     for part in parts:
         yield part
         done += len(part.inputs)
-        tell(f"{done} rows")
+        notify(f"{done} rows")
 
 
 def _check_task(model: ReleasedModel) -> Description:
@@ -200,7 +202,7 @@ def predict(release: str | Path | ReleasedModel, rows: Any, *, trust_code: bool 
 
 def evaluate(
     release: str | Path | ReleasedModel, path: str | Path, *, trust_code: bool = False
-) -> Figures | ValueFigures:
+) -> ClassificationMetrics | RegressionMetrics:
     """How well a release predicts the labels in a file: accuracy, AUC, log-loss and more, or errors of numbers.
 
     >>> hush.evaluate("run/release", "test.csv").accuracy  # doctest: +SKIP

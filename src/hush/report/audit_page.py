@@ -9,7 +9,7 @@ from hush.accounting.guarantee import Guarantee, rounded_down, rounded_up
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.audit import CHOOSING, Audit, Scores
 from hush.audit.bounds import PRINTED, SMALLEST_P, WOLF, Errors, Verdict, bound_epsilon, bound_mu, count_errors
-from hush.report.page import Figure, Page, Section, compare_lines, render_report
+from hush.report.page import Chart, Page, Section, compare_lines, render_report
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
 BINS = 40
@@ -55,7 +55,7 @@ def render_audit(audit: Audit, method: str) -> str:
             (f"{verdict.status} ε at δ = {rounded_up(verdict.delta)}", rounded_up(verdict.claimed_epsilon)),
             ("measured, at least (95 %)", rounded_down(verdict.epsilon_lower)),
             ("Gaussian fit, an estimate", _down(verdict.epsilon_estimate)),
-            ("p against the claimed curve", _tell_p(verdict.p_value)),
+            ("p against the claimed curve", _describe_p(verdict.p_value)),
             ("comparisons allowed for", str(verdict.comparisons)),
         ],
     )
@@ -66,11 +66,11 @@ def _down(value: float) -> str:
     return rounded_down(value) if np.isfinite(value) else "∞"
 
 
-def _tell_p(value: float) -> str:
+def _describe_p(value: float) -> str:
     return f"{value:.2g}" if value > SMALLEST_P else f"at most {SMALLEST_P:g}"
 
 
-def _draw_scores(scores: Scores) -> Figure:
+def _draw_scores(scores: Scores) -> Chart:
     both = np.concatenate([scores.inside, scores.outside])
     finite = both[np.isfinite(both)]
     edges = np.linspace(finite.min(), max(finite.max(), finite.min() + 1e-9), BINS + 1)
@@ -93,10 +93,10 @@ def _draw_scores(scores: Scores) -> Figure:
     svg = draw_lines(title, Axis("score: high where the canary seems to be in"), Axis("runs", holds=(0.0,)), series)
     rows = tuple((float(x), *(int(found[i]) for found in counts.values())) for i, x in enumerate(middles))
     say = "The less the two distributions overlap, the surer the adversary can be that an example was there."
-    return Figure(title, svg, ("score", *counts), rows, say)
+    return Chart(title, svg, ("score", *counts), rows, say)
 
 
-def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Figure:
+def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Chart:
     alphas = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 60)])
     claimed, errors = curve_of_guarantee(claim).beta(alphas), scores.count_for_verdict()
     seen = _count_later(scores)
@@ -129,7 +129,7 @@ def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Figure:
     )
     accused = Axis("false positives: accused, and was not there", holds=(0.0, 1.0))
     svg = draw_lines(title, accused, Axis("false negatives: missed", holds=(0.0, 1.0)), series)
-    return Figure(title, svg, ("line", "false positives", "false negatives"), tuple(rows), say)
+    return Chart(title, svg, ("line", "false positives", "false negatives"), tuple(rows), say)
 
 
 def _count_later(scores: Scores) -> Errors:
@@ -138,7 +138,7 @@ def _count_later(scores: Scores) -> Errors:
     return count_errors(inside, outside, np.unique(np.concatenate([[-np.inf], inside, outside])))
 
 
-def _draw_growth(scores: Scores, claim: Guarantee) -> Figure:
+def _draw_growth(scores: Scores, claim: Guarantee) -> Chart:
     most = min(len(scores.inside), len(scores.outside))
     counts = np.unique(np.linspace(max(CHOOSING, most // POINTS), most, POINTS).astype(int))
     parts = [Scores(scores.inside[:count], scores.outside[:count]) for count in counts]

@@ -20,8 +20,8 @@ from hush.methods import make_plan
 from hush.noise import Independent
 from hush.plan import Plan
 from hush.randomness import Secret, normal, streams
-from hush.report.figures import place_figure
-from hush.report.page import MOST_READ, Figure, Page, Section, compare_lines, render_report
+from hush.report.charts import place_figure
+from hush.report.page import MOST_READ, Chart, Page, Section, compare_lines, render_report
 from hush.report.rows import Row
 from hush.report.summary import Group
 from hush.report.svg import Axis, Dot, Series, draw_lines, draw_matrix
@@ -43,7 +43,7 @@ SIGNS = "Blue is added, red is taken away; small entries are drawn stronger than
 
 def draw_noise(groups: Sequence[Group]) -> tuple[list[Section], list[str]]:
     """The noise of each correlated method, once for a problem, and what is to be said of those not shown."""
-    figures: list[Figure] = []
+    charts: list[Chart] = []
     notes: list[str] = []
     seen: set[tuple[Any, ...]] = set()
     for group in groups:
@@ -64,9 +64,9 @@ def draw_noise(groups: Sequence[Group]) -> tuple[list[Section], list[str]]:
         plan = _make_again(row)
         for drawn in () if plan is None else draw_plan(plan):
             title = f"{drawn.title}: {group.method} on {group.problem}"
-            figures.append(place_figure([group], title, drawn.svg, drawn.columns, drawn.rows))
+            charts.append(place_figure([group], title, drawn.svg, drawn.columns, drawn.rows))
     words = f"The noise that adds up in a weight over steps, C and C⁻¹. {SIGNS}"
-    return [Section("noise", "Correlated noise", words, tuple(figures))] if figures else [], notes
+    return [Section("noise", "Correlated noise", words, tuple(charts))] if charts else [], notes
 
 
 def _make_again(row: Row) -> Plan | None:
@@ -104,7 +104,7 @@ def rebuild_plan(
     return plan if abs(plan.sensitivity / sensitivity - 1) < SAME_NOISE_FIGURES else None
 
 
-def draw_plan(plan: Plan) -> Iterator[Figure]:
+def draw_plan(plan: Plan) -> Iterator[Chart]:
     """The noise that adds up and, where it is correlated, C and C⁻¹."""
     yield _draw_deviation(plan)
     if isinstance(plan.noise, Independent) or plan.steps > MOST_STEPS:
@@ -113,7 +113,7 @@ def draw_plan(plan: Plan) -> Iterator[Figure]:
     yield from _draw_matrices(structure.strategy(), structure.noise_map())
 
 
-def _draw_deviation(plan: Plan) -> Figure:
+def _draw_deviation(plan: Plan) -> Chart:
     """Standard deviation of the accumulated noise in a weight, compared with independent noise on the same batches."""
     at = _thinned(plan.steps)
     lines = {plan.method: plan.noise_std * np.sqrt(plan.noise.structure.prefix_variances()[at])}
@@ -127,7 +127,7 @@ def _list_lines(steps: Steps, lines: Mapping[str, Array]) -> tuple[list[int], di
     return steps.tolist(), {name: [float(f"{y:.6g}") for y in values] for name, values in lines.items()}
 
 
-def _draw_matrices(C: Array, inverse: Array, say: tuple[str, str] = ("", "")) -> Iterator[Figure]:
+def _draw_matrices(C: Array, inverse: Array, say: tuple[str, str] = ("", "")) -> Iterator[Chart]:
     square = C.shape[0] == C.shape[1]
     drawn = "normal vector" if square else "node of the tree"
     yield _draw_matrix("C, what is released with independent noise", C, "step", drawn, say[0])
@@ -135,14 +135,14 @@ def _draw_matrices(C: Array, inverse: Array, say: tuple[str, str] = ("", "")) ->
     yield _draw_matrix(title, inverse, drawn, "step", say[1])
 
 
-def _draw_matrix(title: str, matrix: Array, across: str, down: str, say: str) -> Figure:
+def _draw_matrix(title: str, matrix: Array, across: str, down: str, say: str) -> Chart:
     """Blocks by their entry of largest size."""
     high, wide = (-(-size // CELLS) for size in matrix.shape)
     rows, columns = range(1, matrix.shape[0] + 1, high), range(1, matrix.shape[1] + 1, wide)
     values = reduce_matrix(matrix, high, wide).tolist()
     svg = draw_matrix(title, Axis(f"{across}, number"), Axis(f"{down}, number"), columns, rows, values)
     data = tuple((row, *(float(f"{value:.6g}") for value in line)) for row, line in zip(rows, values, strict=True))
-    return Figure(title, svg, (down, *map(str, columns)), data, say)
+    return Chart(title, svg, (down, *map(str, columns)), data, say)
 
 
 def reduce_matrix(matrix: Array, high: int, wide: int) -> Array:
@@ -296,7 +296,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.3g} times less than" if ratio > 1 else f"{1 / ratio:.3g} times more than"
 
 
-def _draw_all(view: NoiseView) -> tuple[Figure, ...]:
+def _draw_all(view: NoiseView) -> tuple[Chart, ...]:
     """The figures of the page, in order."""
     tree = view.strategy.shape[0] != view.strategy.shape[1]
     node = " Each row is a node of the tree; it sums the steps under it." if tree else ""
@@ -313,7 +313,7 @@ def _draw_all(view: NoiseView) -> tuple[Figure, ...]:
     return (_draw_accumulated(view), *matrices, _draw_histogram(view.entries, tree), _draw_each(view))
 
 
-def _draw_accumulated(view: NoiseView) -> Figure:
+def _draw_accumulated(view: NoiseView) -> Chart:
     """The bands of one standard deviation, and one weight as it would go."""
     method, root = make_printable(view.plan.method), np.sqrt(view.steps.astype(np.float64))
     bands = {
@@ -338,10 +338,10 @@ def _draw_accumulated(view: NoiseView) -> Figure:
         "disturbs the model."
     )
     rows = tuple((int(t), *(float(f"{band[i]:.6g}") for band in bands.values())) for i, t in enumerate(view.steps))
-    return Figure(title, draw_lines(title, STEP[1], ADDED, series), ("step", *bands), rows, say)
+    return Chart(title, draw_lines(title, STEP[1], ADDED, series), ("step", *bands), rows, say)
 
 
-def _draw_histogram(entries: Array, tree: bool) -> Figure:
+def _draw_histogram(entries: Array, tree: bool) -> Chart:
     counts, edges = np.histogram(entries, bins=BINS)
     title = f"How large the entries of {'that map' if tree else 'C⁻¹'} are"
     middles = (edges[1:] + edges[:-1]) / 2
@@ -350,10 +350,10 @@ def _draw_histogram(entries: Array, tree: bool) -> Figure:
     across, up = Axis("value of the entry"), Axis("number of entries (log scale)", log=True, holds=(0.8,))
     svg = draw_lines(title, across, up, [Series("", points, bar=float(edges[1] - edges[0]))])
     say = "All entries other than zero. Most are small and negative where noise cancels over many steps."
-    return Figure(title, svg, ("entry", "number"), tuple(found), say)
+    return Chart(title, svg, ("entry", "number"), tuple(found), say)
 
 
-def _draw_each(view: NoiseView) -> Figure:
+def _draw_each(view: NoiseView) -> Chart:
     lines = {
         view.plan.method: view.each,
         "independent, same batches": np.full(len(view.steps), view.independent.noise_std),

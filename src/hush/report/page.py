@@ -34,7 +34,7 @@ Place = tuple[str, tuple[str, ...], tuple[str, ...]]  # problem, methods, epsilo
 
 
 @dataclass(frozen=True)
-class Figure:
+class Chart:
     """A chart and its data; ``problem``, ``methods`` and ``epsilons`` are what filters find it by."""
 
     title: str
@@ -58,7 +58,7 @@ def compare_lines(
     looks: Sequence[int] = (0, 1, 7),
     dashes: Sequence[int] = (0, 1, 2),
     dots: bool = False,
-) -> Figure:
+) -> Chart:
     """A figure of lines over the same values, of which ``x`` is the name in the data and the axis. Of long lines some
     points can be read."""
     (name, across), every = x, -(-len(at) // MOST_READ)
@@ -76,7 +76,7 @@ def compare_lines(
         for (line, values), look, dash in zip(lines.items(), looks, dashes, strict=False)
     ]
     rows = tuple((a, *(values[i] for values in lines.values())) for i, a in enumerate(at))
-    return Figure(title, draw_lines(title, across, up, [*series, *more]), (name, *lines), rows, say)
+    return Chart(title, draw_lines(title, across, up, [*series, *more]), (name, *lines), rows, say)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Section:
     id: str
     title: str
     say: str
-    figures: tuple[Figure, ...]
+    charts: tuple[Chart, ...]
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class Page:
 
 def render_report(page: Page) -> str:
     """The whole file."""
-    figures = [figure for section in page.sections for figure in section.figures]
+    charts = [chart for section in page.sections for chart in section.charts]
     number = count()
     content = {
         "choices": dict(zip(("problem", "method", "epsilon"), page.choices, strict=True)),
         "sections": [
-            {"id": section.id, "figures": [_pack_figure(figure, next(number)) for figure in section.figures]}
+            {"id": section.id, "figures": [_pack_chart(chart, next(number)) for chart in section.charts]}
             for section in page.sections
         ],
         "overview": vars(page.overview),
@@ -162,8 +162,8 @@ def render_report(page: Page) -> str:
     css, js = (source.joinpath(f"report_page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     css += re.sub(r"([^{}]+)\{", lambda found: f"svg {found[1].strip()}{{", BASE)
     data = Markup(embed_json(_make_printable(content)))
-    drawn = [Markup(figure.svg) for figure in figures]  # every text in them is escaped
-    return _template().render(page=page, css=Markup(css), js=Markup(js), data=data, figures=drawn)
+    drawn = [Markup(chart.svg) for chart in charts]  # every text in them is escaped
+    return _template().render(page=page, css=Markup(css), js=Markup(js), data=data, charts=drawn)
 
 
 def embed_json(value: Any) -> str:
@@ -172,9 +172,9 @@ def embed_json(value: Any) -> str:
     return text.translate(str.maketrans(UNSAFE))
 
 
-def _pack_figure(figure: Figure, number: int) -> dict[str, Any]:
+def _pack_chart(chart: Chart, number: int) -> dict[str, Any]:
     """The chart itself has a place of its own, where it is not escaped as JSON."""
-    return {**{name: value for name, value in vars(figure).items() if name != "svg"}, "svg": f"figure-{number}"}
+    return {**{name: value for name, value in vars(chart).items() if name != "svg"}, "svg": f"figure-{number}"}
 
 
 def _make_printable(value: Any) -> Any:

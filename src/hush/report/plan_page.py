@@ -16,7 +16,7 @@ from hush.methods import PlanConfig, make_plan
 from hush.methods.auto import MARGIN
 from hush.plan import Plan
 from hush.randomness import seeded
-from hush.report.page import DownloadTable, Figure, Page, Section, TableCell, TableRow, compare_lines, render_report
+from hush.report.page import Chart, DownloadTable, Page, Section, TableCell, TableRow, compare_lines, render_report
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
 # What a private run would be up against, before any data is touched: noise over ε × batch size × epochs, and time.
@@ -31,7 +31,7 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of the curve that compares t
 NEAR = 1.1  # noise within a tenth of the least counts as no more
 ENOUGH = 100  # steps without which a model has hardly moved
 REPORT = 10  # rows between two reports of progress
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def plan_grid(
     method: str,
     setting: PlanConfig,
     grid: Iterable[tuple[float, int, float]],
-    tell: Tell = lambda text: None,
+    notify: Notify = lambda text: None,
     **chosen: Any,
 ) -> Iterator[PlanRow]:
     """A prospect for every (ε, batch size, epochs) that the method can do; refused only where it can do none."""
@@ -77,7 +77,7 @@ def plan_grid(
     rows = list(grid)
     for number, (epsilon, batch, epochs) in enumerate(rows):
         if number % REPORT == 0:
-            tell(f"row {number + 1} of {len(rows)}")
+            notify(f"row {number + 1} of {len(rows)}")
         try:
             at = replace(setting, epsilon=epsilon, batch_size=batch, epochs=epochs)
             plan = make_plan(method, at, calibrate=False, **chosen)
@@ -142,7 +142,7 @@ def nearby_plans(
     method: str,
     setting: PlanConfig,
     chosen: PlanRow,
-    tell: Tell = lambda text: None,
+    notify: Notify = lambda text: None,
     *,
     charge: Callable[[PlanRow], PlanRow] = lambda prospect: prospect,
     **options: Any,
@@ -154,7 +154,7 @@ def nearby_plans(
         grid, given = [(epsilon, batch, chosen.epochs)], options if name == method else {}
         return charge(replace(next(plan_grid(name, setting, grid, **given)), weights=chosen.weights))
 
-    tell("beside the recommended row")
+    notify("beside the recommended row")
     batch, wide = chosen.batch_size, 2 * chosen.batch_size <= setting.examples
     curve = tuple(
         (epsilon, at(epsilon, batch).run_noise, at(epsilon, batch, CORRELATED).run_noise) for epsilon in EPSILONS
@@ -207,17 +207,19 @@ def explain_row(best: PlanRow, rows: Sequence[PlanRow]) -> str:
 def explain_outlook(outlook: Sensitivity) -> list[str]:
     """What doubling the batch or ε buys, and from which ε on correlated noise wins."""
     now, wide, strong = outlook.chosen, outlook.double_batch, outlook.double_epsilon
-    told = f"Doubling ε to {strong.epsilon:g} leaves {strong.run_noise / now.run_noise:.2f} of the noise of the run."
+    sentence = (
+        f"Doubling ε to {strong.epsilon:g} leaves {strong.run_noise / now.run_noise:.2f} of the noise of the run."
+    )
     if wide is not None:
         batch, run = wide.step_noise / now.step_noise, wide.run_noise / now.run_noise
-        told = (
+        sentence = (
             f"Doubling the batch to {wide.batch_size} leaves {batch:.2f} of the noise of a batch and {run:.2f} of that "
-            f"of the run, in half the steps. {told}"
+            f"of the run, in half the steps. {sentence}"
         )
-    return [told, _tell_crossing(outlook)]
+    return [sentence, _describe_crossing(outlook)]
 
 
-def _tell_crossing(outlook: Sensitivity) -> str:
+def _describe_crossing(outlook: Sensitivity) -> str:
     """From where on noise that cancels over steps leaves clearly less than this method's."""
     name = outlook.chosen.plan.method
     if name == CORRELATED:
@@ -274,7 +276,7 @@ def render_plan(rows: Sequence[PlanRow], outlook: Sensitivity, setting: PlanConf
     return render_report(page)
 
 
-def _draw_run_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Figure:
+def _draw_run_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
     say = (
         "What is left between two lines of one colour is what epochs buy; a step to the right is what doubling the "
         "batch buys. A line that has become flat buys nothing more."
@@ -282,7 +284,7 @@ def _draw_run_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Figure:
     return _draw_over_batches("Noise of the whole run", rows, outlook.chosen, "run_noise", _name_share(outlook), say)
 
 
-def _draw_batch_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Figure:
+def _draw_batch_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
     say = (
         "More epochs at the same ε mean more noise at every step; a larger batch means less. The mean of clipped "
         "gradients is at most 1 long."
@@ -291,7 +293,7 @@ def _draw_batch_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Figure:
     return _draw_over_batches("Noise of a single batch", rows, outlook.chosen, "step_noise", unit, say)
 
 
-def _draw_over_batches(title: str, rows: Sequence[PlanRow], best: PlanRow, value: str, unit: str, say: str) -> Figure:
+def _draw_over_batches(title: str, rows: Sequence[PlanRow], best: PlanRow, value: str, unit: str, say: str) -> Chart:
     """A colour for each ε, a dash for each number of epochs; the recommended row is marked."""
     epsilons, epochs = sorted({r.epsilon for r in rows}), sorted({r.epochs for r in rows})
     series = []
@@ -300,17 +302,17 @@ def _draw_over_batches(title: str, rows: Sequence[PlanRow], best: PlanRow, value
             name = f"ε = {epsilon:g}, {passes:g} epochs"
             some = [row for row in rows if (row.epsilon, row.epochs) == (epsilon, passes)]
             points = [(row.batch_size, getattr(row, value)) for row in some]
-            told = [Dot(x, y, f"{name}, batch size {x}: {y:.3g}") for x, y in points]
-            series.append(Series(name, told, look=i, dash=j))
+            sentence = [Dot(x, y, f"{name}, batch size {x}: {y:.3g}") for x, y in points]
+            series.append(Series(name, sentence, look=i, dash=j))
     series.append(_mark(best.batch_size, getattr(best, value)))
     marks = tuple(sorted({float(row.batch_size) for row in rows}))
     across = Axis("batch size, examples a step (log scale)", log=True, marks=marks)
     svg = draw_lines(title, across, Axis(f"{unit}, log", log=True), series)
     data = tuple((row.epsilon, row.epochs, row.batch_size, getattr(row, value)) for row in rows)
-    return Figure(title, svg, ("epsilon", "epochs", "batch_size", value), data, say)
+    return Chart(title, svg, ("epsilon", "epochs", "batch_size", value), data, say)
 
 
-def _draw_correlated(rows: Sequence[PlanRow], outlook: Sensitivity) -> Figure:
+def _draw_correlated(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
     method = outlook.chosen.plan.method
     epsilons, own, correlated = zip(*outlook.curve, strict=True)
     lines = {method: own, f"noise that cancels over steps ({CORRELATED})": correlated}

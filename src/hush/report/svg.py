@@ -148,7 +148,7 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
         f'<path class="grid" fill="none" d="{grid}"/><path class="axis" d="M{left} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     ]
     parts += [
-        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks
+        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_describe_tick(t, across)}</text>' for t in x.ticks
     ]
     for number, one in enumerate(drawable):
         y = TOP + 24 * number + 12
@@ -157,9 +157,9 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
             f'<g class="pt">{draw_marker(one.look or 0, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
             for p in one.points
         )
-        told = f' data-method="{text_of(one.method)}"' if one.method else ""
+        attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
         parts.append(
-            f'<g{told}><path class="axis" stroke-width="2" d="M{mean:.1f} {y - 9}v18"/>{dots}'
+            f'<g{attributes}><path class="axis" stroke-width="2" d="M{mean:.1f} {y - 9}v18"/>{dots}'
             f'<text class="end" x="{left - 5}" y="{y + 4}">{text_of(shorten(one.name, 19))}</text></g>'
         )
     parts.append(name_axes(across, down, (left + WIDTH - RIGHT) / 2, bottom + 34, (TOP + bottom) / 2))
@@ -226,7 +226,7 @@ def _log_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
     return inside[::every]
 
 
-def _tell_tick(value: float, axis: Axis) -> str:
+def _describe_tick(value: float, axis: Axis) -> str:
     if axis.percent:
         return f"{100 * value:.4g}"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -240,9 +240,9 @@ def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
     grid = "".join(f"M{x.at(t):.1f} {TOP}V{bottom}" for t in x.ticks)
     grid += "".join(f"M{LEFT} {y.at(t):.1f}H{right}" for t in y.ticks)
     words = [
-        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks
+        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_describe_tick(t, across)}</text>' for t in x.ticks
     ]
-    words += [f'<text class="end" x="{LEFT - 5}" y="{y.at(t) + 4:.1f}">{_tell_tick(t, up)}</text>' for t in y.ticks]
+    words += [f'<text class="end" x="{LEFT - 5}" y="{y.at(t) + 4:.1f}">{_describe_tick(t, up)}</text>' for t in y.ticks]
     return (
         f'<path class="grid" fill="none" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
         + "".join(words)
@@ -276,8 +276,8 @@ def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
             else:
                 title = f"<title>{text_of(point.text)}</title>"
                 parts.append(f'<circle class="pt spot" cx="{a:.1f}" cy="{top:.1f}" r="4">{title}</circle>')
-    told = f' data-method="{text_of(one.method)}"' if one.method else ""
-    return f"<g{told}>{''.join(parts)}</g>"
+    attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
+    return f"<g{attributes}>{''.join(parts)}</g>"
 
 
 def _draw_bar(colour: str, point: Dot, width: float, x: Scale, y: Scale) -> str:
@@ -334,8 +334,8 @@ def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:
             shade = f'fill="{colour}" fill-opacity="{".5" if one.bar else ".2"}"'
             line = f'<rect x="{x}" y="{y - 9}" width="26" height="10" {shade}/>{line if one.width and one.area else ""}'
         mark = draw_marker(number, one.status, x + 13, y - 4) if one.dots and not one.bar else ""
-        told = f' data-method="{text_of(one.method)}"' if one.method else ""
-        parts.append(f'<g{told}>{line}{mark}<text x="{x + 33}" y="{y}">{text_of(name)}</text></g>')
+        attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
+        parts.append(f'<g{attributes}>{line}{mark}<text x="{x + 33}" y="{y}">{text_of(name)}</text></g>')
     rows = -(-len(named) // 2) if pairs else len(named)
     return "".join(parts), 17 * rows + (7 if named else 0)
 

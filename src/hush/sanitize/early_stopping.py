@@ -64,10 +64,10 @@ class EpochSpreads:
     _total: float = 0.0
     _examples: float = 0.0
 
-    def add(self, figures: Mapping[str, float]) -> bool:
+    def add(self, metrics: Mapping[str, float]) -> bool:
         """Add a step; returns whether it ended an epoch."""
         self._steps += 1
-        self._total, self._examples = self._total + figures["spread"], self._examples + figures["examples"]
+        self._total, self._examples = self._total + metrics["spread"], self._examples + metrics["examples"]
         if self._steps % self.per_epoch:
             return False
         self.series.append(self._total / max(self._examples, 1.0))
@@ -81,18 +81,18 @@ class EarlyStopping:
 
     A resumed run passes the metrics of its earlier steps first."""
 
-    rule: Stop
+    optimizer: Stop
     spreads: EpochSpreads
     after: int | None = None
 
-    def hear(self, steps: Iterable[Mapping[str, float]]) -> bool:
+    def update(self, steps: Iterable[Mapping[str, float]]) -> bool:
         """Add these steps; return whether the run should stop."""
-        for figures in steps:
-            if self.spreads.add(figures) and self.after is None:
-                self.after = self.rule.find(self.spreads.series)
+        for metrics in steps:
+            if self.spreads.add(metrics) and self.after is None:
+                self.after = self.optimizer.find(self.spreads.series)
         return self.after is not None
 
-    def tell(self, plan: Plan, steps: int) -> dict[str, Any] | None:
+    def describe(self, plan: Plan, steps: int) -> dict[str, Any] | None:
         """The stop as fields of the answer and of the privacy card; None if there was none. ``steps`` were taken: a
         resumed run may have taken more than the epochs after which the rule stopped."""
         if self.after is None:
@@ -105,7 +105,7 @@ class EarlyStopping:
 def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
     """The mean spread of every completed epoch, from the metrics of a run's steps."""
     spreads = EpochSpreads(per_epoch)
-    return (spreads.series[-1] for figures in steps if spreads.add(figures))
+    return (spreads.series[-1] for metrics in steps if spreads.add(metrics))
 
 
 def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:
@@ -113,8 +113,8 @@ def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int)
     until ``stop`` raises its flag. Returns the number of epochs, or None if all steps were taken. The guarantees of the
     stopped run are ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
     stopping = EarlyStopping(stop, EpochSpreads(per_epoch))
-    for figures in steps:
-        if stopping.hear([figures]):
+    for metrics in steps:
+        if stopping.update([metrics]):
             break
     return stopping.after
 

@@ -212,8 +212,8 @@ class RandomisedLabels:
         prior = np.array(self.prior or [1.0] * classes, dtype=np.float64)
         answers = LabelAnswers(source, 1 / sigma, prior / prior.sum())
         (claim,) = self.claims(sigma, 1)
-        told = ComposedRelease("every record's label by randomised response", claim.event, claim.adjacency)
-        part = DataRelease("labels", told, answers.draw, answers.content)
+        stated = ComposedRelease("every record's label by randomised response", claim.event, claim.adjacency)
+        part = DataRelease("labels", stated, answers.draw, answers.content)
 
         def put(content: Any, values: Values, indices: Tensor) -> Any:
             if not len(indices):

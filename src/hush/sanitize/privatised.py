@@ -99,8 +99,8 @@ class SanitizedFeatures:
         layer.noise_multiplier = ROUNDED_UP * sigma / math.sqrt(layer.kept)
         rows = RowNoise(front, source, layer.range, layer.noise_std)
         (claim,) = self.claims(sigma, 1)
-        told = ComposedRelease("every record's features with noise", claim.event, claim.adjacency)
-        part = DataRelease(streams.ROWS, told, rows.draw, rows.content)
+        stated = ComposedRelease("every record's features with noise", claim.event, claim.adjacency)
+        part = DataRelease(streams.ROWS, stated, rows.draw, rows.content)
 
         def put(content: Any, values: Values, indices: Tensor) -> Any:
             none = torch.empty(0, *front.shape)

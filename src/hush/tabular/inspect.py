@@ -43,10 +43,10 @@ def profile_columns(
             seen[name].add(cells)
         if sum(profiler.words.size for profiler in seen.values()) > ROOM:
             for profiler in seen.values():
-                profiler.settle()
+                profiler.mark_updated()
     if not seen:
         raise InvalidInputError(f"'{path}' holds no rows")
-    return {name: profiler.settle() for name, profiler in seen.items()}
+    return {name: profiler.mark_updated() for name, profiler in seen.items()}
 
 
 class ColumnProfiler:
@@ -62,7 +62,7 @@ class ColumnProfiler:
         if isinstance(given, Number):
             evidence.decimal = given.decimal
 
-    def settle(self) -> Evidence:
+    def mark_updated(self) -> Evidence:
         """The evidence, with the words that were gathered."""
         for text, count in self.words.drain():
             if is_missing(word := text.strip()):

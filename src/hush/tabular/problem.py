@@ -46,8 +46,8 @@ from hush.tabular.columns import Category, Encoder, Ignored, Number
 from hush.tabular.defaults import choose_model
 from hush.tabular.inspect import find_target_range, infer, say_target_range, with_range
 from hush.tabular.reader import (
+    Notify,
     ReadProgress,
-    Tell,
     estimate_rows,
     find_parts,
     holds_table,
@@ -92,7 +92,7 @@ def from_files(
     unit: str | None = None,
     unit_normalise: bool = False,
     private_folder: Path | None = None,
-    tell: Tell = keep_silent,
+    notify: Notify = keep_silent,
 ) -> Problem:
     """A problem from a file or folder; a table may be in several files, as a folder or a pattern of names.
 
@@ -105,7 +105,7 @@ def from_files(
     in the schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
     column (or array) that names the unit of each row, where all rows of one unit are one example; it is no feature, is
     read as exact text, and no unit is both trained and tested on. ``unit_normalise`` makes ids one unit that differ in
-    Unicode form, case, spaces, invisible characters or a trailing ".0" alone; else they are refused. ``tell`` receives
+    Unicode form, case, spaces, invisible characters or a trailing ".0" alone; else they are refused. ``notify`` receives
     the progress of reading a long table. Its encoded rows are in a file without a name in ``private_folder``, by
     default that of temporary files. ``private_ranges``: numeric columns without a range await one that is released with
     noise before training (`hush.statistics.releases`). ``private_classes``: so do the classes of a table, where they
@@ -121,7 +121,7 @@ def from_files(
     if unit_normalise and unit is None:
         raise InvalidInputError("--unit-normalise is about the ids of the column that --unit names: give both")
     asked = _Asked(
-        target, given, public, task == "regression", tell, unit, unit_normalise, private_classes, private_folder
+        target, given, public, task == "regression", notify, unit, unit_normalise, private_classes, private_folder
     )
     read = _read(place, asked)
     if private_ranges:
@@ -172,7 +172,7 @@ class _Asked:
     given: Mapping[str, Any]
     public: Collection[str]
     regression: bool
-    tell: Tell
+    notify: Notify
     unit: str | None
     unit_normalise: bool
     private_classes: bool
@@ -250,7 +250,7 @@ def _await_ranges(read: _Own, place: Path) -> _Own:
 
 def _read_table(place: Path, asked: _Asked) -> _Own:
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
-    progress = ReadProgress(place.name, estimate_rows(find_parts(place)), asked.tell)
+    progress = ReadProgress(place.name, estimate_rows(find_parts(place)), asked.notify)
     progress.begin("looking at")
     given, public, unit = asked.given, asked.public, asked.unit
     if unit is not None and unit == asked.target:
@@ -371,7 +371,7 @@ def _split(read: _Own, test: float | str | Path, asked: _Asked) -> Split:
         if not Path(test).exists() and not is_pattern(Path(test)):
             raise InvalidInputError(f"there is no file or folder '{test}'")
         if read.schema is not None and holds_table(Path(test)):
-            progress = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), asked.tell)
+            progress = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), asked.notify)
             how, schema = read.unit_normalise, replace(read.schema, classes=read.labels or read.schema.classes)
             whose = None if read.unit is None else read_owners(Path(test), read.unit, normalise=how)
             return _with_owners(Split(read.rows, load_rows(Path(test), schema, progress, asked.folder)), read, whose)

@@ -472,7 +472,7 @@ def spell_float(value: float, size: int, what: str) -> str | None:
 
 # What is said while a long table is read: nothing for two seconds, then how far it is, then how long it took.
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 PATIENCE = 2.0  # seconds of silence
 PAUSE = 10.0  # seconds from one line to the next
 
@@ -484,8 +484,8 @@ def keep_silent(text: str) -> None:
 class ReadProgress:
     """Counts rows as they are read, in one pass or several, and reports progress if that takes long."""
 
-    def __init__(self, name: str, expected: int, tell: Tell, now: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._expected, self._tell, self._now = name, expected, tell, now
+    def __init__(self, name: str, expected: int, notify: Notify, now: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._expected, self._notify, self._now = name, expected, notify, now
         self._began = now()
         self._due = self._began + PATIENCE
         self._doing, self._rows = "", 0
@@ -500,13 +500,13 @@ class ReadProgress:
         if self._now() >= self._due:
             self._due = self._now() + PAUSE
             total = max(self._expected, self._rows)
-            self._tell(f"{self._doing} '{self._name}': {_group(self._rows)} of about {_group(total)} rows …")
+            self._notify(f"{self._doing} '{self._name}': {_group(self._rows)} of about {_group(total)} rows …")
 
     def finish(self, rows: int, columns: int) -> None:
         """All is read; said if it took long."""
         seconds = self._now() - self._began
         if seconds >= PATIENCE:
-            self._tell(f"read {_group(rows)} rows of {columns} columns in {seconds:.0f} s")
+            self._notify(f"read {_group(rows)} rows of {columns} columns in {seconds:.0f} s")
 
 
 def _group(number: int) -> str:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hush.bench.selection_cost import read_number
-from hush.report.page import Figure, Section
+from hush.report.page import Chart, Section
 from hush.report.rows import Row
-from hush.report.summary import Group, Setting, group_settings, order_epsilon, tell_figure, tell_mean
+from hush.report.summary import Group, Setting, format_mean, format_metric, group_settings, order_epsilon
 from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_dots, draw_lines
 
 MOST_POINTS = 60  # of a curve; more are thinned, the last always among them
 SANITIZED = ("sanitize", "sanitize-once", "label-rr")
 NAMES = {"batch_size": "batch size, examples", "epochs": "epochs, passes"}
 MOST_CLASSES = 40
-Draw = Callable[[Sequence[Group]], Iterator[Figure]]
+Draw = Callable[[Sequence[Group]], Iterator[Chart]]
 CHARTS: list[tuple[str, str, str, Draw]] = []  # id, heading and first words of a section, and what draws it
 
 
@@ -37,19 +37,18 @@ def chart(id: str, title: str, say: str) -> Callable[[Draw], Draw]:
 def list_sections(groups: Sequence[Group]) -> list[Section]:
     """Every chart under its heading; one without figures is left out."""
     found = [
-        Section(id, title, say, tuple(figure for figure in draw(groups) if figure.svg))
-        for id, title, say, draw in CHARTS
+        Section(id, title, say, tuple(chart for chart in draw(groups) if chart.svg)) for id, title, say, draw in CHARTS
     ]
-    return [section for section in found if section.figures]
+    return [section for section in found if section.charts]
 
 
 def place_figure(
     groups: Sequence[Group], title: str, svg: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
-) -> Figure:
+) -> Chart:
     """A figure that filters find by its groups, which have one problem."""
     methods, epsilons = (tuple(dict.fromkeys(getattr(g, name) for g in groups)) for name in ("method", "epsilon"))
     problem = groups[0].problem if groups else ""
-    return Figure(title, svg, columns, tuple(rows), "", problem, methods, epsilons)
+    return Chart(title, svg, columns, tuple(rows), "", problem, methods, epsilons)
 
 
 def _look(groups: Sequence[Group]) -> dict[str, int]:
@@ -72,7 +71,7 @@ def measure_axis(metric: str, part: str = "test") -> Axis:
     "Mean over seeds of the best setting; bars are one standard deviation. A dashed line with hollow marks is a "
     "claimed ε, a dotted one with crosses a refuted one: neither is a guarantee.",
 )
-def draw_utility(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_utility(groups: Sequence[Group]) -> Iterator[Chart]:
     """Mean and spread of the best setting over ε, a picture for each problem."""
     look = _look(groups)
     for problem, some in _split(groups, lambda g: g.problem):
@@ -97,11 +96,11 @@ def draw_utility(groups: Sequence[Group]) -> Iterator[Figure]:
 def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float], look: int) -> Series:
     """A method over ε; one without ε is a level line."""
     if all(g.epsilon == "none" for g in groups):
-        text = f"{method}, not private: {tell_mean(groups[0])}"
+        text = f"{method}, not private: {format_mean(groups[0])}"
         ends = dict.fromkeys((min(numbers), max(numbers)))
         return Series(method, [Dot(x, _mean(groups[0]), text) for x in ends], "none", method, look=look)
     points = [
-        Dot(order_epsilon(g.epsilon)[0], _mean(g), _tell_group(g), (g.chosen.spread or 0.0) if g.chosen else 0.0)
+        Dot(order_epsilon(g.epsilon)[0], _mean(g), _describe_group(g), (g.chosen.spread or 0.0) if g.chosen else 0.0)
         for g in groups
     ]
     return Series(method, points, groups[0].status, method, look=look)
@@ -114,18 +113,18 @@ def _utility_line(method: str, groups: Sequence[Group], numbers: Sequence[float]
     "chooses; hatched cells have diverged or failed; ! marks a cell some of whose runs did. For a loss its log₁₀ is "
     "shown, and darker is less.",
 )
-def draw_over_batches(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_over_batches(groups: Sequence[Group]) -> Iterator[Chart]:
     """The metric over learning rate × batch size."""
     return _draw_heatmaps(groups, "batch_size")
 
 
 @chart("heat-epochs", "Learning rate × epochs", "As above, over the number of epochs.")
-def draw_over_epochs(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_over_epochs(groups: Sequence[Group]) -> Iterator[Chart]:
     """The metric over learning rate × epochs."""
     return _draw_heatmaps(groups, "epochs")
 
 
-def _draw_heatmaps(groups: Sequence[Group], name: str) -> Iterator[Figure]:
+def _draw_heatmaps(groups: Sequence[Group], name: str) -> Iterator[Chart]:
     """The metric over learning rate × ``name``, a picture for each group that varies one of the two."""
     for group in groups:
         rates = sorted({value for row in group.rows if (value := row.number("lr")) is not None})
@@ -134,7 +133,7 @@ def _draw_heatmaps(groups: Sequence[Group], name: str) -> Iterator[Figure]:
             yield _draw_heatmap(group, name, rates, others)
 
 
-def _draw_heatmap(group: Group, name: str, rates: Sequence[float], others: Sequence[float]) -> Figure:
+def _draw_heatmap(group: Group, name: str, rates: Sequence[float], others: Sequence[float]) -> Chart:
     found = {(rate, other): _find(group, rate, name, other) for rate in rates for other in others}
     scores = {place: _score(group, s) for place, s in found.items() if s is not None and s.values}
     best = max(scores, key=lambda place: scores[place]) if scores else None
@@ -176,8 +175,8 @@ def _make_cell(group: Group, rate: float, name: str, other: float, setting: Sett
         word = "diverged" if "diverged" in lost else "failed"
         return Cell(None, word[:4], f"{at}: {word}; run {runs}", diverged=True)
     value, label = _shade(setting.mean, group.metric)
-    told = f"{at}: {tell_figure(setting.mean, group.metric)}{said}{'; the best cell' if best else ''}; run {runs}"
-    return Cell(value, label + ("!" if lost else ""), told, best=best)
+    dots = f"{at}: {format_metric(setting.mean, group.metric)}{said}{'; the best cell' if best else ''}; run {runs}"
+    return Cell(value, label + ("!" if lost else ""), dots, best=best)
 
 
 def _shade(value: float, metric: str) -> tuple[float, str]:
@@ -195,7 +194,7 @@ def _make_data(group: Group, place: tuple[float, float], setting: Setting | None
 
 
 @chart("curves", "Accuracy and loss over epochs", "On the test part, of the best run of each method.")
-def draw_curves(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_curves(groups: Sequence[Group]) -> Iterator[Chart]:
     """Test accuracy and loss over epochs, of the best run of each method."""
     for name in ("accuracy", "loss"):
         yield from _draw_over_epochs(groups, f"test_{name}", measure_axis(name), f"Test {name} over epochs")
@@ -206,12 +205,12 @@ def draw_curves(groups: Sequence[Group]) -> Iterator[Figure]:
     "ε over epochs",
     "What the best run of each method had spent after each epoch, where its record says so.",
 )
-def draw_spending(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_spending(groups: Sequence[Group]) -> Iterator[Chart]:
     """ε over epochs, of the best run of each method."""
     yield from _draw_over_epochs(groups, "epsilon", Axis("ε so far, no unit"), "ε over epochs")
 
 
-def _draw_over_epochs(groups: Sequence[Group], name: str, up: Axis, what: str) -> Iterator[Figure]:
+def _draw_over_epochs(groups: Sequence[Group], name: str, up: Axis, what: str) -> Iterator[Chart]:
     look = _look(groups)
     for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
         series, rows = [], []
@@ -220,8 +219,8 @@ def _draw_over_epochs(groups: Sequence[Group], name: str, up: Axis, what: str) -
             if g.best is None or not points:
                 continue
             key = g.best.key
-            told = [Dot(x, y, f"{g.method}, epoch {x:g}: {_tell(y, up)}, run {key}") for x, y in points]
-            series.append(Series(g.method, told, g.status, g.method, look=look[g.method]))
+            dots = [Dot(x, y, f"{g.method}, epoch {x:g}: {_notify(y, up)}, run {key}") for x, y in points]
+            series.append(Series(g.method, dots, g.status, g.method, look=look[g.method]))
             rows += [(problem, g.method, epsilon, g.status, key, x, y) for x, y in points]
         if series:
             title = f"{what}: {problem}, ε = {epsilon}"
@@ -280,7 +279,7 @@ def draw_confusion(title: str, counts: Sequence[Sequence[float]], classes: Seque
     "Of the best run of each group: how many of each true class were taken for which. Darker is a larger share of the "
     "true class.",
 )
-def draw_confusions(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_confusions(groups: Sequence[Group]) -> Iterator[Chart]:
     """The confusion matrix of each group's best run."""
     for group in groups:
         counts = None if group.best is None else read_confusion(group.best.record)
@@ -297,7 +296,7 @@ def draw_confusions(groups: Sequence[Group]) -> Iterator[Figure]:
 
 
 @chart("seeds", "Seed by seed", "The test figure of every seed of the best setting; the bar is their mean.")
-def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_seeds(groups: Sequence[Group]) -> Iterator[Chart]:
     """The test figure of every seed of the best setting."""
     look = _look(groups)
     for (problem, epsilon), some in _split(groups, lambda g: (g.problem, g.epsilon)):
@@ -306,9 +305,9 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
             continue
         series, rows = [], []
         for g in drawn:
-            found = [(row, row.figure("test")) for row in g.chosen.rows] if g.chosen else []
+            found = [(row, row.chart("test")) for row in g.chosen.rows] if g.chosen else []
             points = [
-                Dot(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {tell_figure(y, g.metric)}, run {row.key}")
+                Dot(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {format_metric(y, g.metric)}, run {row.key}")
                 for row, y in found
                 if y is not None
             ]
@@ -321,7 +320,7 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Figure]:
 
 
 @chart("settings", "Best learning rate and epochs by batch size", "The best setting at each batch size.")
-def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_best_settings(groups: Sequence[Group]) -> Iterator[Chart]:
     """The learning rate and the epochs of the best setting at each batch size."""
     look = _look(groups)
     for name, axis in (
@@ -332,8 +331,8 @@ def draw_best_settings(groups: Sequence[Group]) -> Iterator[Figure]:
             series, rows = [], []
             for g in some:
                 points = _list_best(g, name)
-                told = [Dot(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
-                series += [Series(g.method, told, g.status, g.method, look=look[g.method])] if len(points) > 1 else []
+                dots = [Dot(x, y, f"{g.method}, batch size {x:g}: {y:g} is best") for x, y in points]
+                series += [Series(g.method, dots, g.status, g.method, look=look[g.method])] if len(points) > 1 else []
                 rows += [(problem, g.method, epsilon, x, y) for x, y in points] if len(points) > 1 else []
             if series:
                 title = f"{axis.title.partition(' (')[0].capitalize()} by batch size: {problem}, ε = {epsilon}"
@@ -358,7 +357,7 @@ def _list_best(group: Group, name: str) -> list[tuple[float, float]]:
     "Training and inference time",
     "Seconds as recorded, on whatever machine a run was on; the bar is the mean.",
 )
-def draw_times(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_times(groups: Sequence[Group]) -> Iterator[Chart]:
     """Training time of every run, and inference time of one example."""
     kinds = (
         ("train_seconds", "Training time", "training time, s (log scale)"),
@@ -388,7 +387,7 @@ def draw_times(groups: Sequence[Group]) -> Iterator[Figure]:
     "Noisy activations and labels",
     "Methods that protect features or labels alone. What is claimed of sanitize was refuted by an audit.",
 )
-def draw_sanitized(groups: Sequence[Group]) -> Iterator[Figure]:
+def draw_sanitized(groups: Sequence[Group]) -> Iterator[Chart]:
     """Methods that release noisy activations or labels: utility over the noise of the layer."""
     mine = [g for g in groups if g.method in SANITIZED and g.chosen is not None]
     for problem, some in _split(mine, lambda g: g.problem):
@@ -399,7 +398,7 @@ def draw_sanitized(groups: Sequence[Group]) -> Iterator[Figure]:
             name = f"{method}, threshold {share:g}" if isinstance(share, (int, float)) else method
             found = [(s.rows[0].number("noise_multiplier"), s) for s in group_settings(own)]
             drawn = sorted((x, s.mean, s.rows[0]) for x, s in found if x and s.mean is not None)
-            points = [Dot(x, y, f"{name}, σ = {x:g}: {tell_figure(y, r.metric)}, run {r.key}") for x, y, r in drawn]
+            points = [Dot(x, y, f"{name}, σ = {x:g}: {format_metric(y, r.metric)}, run {r.key}") for x, y, r in drawn]
             status = next(g.status for g in some if g.method == method)
             series.append(Series(name, points, status, method))
             rows += [(problem, method, share, status, x, r.number("epsilon"), y) for x, y, r in drawn]
@@ -434,9 +433,9 @@ def _seeds(group: Group) -> int:
     return 0 if group.chosen is None else len(group.chosen.values)
 
 
-def _tell_group(group: Group) -> str:
-    return f"{group.method}, ε = {group.epsilon} ({group.status}): {tell_mean(group)}"
+def _describe_group(group: Group) -> str:
+    return f"{group.method}, ε = {group.epsilon} ({group.status}): {format_mean(group)}"
 
 
-def _tell(value: float, axis: Axis) -> str:
+def _notify(value: float, axis: Axis) -> str:
     return f"{100 * value:.2f} %" if axis.percent else f"{value:.4g}"
