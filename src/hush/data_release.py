@@ -3,7 +3,7 @@ first.
 
 A `DataRelease` is a `ComposedRelease` (name, event, adjacency) with the function that computes it. To use one:
 
-1. make the plan with ``composed=(part.composed, …)``, so that the plan's event includes it and σ is calibrated for both;
+1. make the plan with ``composed=(part.composed, …)``, so that its event includes the release and σ fits both;
 2. start the run, attach its checkpoints and enter it in its ledger (`hush.ledger.run_account.charge`), as usual;
 3. ``values = make_releases(run, parts, folder)``, with the run's private directory as ``folder`` if it has one;
 4. pass the values (they are public) to training.

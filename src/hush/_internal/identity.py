@@ -193,9 +193,6 @@ def describe(value: Any) -> Any:
             return {"kind": name, **describe(value.described())}
         fields = {stable_field(kind, f.name): describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"kind": name, **fields}
-            "kind": name,
-            **{stable_field(kind, f.name): describe(getattr(value, f.name)) for f in dataclasses.fields(value)},
-        }
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

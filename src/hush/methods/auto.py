@@ -68,7 +68,7 @@ def recommend(
     gradients: ClippingOptions = ClippingOptions(),
     notify: Notify = lambda name: None,
 ) -> tuple[Candidate, ...]:
-    """Every candidate at the setting's ε, the smallest expected error first; ``tell`` gets what is tried next."""
+    """Every candidate at the setting's ε, the smallest expected error first; ``notify`` gets what is tried next."""
     if setting.epsilon is None:
         raise InvalidInputError("method 'auto' compares methods at the same ε: give epsilon, or name a method")
     validate.positive(epsilon=setting.epsilon)

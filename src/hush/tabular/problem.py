@@ -105,7 +105,7 @@ def from_files(
     in the schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
     column (or array) that names the unit of each row, where all rows of one unit are one example; it is no feature, is
     read as exact text, and no unit is both trained and tested on. ``unit_normalise`` makes ids one unit that differ in
-    Unicode form, case, spaces, invisible characters or a trailing ".0" alone; else they are refused. ``notify`` receives
+    Unicode form, case, spaces, invisible characters or a trailing ".0"; else they are refused. ``notify`` receives
     the progress of reading a long table. Its encoded rows are in a file without a name in ``private_folder``, by
     default that of temporary files. ``private_ranges``: numeric columns without a range await one that is released with
     noise before training (`hush.statistics.releases`). ``private_classes``: so do the classes of a table, where they
