@@ -4,7 +4,8 @@
     python benchmarks/one_example_more.py --json figures.json
 
 Neighbours are adversarial: alike, cancelling, huge, broken rows, and labels at the kink of a loss, where the rounding
-of a prediction decides the sign of a gradient (``tests/neighbours.py``). The affordable part of it is a test.
+of a prediction decides the sign of a gradient (``tests/helpers/shipped_models.py``). The affordable
+part of it is a test.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from neighbours import KINDS, MODELS, Stage, climb
+from shipped_models import KINDS, MODELS, Stage, climb
 
 BATCHES = (2, 37, 256, 4096)
 

@@ -1,4 +1,4 @@
-"""A search at a proven price: independent trials, nothing released but the winner, the whole of it charged ahead."""
+"""A search at a proven cost: independent trials, only the winner released, the total charged in advance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hush.plan import Plan
 from hush.randomness import Secret
 from hush.release.folder import CARD
 from hush.tuning import Choice, Range, check_space, read_space, select_best
-from keeping import keep
+from train_arguments import keep
 
 SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
 SMALL = ["tune", "--problem", "digits-logistic", "--steps", "8", "--mean-trials", "2", "--json"]

@@ -1,4 +1,4 @@
-"""Adaptive clipping: it follows a moving quantile, costs what the closed form says, and scales back."""
+"""Adaptive clipping: follows a moving quantile, costs what the closed form says, and rescales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DiceSGD: the error memory does what its formula says, stays inside, and its two ε are what they are called."""
+"""DiceSGD: the error memory follows its formula and is not released; its claimed and proven ε."""
 
 from __future__ import annotations
 

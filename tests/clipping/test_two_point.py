@@ -1,4 +1,4 @@
-"""DiSK: without filter it is DP-SGD bit for bit, and its gradient is the combination that the paper defines."""
+"""DiSK: without a filter it equals DP-SGD bit for bit; its gradient is the paper's combination of two points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Problems by name: data, model, loss and metric that fit each other, and what they take to be public."""
+"""Problems by name: matching data, model, loss and metric, and their public assumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation by hand: loss, accuracy, confusion matrix and figures per class."""
+"""Evaluation against hand-computed loss, accuracy, confusion matrix and per-class metrics."""
 
 from __future__ import annotations
 

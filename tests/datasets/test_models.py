@@ -1,4 +1,4 @@
-"""The models of the literature: exact numbers of parameters, shapes, and no layer that mixes examples."""
+"""Models of the literature: exact parameter counts, shapes, and no layer that mixes examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Method auto: it recommends what the mathematics says, runs what it recommends, and shows why."""
+"""Method auto: its recommendation follows from the errors, it runs what it recommends, and shows the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdamBC takes the noise's part out of the second moment; the Kalman filter averages, and knows what noise is left."""
+"""AdamBC subtracts the noise from the second moment; the Kalman filter averages and reports the remaining noise."""
 
 from __future__ import annotations
 

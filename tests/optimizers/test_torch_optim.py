@@ -1,4 +1,4 @@
-"""A scheduler that ends before its plan is refused before anything is spent, and trying it touches nothing."""
+"""A scheduler that ends before its plan is refused before anything is spent; the check has no side effects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start(optimizer):
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "optimizer",
     [SHORT, EMA(0.999, SHORT, STEPS), Grouped((("weight", LONG), ("*", SHORT)))],
     ids=["bare", "average", "group"],
 )

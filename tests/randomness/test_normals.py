@@ -1,4 +1,4 @@
-"""The noise's bits and their transform."""
+"""The random bits of the noise and their transform to normal numbers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Stream names: the strings are data, so they never change, and no call site spells one itself."""
+"""Stream names are data: they never change, and no call site spells one itself."""
 
 from __future__ import annotations
 

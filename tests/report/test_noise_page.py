@@ -1,4 +1,4 @@
-"""The page of `hush noise show`: true numbers, one file, nothing from the network."""
+"""The page of `hush noise show`: correct numbers, one file, no network access."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from pages import MOST_BYTES, read_trial_metrics
 
 from hush.cli import main
 from hush.errors import InvalidInputError
@@ -23,6 +22,7 @@ from hush.matrix_factorization import (
 from hush.methods import make_plan
 from hush.report.noise_page import CELLS, reduce_matrix, render_page, view_noise
 from hush.report.svg import pick_ticks
+from pages import MOST_BYTES, read_trial_metrics
 
 T = 30
 STRUCTURES = {

@@ -1,4 +1,4 @@
-"""A run as two pages: the one to release holds nothing that is private, the other everything."""
+"""Two pages of a run: the public page contains nothing private, the private page everything."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import MOST_BYTES, read_trial_metrics
 
 from hush.cli import main
 from hush.release.folder import read_json
 from hush.report.page import render_report
 from hush.report.run_page import make_private_page, make_released_page
+from pages import MOST_BYTES, read_trial_metrics
 
 TRAIN = [
     "train",

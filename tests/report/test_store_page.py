@@ -1,4 +1,4 @@
-"""The page of a store: everything is in it, nothing is fetched, and no name is taken for code."""
+"""The page of a store: complete, self-contained, and with escaped names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from pages import read_data
 
 from hush.accounting.guarantee import AuditFinding
 from hush.cli import main
@@ -18,7 +17,8 @@ from hush.report.page import embed_json, render_report
 from hush.report.paper import escape_latex, render_latex, render_markdown
 from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
-from synthetic import make_many, make_record, write_plainly, write_store
+from pages import read_data
+from synthetic_stores import make_many, make_record, write_plainly, write_store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e"
 

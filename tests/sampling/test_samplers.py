@@ -1,4 +1,4 @@
-"""Samplers do what they declare, and are pure in (secret, step)."""
+"""Samplers match their declarations and are pure functions of (secret, step)."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from networks import FEATURES, WIDTH, N, data, losses, plan
-from replaced import OTHERS, REPLACED, Branching, Calibrating, Model, neighbours
 from torch import nn
 
 from hush.errors import InvalidInputError, UnsupportedModelError
 from hush.randomness import Secret
 from hush.sanitize.front import trace_front
 from hush.sanitize.layer import Sanitize
+from neighbouring_records import OTHERS, REPLACED, Branching, Calibrating, Model, neighbours
+from sanitized_models import FEATURES, WIDTH, N, data, losses, plan
 
 SEEN: list[torch.Tensor] = []
 
@@ -264,6 +264,6 @@ def test_records_of_another_shape_are_refused_before_the_charge() -> None:
     run = plan().start(Model(), losses, torch.utils.data.DataLoader(Ragged(), batch_size=1), secret=3)
     charged: list[bool] = []
     run.charged_by(lambda: charged.append(True))
-    with pytest.raises(InvalidInputError, match="pad them"):
+    with pytest.raises(InvalidInputError):
         run.step(run.batch(0))
     assert charged == []

@@ -157,8 +157,8 @@ def check_range(layer: Sanitize, nonnegative: bool) -> None:
 # The sanitisation layer as it was published: ordinary training of the whole model, with noise in the layer alone.
 #
 # Its ε is that of DP-SGD with Poisson batches of rate L/N, by Rényi accounting: a formula for sums of clipped
-# gradients, which do not occur here. No proof is known, for the reasons in `CLAIMED`; `tests/sanitize/test_leak.py`
-# exploits the first of them.
+# gradients, which do not occur here. No proof is known, for the reasons in `CLAIMED`;
+# `tests/sanitize/test_privatised.py` exploits the first of them.
 
 CLAIMED = (
     "the weights before the layer learn from the raw features, and no noise covers them: whoever has the released "
