@@ -18,7 +18,7 @@ from hush.data_release import make_releases
 from hush.datasets import evaluation
 from hush.datasets import problem as problems
 from hush.datasets.problem import HUBER, from_units, huber, squared_error, to_units
-from hush.errors import InvalidInputError
+from hush.errors import DataError, InvalidInputError
 from hush.randomness import seeded
 from hush.statistics import releases
 from hush.statistics.releases import plan_releases, take_releases
@@ -67,6 +67,20 @@ def test_the_encoding_of_a_row_does_not_depend_on_the_others(wine: Path) -> None
     other = problems_problem.from_files(short, target="kind", public=("classes",))
     row = problem.train[0][:1]
     assert torch.equal(problem.model()[0](row), other.model()[0](row))
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(wine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_rows = problems_problem.load_rows
+
+    def load_and_append(place: Path, *rest: Any) -> Any:
+        rows = load_rows(place, *rest)
+        lines = place.read_text().splitlines()
+        place.write_text("\n".join([*lines, lines[-1]]) + "\n")
+        return rows
+
+    monkeypatch.setattr(problems_problem, "load_rows", load_and_append)
+    with pytest.raises(DataError, match=wine.name):
+        from_files(wine, target="kind", public=("classes",))
 
 
 def test_assumptions_are_stated(wine: Path) -> None:

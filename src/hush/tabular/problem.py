@@ -250,6 +250,7 @@ def _await_ranges(read: _Own, place: Path) -> _Own:
 
 def _read_table(place: Path, asked: _Asked) -> _Own:
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
+    found = _stat_parts(place)
     progress = ReadProgress(place.name, estimate_rows(find_parts(place)), asked.notify)
     progress.begin("looking at")
     given, public, unit = asked.given, asked.public, asked.unit
@@ -269,11 +270,19 @@ def _read_table(place: Path, asked: _Asked) -> _Own:
     whose = None if unit is None else read_owners(place, unit, normalise=asked.unit_normalise)
     schema = schema if unit is None else _leave_out(schema, unit)
     rows = load_rows(place, replace(schema, classes=inferred.labels or schema.classes), progress, asked.folder)
+    if _stat_parts(place) != found:  # rows and their units would no longer belong together
+        raise DataError(f"'{place}' changed while it was read: try again when no process writes to it")
     progress.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
     own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
     own = replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
     return replace(own, unit_normalise=asked.unit_normalise, labels=inferred.labels)
+
+
+def _stat_parts(place: Path) -> list[tuple[str, int, int, int]]:
+    """Name, file, size and time of every part."""
+    states = [(part, part.stat()) for part in find_parts(place)]
+    return [(part.name, state.st_ino, state.st_size, state.st_mtime_ns) for part, state in states]
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
