@@ -1,9 +1,9 @@
-"""Compiles the noise kernel (src/hush/randomness/_noise.c) when a wheel or an editable install is built.
+"""Compiles the noise kernel (src/hush/_internal/_noise.c) when a wheel or an editable install is built.
 
 The library goes to build/, never into the source tree, so that a wheel built without a compiler cannot contain an old
-one. A wheel contains it next to its source; an editable install finds it in build/ (`hush.randomness.kernel`). Without
-a compiler the wheel is pure, and numpy computes the same numbers. The environment variable HUSH_PURE=1 skips the
-compiler; HUSH_PURE=0 makes a failed compilation an error, which release builds use. CC names the compiler.
+one. A wheel contains it next to its source; an editable install finds it in build/ (`hush._internal.noise_kernel`).
+Without a compiler the wheel is pure, and numpy computes the same numbers. The environment variable HUSH_PURE=1 skips
+the compiler; HUSH_PURE=0 makes a failed compilation an error, which release builds use. CC names the compiler.
 
     python hatch_build.py        compile for a source tree that is not installed
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
-SOURCE = ROOT / "src/hush/randomness/_noise.c"
+SOURCE = ROOT / "src/hush/_internal/_noise.c"
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fno-trapping-math"]
 
@@ -63,7 +63,7 @@ class NoiseKernel(BuildHookInterface):  # type: ignore[type-arg, misc]
             return
         library = compile_kernel(Path(self.root))
         if library is not None and version != "editable":
-            build_data["force_include"][str(library)] = "hush/randomness/_noise.so"
+            build_data["force_include"][str(library)] = "hush/_internal/_noise.so"
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"py3-none-{platform}"

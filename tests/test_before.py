@@ -325,3 +325,17 @@ def test_plans_are_told_apart_by_their_releases() -> None:
     part = part_for(data()[0])
     plan: Plan = make_plan("dp-sgd", **SETTING, noise_multiplier=2.0)
     assert replace(plan, beside=(part.beside,)).fingerprint() != plan.fingerprint()
+
+
+def test_a_release_of_an_earlier_version_is_refused_by_its_name(tmp_path) -> None:
+    """Its noise came from another transform of the same bits: the two must never meet."""
+    from safetensors.torch import save_file
+
+    from hush.data_release import _read
+    from hush.errors import FormatError
+
+    path = tmp_path / "before-ranges.safetensors"
+    told = {"format": "hush released before training 1", "noise": "n", "content": "c", "made": "yes"}
+    save_file({"x": torch.zeros(1)}, path, metadata=told)
+    with pytest.raises(FormatError, match="hush released before training 1"):
+        _read(path)

@@ -156,7 +156,8 @@ def test_the_command_gives_parameters_a_model_and_a_price_paid_ahead(tmp_path: P
     assert 0.5 <= told["parameters"]["lr"] <= 2.0
     assert told["score"] == told["test_figures"]["test_accuracy"] > 0.2
     card = json.loads((tmp_path / "out" / "release" / CARD).read_text())
-    assert card["guarantee"]["event_json"]["kind"] == "RepeatAndSelect"
+    kinds = [part["kind"] for part in card["guarantee"]["event_json"]["events"]]
+    assert kinds == ["RepeatAndSelect", "FinitePrecision"]
     assert card["guarantee"]["epsilon"] == told["epsilon"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"release", "private"}
     assert {path.name for path in (tmp_path / "out" / "private").iterdir()} == {"lock", "tuned.json"}

@@ -437,8 +437,9 @@ def _with_precision(plan: Plan, claim: Claim, attempts: int) -> Claim:
     """The claim about noise as it is drawn; of a choice among trials, about all of them."""
     if plan.precision is None:
         return claim
-    times, more = (attempts, 0.0) if plan.trials is None else plan.trials.most
-    precision = events.FinitePrecisionDpEvent(times * plan.precision.log_ratio, times * plan.precision.delta + more)
+    precision = events.FinitePrecisionDpEvent(attempts * plan.precision.log_ratio, attempts * plan.precision.delta)
+    if plan.trials is not None:
+        precision = plan.trials.imprecise(plan.precision)
     if isinstance(claim.event, events.Profile):
         return replace(claim, event=accounting.ImpreciseProfile(claim.event, precision))
     composed = plan.beside and plan.trials is None

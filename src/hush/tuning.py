@@ -47,6 +47,7 @@ from torch import nn
 
 from hush._internal.tensors import Losses
 from hush.accounting import events
+from hush.accounting.accountant import MOST_IMPRECISE
 from hush.accounting.guarantee import Guarantee
 from hush.accounting.noise_precision import precision_of
 from hush.accounting.noise_tails import SHARE
@@ -160,6 +161,13 @@ def price_search(
     most = (
         replace(plan, precision=precision_of(TRIAL_PAIRS)) if independent else replace(plan, tails=SHARE * plan.delta)
     )
+    if most.precision is not None:
+        least = (1 + math.exp(min(epsilon or CEILINGS[0], 700.0))) * trials.imprecise(most.precision).delta
+        if least > MOST_IMPRECISE * plan.delta:
+            raise NotProvenError(
+                f"the finite precision of the noise of all trials takes more than a tenth of δ = {plan.delta:g}: "
+                "give a larger δ, a smaller ε or fewer trials"
+            )
     if epsilon is not None:
         if most.delta_left() <= 0:
             raise NotProvenError(

@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from scipy.special import ndtr
 
 from hush import make_plan
+from hush._internal import noise_kernel as kernel
 from hush.accounting import accountant, events
 from hush.accounting.events import FinitePrecisionDpEvent, find_leaves, rebuild
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon
@@ -29,7 +30,7 @@ from hush.accounting.noise_precision import (
 from hush.accounting.renyi import divergences
 from hush.accounting.selection import Trials
 from hush.errors import NotProvenError
-from hush.randomness import count_pairs, kernel
+from hush.randomness import count_pairs
 from hush.randomness.normals import BLOCK, PAIRS
 
 
@@ -241,9 +242,12 @@ def test_correlated_noise_names_the_condition_instead() -> None:
 
 
 def test_trials_are_charged_for_all_of_them() -> None:
-    most, more = Trials(10.0, 1.0, 3.0).most
-    assert (1 - 1 / 10.0) ** most < more
+    each = FinitePrecisionDpEvent(1e-6, 1e-10)
+    found = Trials(10.0, 1.0, 3.0).imprecise(each)
+    most = round(found.log_ratio / each.log_ratio)
+    assert (1 - 1 / 10.0) ** most < 2e-12
     assert most < 400
+    assert found.delta == pytest.approx(10 * 1e-10 + 2e-12, rel=1e-3)
     plan = make_plan("dp-sgd", examples=1000, batch_size=100, steps=50, noise_multiplier=1.0)
     with pytest.raises(NotProvenError):
         type(plan).with_tails(plan_with_trials(plan), 10_000)

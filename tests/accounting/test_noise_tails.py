@@ -20,7 +20,7 @@ def test_golden_one_coordinate() -> None:
     # draws end at 10.197 σ, so that δ ≥ Q(9.197) = 1.8e-20 for one coordinate, one step and σ = 1
     assert round(REACH, 3) == 10.197
     assert Tails(1, 1, 1.0).cost() == pytest.approx(1.846e-20, rel=1e-3)
-    smallest = math.sqrt(-2 * math.log(1 / 2.0**75))  # of hush.randomness.kernel: k = 0
+    smallest = math.sqrt(-2 * math.log(1 / 2.0**75))  # of hush._internal.noise_kernel: k = 0
     assert pytest.approx(smallest, rel=1e-12) == REACH
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hush._internal.imports import DISTRIBUTION, read_own_version, read_versions
+from hush._internal.noise_kernel import describe
 from hush._internal.text import SYNONYMS, translate
 from hush.cli import main
 from hush.cli.options import suggest_delta
@@ -26,7 +27,7 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_version(capsys) -> None:
-    assert call(capsys, "--version") == (0, f"hush {read_own_version()}\n", "")
+    assert call(capsys, "--version") == (0, f"hush {read_own_version()} (noise: {describe()})\n", "")
     assert re.fullmatch(r"\d+\.\d+\.\d+", read_own_version())
     assert list(read_versions("hush", "torch")) == ["hush", "torch"]
 

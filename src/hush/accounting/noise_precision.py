@@ -3,8 +3,8 @@
 A released value is f(S·fine + y): y = z·scale is the noise in units of the public grid, and f rounds to a double and
 then to a whole number. f is the same for all data and monotone, so its inverse images are intervals, and releasing f of
 the exact Gaussian sum costs no more than the sum itself. Only the distribution of y over such intervals matters. For a
-pair of numbers (`hush.randomness.kernel`) they make rectangles, the cells, with sides between h₋ = 2⁻⁷(1 − 2⁻⁹) and
-h₊ = 2⁻⁶(1 + 2⁻⁹) standard deviations: the grid (`hush.accounting.noise_tails.grid`), and up to 2⁻¹⁰ of it for the
+pair of numbers (`hush._internal.noise_kernel`) they make rectangles, the cells, with sides between h₋ = 2⁻⁷(1 − 2⁻⁹)
+and h₊ = 2⁻⁶(1 + 2⁻⁹) standard deviations: the grid (`hush.accounting.noise_tails.grid`), and up to 2⁻¹⁰ of it for the
 rounding to a double where the sum is below 2⁴² units (2³¹ places at σ = 0.1 stay below that). P is the Gaussian's
 probability of a cell, P̃ that of the numbers as computed. The bits are taken to be random (AES).
 

@@ -6,8 +6,8 @@
 infinity or a subnormal number with few digits. In float32, in which models and released values are held, there is room
 for 2^±126, so the noise must lie within 2^±96, which leaves 2^30 on both sides for the grid and the noise's own reach.
 
-**Tails.** Draws end at R = √(150 ln 2) = 10.197 standard deviations (`hush.randomness.kernel`: 74 bits of radius), so
-an outcome farther than that from one neighbour's value and not from the other's identifies the dataset. Let both
+**Tails.** Draws end at R = √(150 ln 2) = 10.197 standard deviations (`hush._internal.noise_kernel`), so an
+outcome farther than that from one neighbour's value and not from the other's identifies the dataset. Let both
 neighbours' noise be the Gaussian conditioned on |z| ≤ R in each of d coordinates and T steps, let A be the outcomes
 within R of both values, and c = P(|z| ≤ R). On A both densities are c^(−dT) times the Gaussian's (of a mixture over
 samples the part that lost nothing), so for every set S

@@ -9,9 +9,8 @@ counter-based generator: AES-256 for noise and for draws inside a model, Philox 
 generator is not used for noise: it keeps only 32 bits of its seed, so two of 100 000 steps would almost surely share
 their noise.
 
-`secret` derives keys, `streams` names them, `cipher` expands them to bytes and tags, `kernel` turns bits into
-normal numbers, `normals` makes vectors of them and adds them to sums, `generators` wraps numpy and torch, and `counter`
-numbers the draws of a forward pass.
+`secret` derives keys, `streams` names them, `cipher` expands them to bytes and tags, `normals` makes normal vectors of
+them and adds these to sums, `generators` wraps numpy and torch, and `counter` numbers the draws of a forward pass.
 
 In scope: keys, streams and generators. What is drawn from them is decided elsewhere: batches in `hush.sampling`, noise
 in `hush.noise`, draws of a model in `hush.per_example.model_rng`.

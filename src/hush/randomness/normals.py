@@ -1,4 +1,6 @@
-"""Standard normal vectors from a 256-bit key, and noise added to sums: AES in counter mode, then `kernel`'s transform.
+"""Standard normal vectors from a 256-bit key, and noise added to sums.
+
+The bits are AES in counter mode; `hush._internal.noise_kernel` turns them into normal numbers.
 
 A vector is made in blocks of 2¹⁵ numbers. Block i reads the i-th segment of the key's stream, 2¹⁸ bytes: first 2¹⁴
 words a, then 2¹⁴ words b, little-endian; it holds the first numbers of all pairs, then the second numbers. A block
@@ -17,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.randomness import kernel
+from hush._internal import noise_kernel as kernel
+from hush._internal.noise_kernel import PAIRS, Doubles, Words
 from hush.randomness.cipher import BLOCK_BYTES, Keystream
-from hush.randomness.kernel import PAIRS, Doubles, Words
 from hush.randomness.secret import Secret
 
 BLOCK = 2 * PAIRS

@@ -2,8 +2,7 @@
 
 A key is derived from (secret, stream name, step), so a renamed stream changes every seeded run, and two purposes that
 share a name share their randomness. The strings are data and never change; add a new one for a new purpose. A 2 at
-the end of a name marks noise made by the transform of `hush.randomness.kernel`; without it the same bits were used by
-an earlier transform.
+the end of a name marks noise made by `hush._internal.noise_kernel`; an earlier transform used the name without it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ import pytest
 import torch
 from scipy import stats
 
-from hush.randomness import Secret, add_normal, kernel, normal, normal_of_key
+from hush._internal import noise_kernel as kernel
+from hush.randomness import Secret, add_normal, normal, normal_of_key
 from hush.randomness.normals import BLOCK, PAIRS
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +231,7 @@ def test_a_library_of_another_source_is_not_used(tmp_path: Path, monkeypatch: py
     own = kernel.SOURCE.read_text()
     try:
         for name, text, usable in (("same", own, True), ("other", own + "\n", False)):
-            source = tmp_path / name / "src/hush/randomness/_noise.c"
+            source = tmp_path / name / "src/hush/_internal/_noise.c"
             source.parent.mkdir(parents=True)
             source.write_text(text)
             shutil.copy(library, source.with_suffix(".so"))

@@ -1,6 +1,6 @@
-/* Standard normal numbers from random bits, and noise added to sums: the kernel of hush.randomness.normals.
+/* Standard normal numbers from random bits, and noise added to sums: the compiled form of noise_kernel.py.
 
-The definition is in the docstring of normals.py. Every floating-point operation is IEEE 754 binary64, rounded to
+The definition is in the docstring of noise_kernel.py. Every floating-point operation is IEEE 754 binary64, rounded to
 nearest even on its own, so every compiler, processor and vector width gives the same bits. The loops are plain C that
 compilers vectorise; they are compiled once per level (0: the baseline, SSE2 or NEON; 1: AVX2; 2: AVX-512).
 
