@@ -35,8 +35,8 @@ and h₋ + η < 1.01·h₊ (η < 0.0011 up to R = 9.7). So for a pair
 
 where r₋ is the smallest radius. A point of radius R has r ≤ R + √2·(h₊ + η) and r₋ ≥ R − √2·(h₊ + η). A
 thousandth of h₊ is added for η, which is enough up to R = 9.3; from there to 9.7 it is missing a factor of at most 1.02
-in ρ, and the exponential with 1.01·h₊ in place of h₋ + η has one of at least 1.07 to spare. If only one number of a pair
-is released, its cells are strips, and half of it holds.
+in ρ, and the exponential with 1.01·h₊ in place of h₋ + η has one of at least 1.07 to spare. If only one number of a
+pair is released, its cells are strips, and half of it holds.
 
 Cells that come nearer than h₋/2 to the origin are at most four, of probability at most h²/2π each. There 1/R has to be
 integrated. The points outside such a cell that lie within η of an edge are, at distance d along the edge from the foot
