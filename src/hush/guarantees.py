@@ -31,7 +31,7 @@ from hush._internal.imports import read_versions
 from hush.accounting import accountant as accounting
 from hush.accounting import calibration, events
 from hush.accounting.accountant import Accountant, Adjacency
-from hush.accounting.guarantee import BLINDLY, FAST, FIXED, KEPT, Guarantee
+from hush.accounting.guarantee import BLINDLY, FAST, FIXED, KEPT, PRECISE, Guarantee
 from hush.accounting.selection import INDEPENDENT, Trials
 from hush.accounting.tradeoff import curve_of_guarantee, sample_points
 from hush.clipping import Claim, PlainSumProof, Query
@@ -439,7 +439,7 @@ def _with_precision(plan: Plan, claim: Claim, attempts: int) -> Claim:
         return claim
     precision = events.FinitePrecisionDpEvent(attempts * plan.precision.log_ratio, attempts * plan.precision.delta)
     if plan.trials is not None:
-        precision = plan.trials.imprecise(plan.precision)
+        precision = plan.trials.imprecise(precision)
     if isinstance(claim.event, events.Profile):
         return replace(claim, event=accounting.ImpreciseProfile(claim.event, precision))
     composed = plan.composed and plan.trials is None
@@ -518,6 +518,7 @@ def _list_assumptions(plan: Plan) -> tuple[str, ...]:
     parts |= {} if plan.trains_on is None else {"data release": plan.trains_on}
     theirs += [KEPT.format(kind, type(part).__qualname__) for kind, part in parts.items() if not _is_own(part)]
     theirs += [] if plan.trials is None else [INDEPENDENT]
+    theirs += [PRECISE] if plan.draws_otherwise else []
     return tuple(dict.fromkeys((*plan.assumptions, *theirs))) if theirs else plan.assumptions
 
 

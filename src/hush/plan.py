@@ -480,6 +480,11 @@ class Plan:
         """Whether every sum gets independent noise, which `hush.accounting.noise_precision` covers."""
         return self.adds_noise and type(self.noise) is Independent
 
+    @property
+    def draws_otherwise(self) -> bool:
+        """Whether there is Gaussian noise that `hush.accounting.noise_precision` does not cover, whatever its size."""
+        return self.has_guarantee and not self.draws_independently and self.find_tails(1) is not None
+
     def _with_precision(self, coordinates: int) -> Plan | None:
         """None where it would take more than a tenth of δ, as it does at a large ε."""
         pairs = len(self.query.channels) * count_pairs(coordinates) * self.steps

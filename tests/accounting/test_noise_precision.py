@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+import torch
 from dp_accounting import dp_event
 from scipy.special import ndtr
 
@@ -15,6 +16,7 @@ from hush._internal import noise_kernel as kernel
 from hush.accounting import accountant, events
 from hush.accounting.events import FinitePrecisionDpEvent, find_leaves, rebuild
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from hush.accounting.guarantee import PRECISE
 from hush.accounting.noise_precision import (
     AT_ORIGIN,
     DIAGONAL,
@@ -29,9 +31,13 @@ from hush.accounting.noise_precision import (
 )
 from hush.accounting.renyi import divergences
 from hush.accounting.selection import Trials
-from hush.errors import NotProvenError
+from hush.errors import InvalidInputError, NotProvenError
+from hush.guarantees import Replay, claim_attempts
 from hush.randomness import count_pairs
 from hush.randomness.normals import BLOCK, PAIRS
+from hush.statistics.class_counts import plan_class_weights
+from hush.statistics.histogram import calibrate_histograms
+from hush.statistics.private_metrics import release_counts
 
 
 def exact_ends(a: int, b: int) -> tuple[list[float], list[float], list[float]]:
@@ -231,6 +237,68 @@ def test_a_plan_at_a_large_epsilon_names_the_condition_instead() -> None:
 def test_noise_that_is_calibrated_for_a_large_epsilon_leaves_room() -> None:
     plan = make_plan("dp-sgd", examples=60_000, batch_size=600, steps=1000, epsilon=8.0)
     assert plan.with_tails(1_000_000).guarantee().epsilon <= 8.0
+
+
+def test_precision_inside_of_a_sample_or_of_repeated_steps_is_charged() -> None:
+    """A mixture over samples is off by as much as its parts, so what is written inside of a sample counts in full."""
+    precise = dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.0))
+    inside = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(1.0), FinitePrecisionDpEvent(1e-3, 1e-9)])
+    for event, leaf in (
+        (dp_event.PoissonSampledDpEvent(0.1, inside), precise),
+        (
+            dp_event.SampledWithoutReplacementDpEvent(100, 10, inside),
+            dp_event.SampledWithoutReplacementDpEvent(100, 10, dp_event.GaussianDpEvent(1.0)),
+        ),
+    ):
+        found = find_leaves(dp_event.SelfComposedDpEvent(event, 5))
+        assert (found.log_ratio, found.imprecise_delta) == (pytest.approx(5e-3), pytest.approx(5e-9))
+        assert found.others == ((leaf, 5),)
+    laplace = dp_event.ComposedDpEvent([dp_event.LaplaceDpEvent(2.0), FinitePrecisionDpEvent(1e-3, 1e-9)])
+    found = find_leaves(dp_event.PoissonSampledDpEvent(0.1, laplace))
+    assert (found.log_ratio, found.imprecise_delta) == (1e-3, 1e-9)
+    assert found.others == ((dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(2.0)), 1),)
+
+
+@pytest.mark.parametrize("figures", [(-1e-3, 0.0), (0.0, -1e-9), (math.nan, 0.0), (0.0, math.nan)])
+def test_precision_that_would_lower_epsilon_is_refused(figures) -> None:
+    """As an event that was read from a file might say."""
+    event = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(1.0), FinitePrecisionDpEvent(*figures)])
+    with pytest.raises(InvalidInputError):
+        accountant.epsilon(event, 1e-5, accountant="gdp")
+
+
+def test_noise_that_is_not_covered_names_the_condition_before_and_after_the_model_is_known() -> None:
+    """Of correlated noise and of released rows every ε has the condition, also that of a plan without a model and that
+    of a search, which the ledger is charged with before its first trial."""
+    from hush.ledger.run_account import cost_of
+
+    shape = {"examples": 16, "batch_size": 8, "steps": 2, "noise_multiplier": 1.0}
+    for plan in (make_plan("dp-ftrl", **shape), make_plan("sanitize-once", **shape)):
+        for known in (plan, plan.with_tails(100)):
+            assert known.guarantee().conditions.count(PRECISE) == 1
+            assert PRECISE in cost_of(known)(1).assumptions
+    assert PRECISE not in make_plan("dp-sgd", **shape).guarantee().conditions
+
+
+def test_noisy_counts_name_the_condition() -> None:
+    """Their tails are charged, their finite precision is not; so a run composed with them has the condition too."""
+    data = torch.zeros(40, 2), torch.zeros(40, dtype=torch.int64)
+    counts = calibrate_histograms(1.0, 1e-6, columns=1, cells=2)
+    released = plan_class_weights(data, 2, counts, population=40, units=None).composed
+    plan = make_plan("dp-sgd", examples=40, batch_size=8, steps=2, noise_multiplier=1.0, composed=(released,))
+    assert PRECISE in plan.with_tails(100).guarantee().conditions
+    alone = release_counts(np.full((4, 2), 0.5), np.zeros(4, int), 1.0, 1e-5)
+    assert PRECISE in alone.guarantee.conditions
+
+
+def test_trials_with_repeated_steps_are_charged_for_every_attempt() -> None:
+    from dataclasses import replace
+
+    plan = make_plan("dp-sgd", examples=1000, batch_size=100, steps=50, noise_multiplier=2.0)
+    plan = replace(plan, trials=Trials(10.0, 1.0, 3.0), precision=precision_of(1000))
+    once, twice = (find_leaves(claim_attempts(plan, [Replay(0, 50)] * n)[0].event) for n in (1, 2))
+    assert twice.log_ratio == pytest.approx(2 * once.log_ratio)
+    assert twice.imprecise_delta > once.imprecise_delta
 
 
 def test_correlated_noise_names_the_condition_instead() -> None:

@@ -69,7 +69,7 @@ def test_a_record_says_what_was_run_and_what_came_of_it(store, write_spec) -> No
     assert lines[-1]["validation_accuracy"] == record["validation_accuracy"]
     epsilons = [line["epsilon"] for line in lines]
     assert epsilons == sorted(epsilons)
-    assert epsilons[-1] == pytest.approx(record["epsilon"], rel=1e-6)  # of the plan, before the model is known
+    assert epsilons[-1] == pytest.approx(record["epsilon"], rel=1e-12)
 
 
 def test_the_record_is_that_of_the_bare_loop(store, small) -> None:

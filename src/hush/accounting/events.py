@@ -150,6 +150,10 @@ def _walk(event: Any, count: int) -> Iterator[tuple[Any, int]]:
         case dp_event.RepeatAndSelectDpEvent():
             inner = rebuild(find_leaves(event.event))
             yield dp_event.RepeatAndSelectDpEvent(inner, float(event.mean), float(event.shape)), count
+        case FinitePrecisionDpEvent():
+            if not (event.log_ratio >= 0 and event.delta >= 0):
+                raise InvalidInputError(f"finite precision costs a log-ratio and δ of at least 0, got {event}")
+            yield event, count
         case dp_event.RandomizedResponseDpEvent():
             if not (0 <= event.noise_parameter <= 1 and event.num_buckets >= 1):
                 raise InvalidInputError(f"randomised response needs a probability and at least one answer, got {event}")
@@ -175,7 +179,8 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if rate == 1:
         yield from _walk(event.event, count)
         return
-    inner = find_leaves(event.event)
+    inner, content = _read_sampled(event.event)
+    yield from _find_imprecision(inner, count)
     if inner.purely_gaussian and inner.mu == 0:
         return
     if inner.mu == math.inf:
@@ -183,7 +188,7 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     elif inner.purely_gaussian:
         yield dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(1 / inner.mu)), count
     else:
-        only = inner.others[0][0] if inner.mu == 0 and inner.others == ((inner.others[0][0], 1),) else event.event
+        only = inner.others[0][0] if inner.mu == 0 and inner.others == ((inner.others[0][0], 1),) else content
         yield dp_event.PoissonSampledDpEvent(rate, only), count
 
 
@@ -196,12 +201,26 @@ def _without_replacement(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if size == examples:
         yield from _walk(event.event, count)
         return
-    inner = find_leaves(event.event)
-    only = dp_event.GaussianDpEvent(1 / inner.mu) if inner.purely_gaussian and inner.mu > 0 else event.event
+    inner, content = _read_sampled(event.event)
+    yield from _find_imprecision(inner, count)
+    only = dp_event.GaussianDpEvent(1 / inner.mu) if inner.purely_gaussian and inner.mu > 0 else content
     if inner.mu == math.inf:
         yield dp_event.GaussianDpEvent(0.0), count
     elif inner.mu > 0 or inner.others:
         yield dp_event.SampledWithoutReplacementDpEvent(examples, size, only), count
+
+
+def _read_sampled(event: Any) -> tuple[CountedEvents, Any]:
+    """The leaves of what is released of a sample, and the event of it in exact arithmetic."""
+    inner = find_leaves(event)
+    return inner, event if inner == inner.ideal else rebuild(inner.ideal)
+
+
+def _find_imprecision(inner: CountedEvents, count: int) -> Iterator[tuple[Any, int]]:
+    """What is released of a sample is a mixture over samples, which is off by no more than its parts: sampling makes
+    finite precision no cheaper."""
+    if inner != inner.ideal:
+        yield FinitePrecisionDpEvent(inner.log_ratio, inner.imprecise_delta), count
 
 
 def _noise(multiplier: float) -> float:

@@ -27,13 +27,16 @@ and of the radius lattice: |Δ ln U| ≤ 1/2k, so |ΔR| ≤ 1.03·2⁻⁷⁵·e^
     η(R) = 2⁻⁵³·(10.1·R + 1.01/R) + 1.03·2⁻⁷⁵·e^(R²/2)/R      for 2⁻²⁰ ≤ R ≤ 9.7.
 
 **2. One cell.** If y is in a cell, Z is in the cell widened by η; if Z is in the cell narrowed by η, y is in the cell.
-In one coordinate that changes the probability by a factor within 1 ± (2η/h)·e^(1.01·h₊·r): r is the largest radius in
-the widened cell, and the density varies by no more than the exponential over a side. So for a pair
+In one coordinate that changes the probability by a factor within 1 ± (2η/h)·e^((h + η)·r): r is the largest radius in
+the widened cell, and the density varies by no more than the exponential over a side and η. It falls with h, as h·r < 1,
+and h₋ + η < 1.01·h₊ (η < 0.0011 up to R = 9.7). So for a pair
 
     |P̃/P − 1| ≤ ρ = (1 + (2η/h₋)·e^(1.01·h₊·r))² − 1,   η ≤ 2⁻⁵³·(10.1·r + 1.01/r₋) + 1.03·2⁻⁷⁵·e^(r²/2)/r,
 
-where r₋ is the smallest radius. A point of radius R has r ≤ R + √2·h₊ and r₋ ≥ R − √2·h₊. If only one number of a pair
-is released, its cells are strips, and half of it holds.
+where r₋ is the smallest radius. A point of radius R has r ≤ R + √2·(h₊ + η) and r₋ ≥ R − √2·(h₊ + η). A
+thousandth of h₊ is added for η, which is enough up to R = 9.3; from there to 9.7 it is missing a factor of at most 1.02
+in ρ, and the exponential with 1.01·h₊ in place of h₋ + η has one of at least 1.07 to spare. If only one number of a
+pair is released, its cells are strips, and half of it holds.
 
 Cells that come nearer than h₋/2 to the origin are at most four, of probability at most h²/2π each. There 1/R has to be
 integrated. The points outside such a cell that lie within η of an edge are, at distance d along the edge from the foot
@@ -68,9 +71,9 @@ For 10⁶ coordinates and 5 000 steps 2a = 1.9e-6 and δ₂ = 8e-11. e^ε·δ₂
 that size, and above 24 for a small model; a proof without that factor is not known here.
 
 **Not covered**: correlated noise. A released value then contains several z, cells are no rectangles, and the linear
-combination is rounded too. Plans with it, released rows, and plans in which this would take more than a tenth of δ are
-charged for the end of the tails only (`hush.accounting.noise_tails`), and their guarantee lists a condition: that noise
-computed in double precision protects as exact noise does.
+combination is rounded too. Plans with it, released rows, noisy counts (`hush.statistics`), and plans in which this
+would take more than a tenth of δ are charged for the end of the tails only (`hush.accounting.noise_tails`), and their
+guarantee lists a condition: that noise computed in double precision protects as exact noise does.
 """
 
 from __future__ import annotations

@@ -314,9 +314,9 @@ class Accounts:
 
 
 def _identity(plan: Plan) -> str | None:
-    """The identity of the plan's event, whatever its rule; None if it has none."""
+    """The identity of the plan's event with the precision of its noise, whatever its optimizer; None if it has none."""
     try:
-        return replace(plan, optimizer=SGD()).fingerprint()
+        return f"{replace(plan, optimizer=SGD()).fingerprint()} {plan.tails!r} {plan.precision!r}"
     except NoIdentity:
         return None
 
@@ -513,7 +513,7 @@ class _Trial:
 
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
-        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.plan, self.ends)
+        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.run.plan, self.ends)
         for line in self.progress.epochs:
             line["epsilon"] = epsilons.get(line["step"])
         if self.last is None:  # resumed after its last step

@@ -56,6 +56,10 @@ EXPLAINED = {  # assumptions, by how they begin, in words for everybody
         "The random numbers follow from a key that was given to the program. Anyone who has it, or sees another "
         "training with it, can remove the noise"
     ),
+    guarantee.PRECISE: (
+        "Computers round the noise too, to about 16 digits. It is taken to protect as well as noise that is not "
+        "rounded; for this procedure that is not proven"
+    ),
     guarantee.FIXED: "It was settled beforehand how long to train, and not by watching how well the model did",
     guarantee.BLINDLY: (
         "The training was interrupted and parts of it were run again, for reasons that have nothing to do with the data"

@@ -49,6 +49,7 @@ from scipy.special import ndtri
 
 from hush._internal.validate import probability
 from hush.accounting.accountant import Adjacency
+from hush.accounting.guarantee import PRECISE
 from hush.accounting.noise_tails import grid
 from hush.data_release import ComposedRelease, DataRelease, Values
 from hush.data_source import as_source
@@ -117,7 +118,7 @@ def plan_class_names(
         if units is not None:
             yield np.ascontiguousarray(np.asarray(units)).tobytes()
 
-    composed = ComposedRelease(NAME, noise.counts.event, noise.counts.adjacency, noise.lost)
+    composed = ComposedRelease(NAME, noise.counts.event, noise.counts.adjacency, noise.lost, (PRECISE,))
     return DataRelease(KEY, composed, release, content, units is not None)
 
 
