@@ -104,7 +104,7 @@ class Plan:
     accountant: Accountant | Literal["auto"] = "auto"
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
-    arithmetic: chunks.Mode = "rigorous"  # "fast" computes fewer rows; its ε is claimed, not proven
+    arithmetic: chunks.Mode = "rigorous"  # "fast" computes all rows at once; its ε is claimed, not proven
     tails: float = 0.0  # share of δ for truncating the noise; known once the number of coordinates is known
     precision: FinitePrecisionDpEvent | None = None  # of independent noise, in place of `tails`; known at the same time
     unit: str = "example"  # the privacy unit that the guarantee protects, such as "patient"

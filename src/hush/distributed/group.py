@@ -6,16 +6,15 @@ In your own training loop it takes two lines: ``ranks = hush.init_distributed()`
 
 Why the guarantee is the same as on one process:
 
-1. *The sums.* The examples of a step get places (`hush.per_example.chunks`) by the secret that all processes share.
-   Places are divided into chunks, and process j mod W computes chunk j. So every example of the batch is summed on one
-   process, from the same rows, parameters and public state: digests of plan, data and weights are compared before the
-   first step, and checksums of secret, step, microbatch, parameters, buffers and public state are sent with every
-   step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with the bounds
-   that the query declares.
-2. *Its rounding.* Processes add float64 numbers. `hush.per_example.chunks.charge` allows every addend of the float64
-   sum to be rounded as often as there are places. With W processes the addends are the blocks that hold a place, at
-   most as many as places; a process without any adds zeros, which causes no rounding; and in any order of additions an
-   addend is rounded at most once for each other addend. So the charge holds for every W.
+1. *The sums.* The examples of a step are put in an order by the secret that all processes share, and cut into chunks
+   (`hush.per_example.chunks`); process j mod W computes chunk j. So every example of the batch is summed on one process,
+   from the same rows, parameters and public state: digests of plan, data and weights are compared before the first
+   step, and checksums of secret, step, microbatch, rows per chunk, parameters, buffers and public state are sent with
+   every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with the
+   bounds that the query declares.
+2. *Its rounding.* Blocks are chunks of one process, whose boundaries do not depend on the batch, so one more example
+   changes two blocks for every W. Processes add float64 numbers, and `hush.per_example.chunks.charge` includes the
+   additions of 1024 processes; more are refused. All processes compare a digest of the check of their arithmetic.
 3. *One sum.* Coordinates are divided among the processes; each adds its slice in the order of the ranks and sends
    copies of the result. All processes hold the same bits because they are copies, whatever the library or the network
    does.
@@ -51,7 +50,7 @@ from hush.errors import InvalidInputError, LostRank, Stopped
 
 # Types of a step's input and output, and of the process group and guard that a run uses.
 
-MICROBATCH = 400  # places per chunk, a third of them empty at batch 256: more activations do not fit into the cache
+MICROBATCH = 400  # rows computed before their gradients are summed; in rigorous arithmetic never more than 192
 
 
 @dataclass(frozen=True)

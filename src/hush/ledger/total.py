@@ -208,7 +208,7 @@ class Cost:
     event: Any = None
     points: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
-    lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
+    lost: float = 0.0  # δ that the event does not know: the noise's tails
     beside: float = 0.0  # δ that it loses in addition at a larger ε than its own, and where it is composed with others
     unit: str = ROW
     protects: Protects = "example"

@@ -116,7 +116,7 @@ class PlanSettings:
     arithmetic: str = field(
         default="rigorous",
         metadata=option(
-            "rigorous: every step computes the same number of rows, so that ε is proven; or fast: fewer rows, and ε is "
+            "rigorous: rows are computed in chunks of one size, so that ε is proven; or fast: all at once, and ε is "
             "claimed, because rounding that depends on their number is not bounded.",
             PRIVACY,
             axis=True,

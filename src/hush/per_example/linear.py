@@ -37,7 +37,7 @@ def multiply_rows(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tens
         torch.mm(rows, matrix, out=out)
     else:
         torch.addmm(bias, rows, matrix, out=out)
-    return out.unflatten(0, x.shape[:-1])
+    return out.view(*x.shape[:-1], matrix.shape[1]) if x.dim() > 2 else out
 
 
 class _Linear(torch.autograd.Function):

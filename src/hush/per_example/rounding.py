@@ -114,7 +114,7 @@ def empty_aligned(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None 
     """A tensor whose examples begin at multiples of a cache line."""
     inner, each = math.prod(shape[1:]), LINE // (dtype or like.dtype).itemsize
     flat = like.new_empty(shape[0], -(-inner // each) * each, dtype=dtype)[:, :inner]
-    return flat if len(shape) == 2 else flat.unflatten(1, tuple(shape[1:]))
+    return flat if len(shape) == 2 else flat.view(tuple(shape))
 
 
 Switch = tuple[Any, str, tuple[Any, ...]]
