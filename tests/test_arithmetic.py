@@ -139,13 +139,14 @@ class TestChunks:
         assert choose_rows([(20, 3)], content, 100, 3, random=True) == 3
         assert choose_rows([(20, 3)], content, 1, 400, random=False) == 4
 
-    def test_the_number_of_rows_binds_the_seed_and_is_saved(self) -> None:
+    def test_the_number_of_rows_binds_the_seed_and_is_saved(self, monkeypatch) -> None:
         """The same seed with other chunks would add the same noise to other sums."""
         runs = [plan(500, 60, "rigorous").start(mlp(), losses, data(500), secret=1, microbatch=m) for m in (400, 8)]
         assert runs[0].state()["chunk_rows"] != runs[1].state()["chunk_rows"] <= 8
-        assert runs[0].secret.name != runs[1].secret.name
-        fast = [plan(500, 60, "fast").start(mlp(), losses, data(500), secret=1, microbatch=m) for m in (400, 8)]
-        assert fast[0].secret.name == fast[1].secret.name
+        assert runs[0].secret.name == runs[1].secret.name  # a resumed run may have another microbatch
+        monkeypatch.setattr("hush.plan.find_rows", lambda *given: 5)
+        other = plan(500, 60, "rigorous").start(mlp(), losses, data(500), secret=1)
+        assert other.secret.name != runs[0].secret.name
 
 
 def _list_blocks(cut: Cut, count: int, world: int) -> dict[tuple[int, int], tuple[int, ...]]:

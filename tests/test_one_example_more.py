@@ -68,22 +68,22 @@ def between_kernels(model: nn.Module, n: int) -> tuple[torch.Tensor, torch.Tenso
     return x[chosen], y
 
 
-def moved_by_one_more(arithmetic: str) -> float:
-    """In units of the charged bound: 203 examples, and one more."""
+def moved_by_one_more(arithmetic: str, n: int = 203) -> float:
+    """In units of the charged bound: n examples, and one more."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Linear(64, 1)
     plan = make_plan(
         "dp-sgd",
-        examples=203,
-        batch_size=203,
+        examples=n,
+        batch_size=n,
         sample_rate=1.0,
         steps=1,
         noise_multiplier=1.0,
         clip=CLIP,
         arithmetic=arithmetic,
     )
-    rows, catching = Rows(between_kernels(model, 204)), Catching()
+    rows, catching = Rows(between_kernels(model, n + 1)), Catching()
     run = plan.start(model, residual, rows, secret=Secret.from_seed(1, "one example more"))
     run.witnessed_by(catching)
     found = []
@@ -99,6 +99,11 @@ def test_one_more_example_flips_nobody_s_residual() -> None:
     """The kernel of the last n mod 4 rows is another one: in fast arithmetic their residuals change sign with n."""
     assert moved_by_one_more("rigorous") <= 1.0
     assert moved_by_one_more("fast") > 3.0
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 63, 64, 65, 127, 128, 129, 191, 192, 193, 383, 384, 385])
+def test_one_more_example_at_the_ends_of_chunks_and_blocks(n: int) -> None:
+    assert moved_by_one_more("rigorous", n) <= 1.0
 
 
 def test_the_search_can_see_a_bound_that_does_not_hold() -> None:

@@ -429,7 +429,7 @@ class Plan:
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         if secret is not None and not isinstance(secret, Secret):
-            cut = [f"chunks of {find_rows(plan, trainable(model), source, microbatch)}"] if is_rigorous(plan) else []
+            cut = [f"chunks of {find_rows(plan, trainable(model), source, MICROBATCH)}"] if is_rigorous(plan) else []
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
         trained = None if plan.trains_on is None else plan.trains_on.bind(model, losses, source, plan.sigma)
         with_tails = plan.with_tails(count_coordinates(model) if trained is None else trained.numbers)

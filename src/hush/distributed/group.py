@@ -6,12 +6,12 @@ In your own training loop it takes two lines: ``ranks = hush.init_distributed()`
 
 Why the guarantee is the same as on one process:
 
-1. *The sums.* The examples of a step are put in an order by the secret that all processes share, and cut into chunks
-   (`hush.per_example.chunks`); process j mod W computes chunk j. So every example of the batch is summed on one process,
-   from the same rows, parameters and public state: digests of plan, data and weights are compared before the first
-   step, and checksums of secret, step, microbatch, rows per chunk, parameters, buffers and public state are sent with
-   every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with the
-   bounds that the query declares.
+1. *The sums.* The examples of a step are put in an order by the secret that all processes share, and cut into
+   chunks (`hush.per_example.chunks`); process j mod W computes chunk j. So every example of the batch is summed on one
+   process, from the same rows, parameters and public state: digests of plan, data and weights are compared before the
+   first step, and checksums of secret, step, microbatch, rows per chunk, parameters, buffers and public state are sent
+   with every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with
+   the bounds that the query declares.
 2. *Its rounding.* Blocks are chunks of one process, whose boundaries do not depend on the batch, so one more example
    changes two blocks for every W. Processes add float64 numbers, and `hush.per_example.chunks.charge` includes the
    additions of 1024 processes; more are refused. All processes compare a digest of the check of their arithmetic.

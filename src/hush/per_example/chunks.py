@@ -148,7 +148,7 @@ class Cut:
 # batch of random size is half empty. The choice depends on public shapes alone, and changes the speed only.
 CALL = 150_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
 WEIGHT = 0.5  # one number of a parameter, read forward and backward
-PRODUCT = 0.05  # one multiplication of a row, forward and backward
+PRODUCT = 0.004  # one multiplication of a row, by the estimate of its positions below, which is a large one
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
