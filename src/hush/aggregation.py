@@ -171,7 +171,9 @@ class Aggregator:
         for rows in dict.fromkeys((planned, *reversed(list_sizes(self.microbatch)), 1)):
             compared, digest, failed = 0, "", False
             try:
-                compared, digest = check_batch_invariance(compute, self._source, rows, self._device, moving=moving)
+                compared, digest = check_batch_invariance(
+                    compute, self._source, rows, self._device, moving=moving, params=self._params
+                )
             except RowsNotIndependent:
                 if rows == 1:
                     raise
