@@ -194,8 +194,8 @@ def whole_chunk(rows: int, shift: int = 0) -> Chunk:
 # row that stayed (:class:`RowDigests`) must have the same bits. Every ordered pair of rows is separated: in some pass
 # the first stays and the second is replaced. Where an example can be added or removed, another example changes its
 # position; so the chunk is also computed once for every cyclic shift of its rows, and every row must have the same bits
-# at every position. Inputs are synthetic, weights are public or made from them, and no data was read: the result may be published, and the
-# engine chosen here (:mod:`hush.per_example.engine`) does not depend on who is in a batch.
+# at every position. Inputs are synthetic, weights are public or made from them, and no data was read: the result may be
+# published, and the engine chosen here (:mod:`hush.per_example.engine`) does not depend on who is in a batch.
 
 
 class RowsNotIndependent(UnsupportedModelError):
