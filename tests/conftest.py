@@ -52,6 +52,7 @@ def short_start_check(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr(chunks, "KINDS", ("random",))
         monkeypatch.setattr(chunks, "separate_rows", lambda rows: every(rows)[:2])
         monkeypatch.setattr(chunks, "list_shifts", lambda rows: range(1, min(rows, 2)))
+        monkeypatch.setattr(chunks, "list_contents", lambda rows: ())
 
 
 @pytest.fixture(scope="session")

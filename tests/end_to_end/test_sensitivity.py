@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from torch import nn
 
 from hush.clipping import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
 from hush.methods import make_plan
+from hush.per_example.linear import multiply_rows
+from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
 from replay import distance
 from shipped_models import CLIP, KINDS, MODELS, Catching, Rows, Shipped, Stage, Stop, climb, residual
@@ -104,6 +107,78 @@ def test_one_more_example_flips_nobody_s_residual() -> None:
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 63, 64, 65, 127, 128, 129, 191, 192, 193, 383, 384, 385])
 def test_one_more_example_at_the_ends_of_chunks_and_blocks(n: int) -> None:
     assert moved_by_one_more("rigorous", n) <= 1.0
+
+
+class Curved(nn.Module):
+    """A sigmoid of nine numbers a row: in chunks of 4 the last four of 36 have another kernel, which agrees on most
+    inputs; with ``zero`` weights it agrees on all that a chunk has at the start."""
+
+    def __init__(self, seed: int, zero: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.first = nn.Linear(8, 9)
+        if zero:
+            nn.init.zeros_(self.first.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(1.5 * self.first(x))
+
+
+@torch.no_grad()
+def between_positions(model: nn.Module, n: int, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose prediction depends on their position in a chunk, by rounding, and labels between these predictions."""
+    x = torch.randn(2000, 8, generator=torch.Generator().manual_seed(5))
+    found = []
+    for place in range(rows):
+        chunks = torch.zeros(len(x), rows, 8)
+        chunks[:, place] = x
+        found.append(torch.stack([multiplied(model, chunk)[place] for chunk in chunks]))
+    low, high = torch.stack(found).aminmax(dim=0)
+    which = (low < high).nonzero().squeeze(1)
+    if not len(which):
+        pytest.skip("this machine rounds alike at every position")
+    which = which[torch.arange(n) % len(which)]
+    return x[which], ((low + high) / 2)[which]
+
+
+def multiplied(model: Curved, x: torch.Tensor) -> torch.Tensor:
+    layer = model.first
+    return torch.sigmoid(1.5 * multiply_rows(x, layer.weight.t(), layer.bias)).sum(1).double()
+
+
+@pytest.mark.full_start_check
+@pytest.mark.parametrize("zero", [False, True], ids=["random weights", "zero weights"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_example_that_moves_keeps_its_bits(seed: int, zero: bool) -> None:
+    """The other example that one more example moves is computed by another kernel: it would move the sum by two clips
+    more. Weights that are zero at the start hide it from a check at these weights."""
+    model, n = Curved(seed, zero), 43
+    plan = make_plan(
+        "dp-sgd", examples=n, batch_size=n, sample_rate=1.0, steps=4, noise_multiplier=1.0, clip=CLIP, lr=1.0
+    )
+    rows, catching, worst = Rows((torch.zeros(n + 1, 8), torch.zeros(n + 1, dtype=torch.float64))), Catching(), 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradientWarning)
+        run = plan.start(model, residual, rows, secret=Secret.from_seed(6, "one example more"), microbatch=4)
+        run.check_arithmetic()
+    if zero:
+        with torch.no_grad():
+            rows.tensors = (torch.randn(n + 1, 8, generator=torch.Generator().manual_seed(1)), rows.tensors[1])
+        rows.hidden = 1
+        run.step(run.batch(0))
+    whole = between_positions(model, n + 1)
+    run.witnessed_by(catching)
+    for number in range(12):
+        order = torch.randperm(n + 1, generator=torch.Generator().manual_seed(number))
+        rows.tensors, found = tuple(t[order] for t in whole), []
+        for hidden in (0, 1):
+            rows.hidden = hidden
+            with pytest.raises(Stop):
+                run.step(run.batch(int(zero)))
+            found.append(catching.sums["gradient"])
+        worst = max(worst, distance(*found) / plan.channels["gradient"].bound)
+    assert worst <= 1.0
 
 
 def test_the_search_can_see_a_bound_that_does_not_hold() -> None:

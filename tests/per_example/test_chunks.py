@@ -519,6 +519,27 @@ class TestRigorous:
         finally:
             torch.set_num_threads(before)
 
+    def test_the_check_runs_on_the_threads_of_the_steps(self) -> None:
+        run = plan(500, 60, "rigorous").start(mlp(), losses, data(500), secret=1)
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(before + 1)
+            with pytest.raises(RunStateError, match=str(before)):
+                run.check_arithmetic()
+        finally:
+            torch.set_num_threads(before)
+        run.step(run.batch(0))
+
+    def test_a_restored_run_checks_the_rows_that_it_restores(self) -> None:
+        """Here 8 rows, for which the model mixes its examples, and which another machine could have chosen."""
+        mixed = Mixing(lambda x: x.mean() if len(x) <= 9 else x.new_zeros(()))
+        run = plan(500, 60, "rigorous").start(mixed, losses, data(500), secret=1)
+        run.check_arithmetic()
+        assert run.state()["chunk_rows"] > 9
+        run.restore({**run.state(), "chunk_rows": 8}, compared=True)
+        run.step(run.batch(0))
+        assert run.state()["chunk_rows"] > 9
+
     def test_accounting_without_a_model_says_what_is_assumed(self, capsys) -> None:
         main(["account", "--examples", "60000", "--noise-multiplier", "1", "--epochs", "1", "--json"])
         said = json.loads(capsys.readouterr().out)

@@ -377,3 +377,15 @@ def test_two_points_that_almost_cancel_stay_within_the_clip(name, dtype):
     weights = Clipping(1e-3).weigh(tape.squared_norms()).weights
     _, error = by_example(tape, weights, 0, 6)
     assert error <= 1e-3 * (charged(6, dtype) + 6 * unit_roundoff(dtype) + 1e-6)
+
+
+def test_results_of_a_block_with_the_same_weights_have_their_own_rows_that_are_not_finite():
+    """One tensor of weights for both: the row of weight zero that is not finite is in the second only."""
+    model, x = nn.Linear(3, 2), torch.ones(2, 4, 3)
+    x[1, 1] = torch.nan
+    tapes = [per_example_gradients(model, lambda m, batch: m(batch).sum(1), each) for each in x]
+    for tape in tapes:
+        tape.squared_norms()
+    weights = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    total = tapes[1].sum_block(weights, [(tapes[0], weights)])
+    assert torch.equal(total["weight"], torch.full((2, 3), 6.0))

@@ -74,14 +74,14 @@ class BookkeepingGradients:
 def _sum_tapes(
     tapes: Sequence[tuple[BookkeepingGradients, Tensor | Named]], start: int = 0, stop: int | None = None
 ) -> Named:
-    given: dict[tuple[int, torch.dtype], Weights] = {}
+    given: dict[tuple[int, int, torch.dtype], Weights] = {}
     out: Named = {}
     with exact_products():
         for name, param in tapes[0][0].params.items():
             parts: list[tuple[list[Term], Weights]] = []
             for tape, weights in tapes:
                 own = weights_of(weights, name)
-                key = id(own), param.dtype
+                key = id(tape), id(own), param.dtype
                 if key not in given:
                     given[key] = Weights.of(own, param.dtype, start, stop, tape.suspects.rows)
                 parts.append((tape.terms[name], given[key]))

@@ -39,7 +39,7 @@ EXPLAINED = {  # assumptions, by how they begin, in words for everybody
     guarantee.INDEPENDENT_ROWS: (
         "Computers round numbers. The training always computed the same number of rows, and before it began the "
         "program checked on made-up inputs that what is computed for one row is the same whatever the other rows "
-        "hold"
+        "hold and, where it matters, wherever the row is among them"
     ),
     "the model and its loss treat every example separately": (
         "The network was written for this training. It must compute every record separately from the others; the "
