@@ -180,7 +180,7 @@ def map_over_examples(
     model: nn.Module, names: Iterable[str], session: Session, known: Known
 ) -> dict[nn.Module, Callable[..., Any]]:
     """The forwards of these modules, mapped over single examples."""
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules()) if names else {}
     return {modules[name]: _map_module(modules[name], session, known.setdefault(name, [])) for name in names}
 
 

@@ -37,7 +37,7 @@ from hush.randomness import Secret, generator, seeded, streams
 Mode = Literal["rigorous", "fast"]
 MODES = ("rigorous", "fast")
 BLOCK = 192  # rows that are summed in the gradients' own type, at most
-SIZES = (4, 8, 16, 32, 48, 64)  # numbers of rows that a chunk can have, unless the microbatch is smaller
+SIZES = (4, 8, 16, 32, 48, 64, 80, 96, 128)  # numbers of rows that a chunk can have, unless the microbatch is smaller
 FAN = 128  # blocks that are added one after the other in float64 before their sum goes to the next level
 PROCESSES = 1024  # processes that can share a run
 UNIT = 2.0**-24  # unit roundoff of float32: the largest relative error of one rounding
@@ -144,11 +144,13 @@ class Cut:
 
 
 # The cost model that chooses the number of rows of a chunk, in nanoseconds of one core. A chunk costs a call of every
-# layer and a pass over the weights, whatever it holds; a row costs its multiplications. On average the last chunk of a
-# batch of random size is half empty. The choice depends on public shapes alone, and changes the speed only.
-CALL = 150_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
+# layer and a pass over the weights, whatever it holds; a row costs its multiplications and its pixels. The choice
+# depends on public shapes alone, and changes the speed only.
+CALL = 200_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
 WEIGHT = 0.5  # one number of a parameter, read forward and backward
-PRODUCT = 0.004  # one multiplication of a row, by the estimate of its positions below, which is a large one
+PRODUCT = 0.1  # one multiplication of a row by a matrix
+CONVOLVED = 0.01  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
+PIXEL = 150.0  # one pixel of a row in all layers between convolutions
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -166,17 +168,24 @@ def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, mic
     pixels = max((math.prod(row[1:]) for row in rows if len(row) > 1), default=1)
     steps = max((row[0] for row in rows if len(row) in (1, 2) and row), default=1)
     words = any(not t.is_floating_point() and t.dim() == 2 for t in tensors_of(content))
-    each = fixed = 0.0
+    each, fixed = PIXEL * pixels if any(len(shape) > 2 for shape in shapes) else 0.0, 0.0
     for shape in shapes:
-        positions = max(1, pixels // 4) if len(shape) > 2 else steps if words else 1
-        each += PRODUCT * math.prod(shape) * positions
+        product = CONVOLVED * max(1, pixels // 4) if len(shape) > 2 else PRODUCT * (steps if words else 1)
+        each += product * math.prod(shape)
         fixed += CALL + WEIGHT * math.prod(shape)
 
     def cost(size: int) -> float:
-        count = batch / size + 0.5 if random else -(-batch // size)
-        return max(1.0, count) * (fixed + size * each)
+        count = _expect_chunks(batch, size) if random else max(1, -(-batch // size))
+        return count * (fixed + size * each)
 
     return min(list_sizes(microbatch), key=cost)
+
+
+def _expect_chunks(batch: float, size: int) -> float:
+    """The expected number of chunks of a batch whose size is random with mean and variance ``batch``: that of a Poisson
+    batch, approximately normal. The j-th chunk is needed by batches of more than (j − 1)·size rows."""
+    most = math.ceil((batch + 8 * math.sqrt(batch)) / size)
+    return 1.0 + sum(math.erfc((j * size - batch) / math.sqrt(2 * batch)) / 2 for j in range(1, most + 1))
 
 
 def whole_chunk(rows: int, shift: int = 0) -> Chunk:

@@ -78,6 +78,7 @@ def bound_columns(sides: Tensor, more: float = 0.0) -> Tensor:
     return found.mul_(1.0 + _allowance(size, sides.dtype)).add_(2 * size * underflow(sides.dtype) + more)
 
 
+@functools.cache
 def _allowance(size: int, dtype: torch.dtype) -> float:
     return gamma(min(size, BLOCK) + SPARE, dtype) + gamma(size // BLOCK + SPARE, torch.float64)
 
@@ -166,13 +167,15 @@ def _of_cuda() -> list[Switch]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Within it, every product and sum is computed in the type of its tensors."""
+    cast = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
+    inexact = [switch for switch in list_switches() if getattr(switch[0], switch[1]) not in switch[2]]
+    if not cast and not inexact:
+        yield
+        return
     with ExitStack() as stack:
-        for device in _AUTOCAST:
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        for owner, name, exact in list_switches():
-            before = getattr(owner, name)
-            if before not in exact:
-                setattr(owner, name, exact[0])
-                stack.callback(setattr, owner, name, before)
+        for device in cast:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        for owner, name, exact in inexact:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, exact[0])
         yield
