@@ -44,6 +44,7 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.identity import NoIdentity
+from hush._internal.settings import CHECKPOINT_EVERY as EVERY
 from hush._internal.tensors import Losses, trainable
 from hush.accounting.guarantee import Guarantee
 from hush.checkpointing import Checkpoints, share_state
@@ -59,7 +60,6 @@ from hush.release.folder import CARD, WEIGHTS, read_json
 from hush.run import Run
 from hush.run_directory import RunDirectory, open_run_directory
 
-EVERY = 50  # steps between two checkpoints
 BATCH_SIZE, EPOCHS = 256, 20
 MEMORY_ONLY = "the trained model is not saved, and training it again costs the same ε again: give directory="
 _log = logging.getLogger("hush")

@@ -10,12 +10,12 @@ import pytest
 
 from hush._internal.imports import DISTRIBUTION, read_own_version, read_versions
 from hush._internal.noise_kernel import describe
+from hush._internal.settings import list_settings
 from hush._internal.text import SYNONYMS, translate
 from hush.cli import main
 from hush.cli.options import suggest_delta
 from hush.errors import InvalidInputError, nearest
 from hush.methods import PlanConfig, catalogue, find, make_plan, options, purpose
-from hush.methods.config import list_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

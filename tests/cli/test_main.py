@@ -16,13 +16,13 @@ from typing import get_args
 import pytest
 
 from hush._internal import storage
+from hush._internal.settings import list_settings
 from hush._internal.storage import MARK, check_page, lock_file, write_page
 from hush.accounting.guarantee import SECRET_SEED
 from hush.cli import main
+from hush.cli.commands import Training, read_recipes
 from hush.cli.options import read_method_options
-from hush.cli.train import Training, read_recipes
 from hush.errors import InvalidInputError
-from hush.methods.config import list_settings
 from synthetic_stores import make_many, write_plainly
 
 

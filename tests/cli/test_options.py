@@ -13,14 +13,14 @@ import pytest
 import typer
 
 import hush.cli
+from hush._internal.settings import PRIVACY, PlanSettings, list_settings, option
 from hush.bench.trial import AXES
 from hush.cli import app, main
+from hush.cli.commands import Training, recall
 from hush.cli.main import COMMANDS
 from hush.cli.options import GROUPS, OutputOptions, read_settings, take, write_settings
-from hush.cli.train import Training, recall
 from hush.errors import InvalidInputError
 from hush.methods import PlanConfig, make_plan
-from hush.methods.config import PRIVACY, PlanSettings, list_settings, option
 
 PLAN = """--accept-claimed --accountant --adjacency --batch-size --delta --epochs --epsilon --json --method
 --no-accept-claimed --node-noise --noise-multiplier --sampling --set --steps"""

@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from hush.cli import main
+from hush.cli.commands import recall
 from hush.cli.options import TaskOptions, load_task, unset_options
-from hush.cli.train import recall
 from hush.errors import InvalidInputError
 from hush.tabular.columns import Encoder
 from hush.tabular.defaults import TableDefaults, choose_model, choose_numbers

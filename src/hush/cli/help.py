@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from hush._internal.text import translate
+from hush.cli.names import METHOD_OPTIONS
 from hush.errors import InvalidInputError, find_nearest
 
 UNKNOWN = re.compile(r"No such option: (-\S*)")  # typer's message; if it changes, that message is shown unchanged
@@ -40,14 +41,12 @@ class HintingCommand(TyperCommand):
             ) from error
 
     def _hint(self, unknown: str, path: str) -> str:
-        from hush.methods import catalogue, find, options
-
         known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         flag = f"--{translate(unknown.lstrip('-')).replace('_', '-')}"
         if flag in known:
             return f"; did you mean {flag}?"
         name = translate(unknown.lstrip("-"))
-        if "--set" in known and any(name in options(find(method)) for method in catalogue()):
+        if "--set" in known and name in METHOD_OPTIONS:
             return f"; it is an option of some methods: --set {name}=…, see `hush methods`"
         bare = {known_flag.lstrip("-"): known_flag for known_flag in known}
         meant = find_nearest(unknown.lstrip("-"), bare, cutoff=0.6)

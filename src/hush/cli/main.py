@@ -29,11 +29,12 @@ COMMANDS = {  # the module in hush.cli, and the first sentence of the command's 
     "methods": ("catalogue", "List the methods: their noise, what they are for, and the options that `--set key=value` "
                 "sets on each."),
     "problems": ("catalogue", "List the problems: each combines data, a model and a metric."),
-    "plan": ("plan", "Compare ε, batch sizes and epochs before training: noise, and minutes if the data are given."),
-    "account": ("account", "Compute what a plan costs (give the noise), or how much noise an ε needs (give "
+    "plan": ("commands", "Compare ε, batch sizes and epochs before training: noise, and minutes if the data are "
+             "given."),
+    "account": ("commands", "Compute what a plan costs (give the noise), or how much noise an ε needs (give "
                 "`--epsilon`)."),
-    "train": ("train", "Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds."),
-    "tune": ("tune", "Search for good settings at a proven cost: only the best of a secret number of trials is "
+    "train": ("commands", "Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds."),
+    "tune": ("commands", "Search for good settings at a proven cost: only the best of a secret number of trials is "
              "released."),
     "predict": ("release", "Predict with a released model: classes and their probabilities, or numbers."),
     "evaluate": ("release", "Measure a released model on rows with labels that it was not trained on."),
@@ -49,7 +50,7 @@ COMMANDS = {  # the module in hush.cli, and the first sentence of the command's 
                "`private/`."),
     "data": ("catalogue", "List, verify and fetch the public datasets; inspect a table of your own."),
     "ledger": ("ledger", "Show what was spent on a dataset, and set its budget."),
-    "noise": ("noise", "Show the noise of a method."),
+    "noise": ("commands", "Show the noise of a method."),
 }  # fmt: skip
 
 
@@ -65,9 +66,9 @@ class LazyProgram(TyperGroup):
         if name not in COMMANDS:
             return None
         module = import_module(f"hush.cli.{COMMANDS[name][0]}")
-        program = getattr(module, name, None)
-        if program is None:  # a group
-            return typer.main.get_group(teach(module.app))
+        program = getattr(module, name, None) or module.app
+        if isinstance(program, typer.Typer):  # a group
+            return typer.main.get_group(teach(program))
         single = typer.Typer(**SETTINGS)
         single.command(name)(program)
         return typer.main.get_command(teach(single))

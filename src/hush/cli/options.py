@@ -6,6 +6,7 @@ defaults come from the fields of ``Kind``; an option that is not given keeps its
 
 from __future__ import annotations
 
+import glob
 import inspect
 import json
 import math
@@ -15,37 +16,40 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import torch
 import typer
 
 from hush._internal import validate
-from hush._internal.tensors import Losses
+from hush._internal.settings import (
+    CHECKPOINT_EVERY,
+    DATA,
+    LENGTH,
+    METHOD,
+    PRIVACY,
+    ROWS_PER_UNIT,
+    TASKS,
+    PlanSettings,
+    SettingField,
+    list_settings,
+    option,
+    same_option,
+)
 from hush._internal.text import translate
-from hush.accounting.guarantee import EXACT, HELD
 from hush.cli.console import delayed_status, say, show_table
-from hush.data_source import as_source
-from hush.datasets import catalogue
-from hush.datasets.images import View, mirrored, shifted
-from hush.datasets.problem import Problem
-from hush.distributed.group import find_own_device
+from hush.cli.names import METHODS, PROBLEMS
 from hush.errors import InvalidInputError, nearest
-from hush.methods import Candidate, ClippingOptions, PlanConfig, SGDOptions, find, options, recommend
-from hush.methods.config import DATA, LENGTH, PRIVACY, PlanSettings, SettingField, list_settings, option, same_option
-from hush.methods.config import METHOD as METHOD_PLANNING
-from hush.methods.config import METHOD as METHOD_SHELL
-from hush.per_example.augmentation import Augmented
-from hush.privacy_unit import ROWS_PER_UNIT
-from hush.release.folder import PRIVATE_PART
-from hush.tabular.defaults import LOGISTIC, choose_numbers
-from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
-from hush.training import EVERY
 
 if TYPE_CHECKING:
-    from hush.cli.train import Training
+    import torch
+
+    from hush._internal.tensors import Losses
+    from hush.cli.commands import Training
+    from hush.datasets.images import View
+    from hush.datasets.problem import Problem
+    from hush.methods import Candidate, PlanConfig
 
 
 KEEPING, MACHINE = "Output, resuming and the ledger", "Randomness and memory"
-GROUPS = (None, DATA, METHOD_SHELL, PRIVACY, LENGTH, KEEPING, MACHINE)  # in the order of --help
+GROUPS = (None, DATA, METHOD, PRIVACY, LENGTH, KEEPING, MACHINE)  # in the order of --help
 Kind = TypeVar("Kind")
 Given = dict[str, Any]
 
@@ -145,6 +149,7 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 DEFAULT_EPSILON = 3.0
 EPSILON_OR_THREE = option("Calibrate the noise to this ε; 3 by default if no noise is given.", PRIVACY)
+EXAMPLES = option("Number of examples N, a public number.", LENGTH)
 Same = TypeVar("Same", bound="PlanOptions")
 
 
@@ -154,21 +159,19 @@ class PlanOptions(PlanSettings, OutputOptions):
 
     method: str = field(
         default="dp-sgd",
-        metadata=option(
-            "Training method: one of `hush methods`, `auto`, or your own as `module:factory`.", METHOD_PLANNING
-        ),
+        metadata=option("Training method: one of `hush methods`, `auto`, or your own as `module:factory`.", METHOD),
     )
     settings: list[str] | None = field(
         default=None,
-        metadata=option(
-            "Set an option of the method; see `hush methods`.", METHOD_PLANNING, flag="--set", metavar="KEY=VALUE"
-        ),
+        metadata=option("Set an option of the method; see `hush methods`.", METHOD, flag="--set", metavar="KEY=VALUE"),
     )
     batch_size: int = field(default=256, metadata=same_option(PlanSettings, "batch_size"))
     batch_may_shrink: bool = False  # to fit the data, if the user did not choose the batch size
 
     def setting(self, examples: int, **data: Any) -> PlanConfig:
         """The settings of a plan for ``examples`` examples, with further facts about the data."""
+        from hush.methods import PlanConfig
+
         return PlanConfig(examples, **{f.name: getattr(self, f.name) for f in fields(PlanSettings)}, **data)
 
 
@@ -182,6 +185,8 @@ def default_epsilon(given: Same) -> Same:
 
 def read_method_options(method: str, pairs: list[str] | None, **given: Any) -> dict[str, Any]:
     """The method's keyword arguments from `--set` pairs and from options with their own flags (None: not given)."""
+    from hush.methods import find, options
+
     known = options(find(method))
     chosen = {key: value for key, value in given.items() if value is not None}
     for key in chosen:
@@ -233,6 +238,8 @@ def compare_candidates(method: str, setting: PlanConfig, chosen: dict[str, Any])
     """The candidates of `--method auto`, the best first; none for any other method."""
     if method != "auto":
         return ()
+    from hush.methods import ClippingOptions, SGDOptions, recommend
+
     descent = SGDOptions(**{key: chosen[key] for key in vars(SGDOptions()) if key in chosen})
     gradients = ClippingOptions(**{key: chosen[key] for key in vars(ClippingOptions()) if key in chosen})
     with delayed_status("comparing methods") as notify:
@@ -460,6 +467,25 @@ class TaskOptions:
     seed: int = field(default=0, metadata=option("Public seed of initial weights and splits.", MACHINE))
 
 
+def check_exists(path: Path, what: str = "file or folder") -> None:
+    """Raise for a path that does not exist and is no pattern of names, before anything heavy is imported."""
+    if not path.exists() and not glob.has_magic(str(path)):
+        raise InvalidInputError(f"there is no {what} '{path}'")
+
+
+def check_names(given: Any) -> None:
+    """Raise for an unknown method or problem and for a missing file, before anything heavy is imported; a run that is
+    resumed may be finished and need none of its files."""
+    method, problem = getattr(given, "method", "auto"), getattr(given, "problem", None)
+    if ":" not in method and method != "auto" and method not in METHODS:
+        raise InvalidInputError(f"unknown method '{method}': {nearest(method, ('auto', *METHODS))}")
+    if problem is not None and ":" not in problem and problem not in PROBLEMS:
+        raise InvalidInputError(f"unknown problem '{problem}': {nearest(problem, PROBLEMS)}")
+    for path in (getattr(given, name, None) for name in ("data", "test_data")):
+        if path is not None and not getattr(given, "resume", False):
+            check_exists(path)
+
+
 def load_task(given: TaskOptions) -> Problem:
     """The named problem, or one made from files, with class weights and the assumption about its test rows."""
     if given.unit is None and given.rows_per_unit is not None:
@@ -514,6 +540,8 @@ def read_weights(text: str, task: Problem) -> list[float]:
 def _say_of_test_rows(given: TaskOptions, assumptions: tuple[str, ...]) -> tuple[str, ...]:
     if given.public_test and given.private_metrics is not None:
         raise InvalidInputError("--public-test declares the test rows public: leave --private-metrics out")
+    from hush.accounting.guarantee import EXACT, HELD
+
     others = tuple(text for text in assumptions if text != HELD)
     if given.public_test:
         return (*others, PUBLIC_ROWS)
@@ -535,6 +563,8 @@ def check_described(given: TaskOptions) -> None:
 
 def _find_private(given: TaskOptions) -> Path | None:
     """The private folder of the run, if there is one already."""
+    from hush.release.folder import PRIVATE_PART
+
     out = getattr(given, "out", None)
     return None if out is None or not (Path(out) / PRIVATE_PART).is_dir() else Path(out) / PRIVATE_PART
 
@@ -542,10 +572,14 @@ def _find_private(given: TaskOptions) -> Path | None:
 def _load(given: TaskOptions) -> Problem:
     """The named problem, or one made from files; prints what was inferred about the files to stderr."""
     if given.data is None:
+        from hush.datasets import catalogue
+
         check_described(given)
         return catalogue.load(given.problem or catalogue.DEFAULT, seed=given.seed, validation=given.validation)
     if given.problem is not None:
         raise InvalidInputError("give --problem or --data, not both")
+    from hush.tabular.problem import EARLIER, TEST, from_files
+
     found = from_files(
         given.data,
         target=given.target,
@@ -559,7 +593,7 @@ def _load(given: TaskOptions) -> Problem:
         target_range=given.target_range,
         loss=given.loss,
         private_ranges=given.private_ranges is not None,
-        private_classes=getattr(given, "method", METHOD) != "sgd",
+        private_classes=getattr(given, "method", TABLE_METHOD) != "sgd",
         unit=given.unit,
         unit_normalise=given.unit_normalise,
         private_folder=_find_private(given),
@@ -606,6 +640,12 @@ def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
         if views is not None:
             raise InvalidInputError("--views needs --augment, which makes the views: give both")
         return task.training_losses
+    import torch
+
+    from hush.data_source import as_source
+    from hush.datasets.images import mirrored, shifted
+    from hush.per_example.augmentation import Augmented
+
     known: dict[str, View] = {"shift": shifted(), "mirror": mirrored}
     kinds = augment.split("+")
     for kind in kinds:
@@ -627,7 +667,7 @@ def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
 
 # Default numbers for tables in `hush train` and `hush tune`: filled in if not given, and printed.
 
-METHOD = "dp-sgd"
+TABLE_METHOD = "dp-sgd"
 CHOSEN = ("batch_size", "lr", "average", "microbatch")
 FOR_RATE = ("clip", "clip_mode", "settings")  # a default learning rate fits only the default clipping and momentum
 TableNumbersSame = TypeVar("TableNumbersSame", bound="Training")
@@ -653,8 +693,10 @@ def apply_table_defaults(given: TableNumbersSame, task: Problem) -> TableNumbers
 def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Collection[str]) -> dict[str, Any]:
     """The open numbers, for a table with classes, DP-SGD and a model of hush; nothing for other data, methods or
     models."""
+    from hush.tabular.defaults import LOGISTIC, choose_numbers
+
     known = task.schema is not None and task.classes is not None and task.architecture.source == "shipped"
-    if not known or method != METHOD or not left_open or not 0 < epsilon < math.inf:  # the plan refuses such an ε
+    if not known or method != TABLE_METHOD or not left_open or not 0 < epsilon < math.inf:  # the plan refuses such an ε
         return {}
     numbers = choose_numbers(task.examples, epsilon, linear=task.architecture.name == LOGISTIC)
     filled = {name: value for name, value in vars(numbers).items() if name in left_open}
@@ -678,6 +720,8 @@ KINDS = ("cpu", "cuda", "mps")
 
 def find_device(name: str) -> torch.device:
     """The named device, with several processes the one of this process; raises if it does not exist."""
+    from hush.distributed.group import find_own_device
+
     try:
         device = find_own_device(name)
     except RuntimeError as error:
@@ -692,6 +736,8 @@ def find_device(name: str) -> torch.device:
 
 
 def _count(kind: str) -> int:
+    import torch
+
     counts = {"cuda": torch.cuda.device_count, "mps": torch.mps.device_count}
     return counts[kind]() if kind in counts else 1
 
@@ -737,7 +783,9 @@ class DirectoryOptions:
             flag="--keep-secret",
         ),
     )
-    checkpoint_every: int = field(default=EVERY, metadata=option("Number of steps between checkpoints.", KEEPING))
+    checkpoint_every: int = field(
+        default=CHECKPOINT_EVERY, metadata=option("Number of steps between checkpoints.", KEEPING)
+    )
     ledger: Path | None = field(
         default=None, metadata=option("Ledger file in which the spend on the data is entered.", KEEPING, saved=False)
     )
