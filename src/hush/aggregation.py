@@ -87,7 +87,7 @@ class Aggregator:
     def restore(self, microbatch: int, rows: int, checked: int, *, begun: bool, isolated: bool | None = None) -> None:
         """Continue as another run did, with the current model; once it has ``begun``, only the run changes it."""
         self.microbatch, self.rows, self.checked = microbatch, rows, checked
-        self._restored, self._buffers = isolated if begun else None, []
+        self._restored, self._buffers, self._started = isolated if begun else None, [], False
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
         if begun:
             self.mark_updated()
@@ -132,6 +132,7 @@ class Aggregator:
         """Check the arithmetic and choose the engine, once per process and after a resume."""
         if self._started or self._untouched is None or not self._plan.adds_noise:
             return
+        self.check_threads()
         with self._untouched.during_forward(complete=True), self._kernels():
             found = self.check_start(public)
         self.checked, self._started = self.checked or found, True
