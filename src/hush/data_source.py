@@ -325,14 +325,14 @@ def is_made_by_user_code(source: Source) -> bool:
 def check_repeats(source: Source) -> None:
     """Raise if a Subset holds an example several times, as for oversampling: it would contribute several times."""
     dataset = source.dataset if isinstance(source, Collated) else None
-    places = None
+    positions = None
     while isinstance(dataset, Subset):
         own, whole = np.asarray(list(map(int, dataset.indices)), np.int64), cast("Any", dataset.dataset)
         own, dataset = np.where(own < 0, own + len(whole), own), whole
-        places = own if places is None else own[places]
-    if places is not None and len(different := np.unique(places)) < len(places):
+        positions = own if positions is None else own[positions]
+    if positions is not None and len(different := np.unique(positions)) < len(positions):
         raise DataError(
-            f"the {len(places)} examples of a Subset are {len(different)} different ones, and one that is repeated "
+            f"the {len(positions)} examples of a Subset are {len(different)} different ones, and one that is repeated "
             "would count for more than its clip norm: list every index once, or make all copies of an example one unit "
             "by giving the indices as its units"
         )

@@ -137,7 +137,7 @@ class DelayedStatus:
 def delayed_status(doing: str) -> Iterator[Callable[[str], None]]:
     """Yields a function that reports progress; the reports appear on stderr only if the task takes long.
 
-    `threading.Thread.start` waits for ever if the new thread runs out of memory before its first line, so the thread is
+    `threading.Thread.start` waits forever if the new thread runs out of memory before its first line, so the thread is
     started without it; without memory for one, nothing is reported."""
     patience, ended = DelayedStatus(doing), threading.Event()
 
